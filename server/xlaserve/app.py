@@ -171,7 +171,9 @@ class Application:
         machinery = Machinery(
             load=loaders.load,
             predict_size=partial(loaders.predict_size, processes=settings.processes),
-            try_loading=partial(_try_loading, settings.trial_seconds),
+            try_loading=partial(
+                _try_loading, settings.trial_seconds, settings.compile_process_bytes
+            ),
             release_memory=self._release_memory,
             mappings=self.mappings,
             compilation=self.compilation,
@@ -452,10 +454,10 @@ def _response_cache(most_bytes: int, ledger: Ledger) -> ResponseCache | None:
     return ResponseCache(most_bytes, ledger) if most_bytes else None
 
 
-def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
+def _try_loading(seconds: float, memory_bytes: int, directory: Path, config: ModelConfig) -> None:
     if seconds:
         source = onnx_source.find(directory, config)
-        trial.try_loading(directory, seconds, config.parameters, source)
+        trial.try_loading(directory, seconds, config.parameters, source, memory_bytes=memory_bytes)
 
 
 def prepare(

@@ -199,7 +199,8 @@ class Settings:
     compile_processes: int = -1
     """Most processes that compile for the CPU; 0 compiles in the server, -1 goes by the machine."""
     compile_process_bytes: int = 4 << 30
-    """Most bytes of memory of each of these, besides that for models; past it the load fails."""
+    """Most bytes of memory of each of these, and of the process in which a model that a client sent
+    is tried, besides that for models; past it the load fails."""
     load_seconds: float = 600.0
     """Seconds a load may take once it has a thread, and one program that is compiled later; past
     it the load fails, and what does not end is abandoned."""
@@ -409,7 +410,8 @@ class Settings:
     max_override_files: int = 1000
     """Most `file:` parameters of one load."""
     trial_seconds: float = 60.0
-    """Seconds a model that a client sent may take to load in its own process first; 0: none."""
+    """Seconds a model that a client sent may take to load in its own process first; 0: none. And of
+    the processor, for the trial of any model's rows in a process, which goes on untried past it."""
     max_models: int = 100_000
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())

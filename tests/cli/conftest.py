@@ -1,4 +1,4 @@
-"""What every test of the command line shares: commands that load models compile in their process."""
+"""Commands that load models compile in their own process, in every test of the command line."""
 
 from collections.abc import Iterator
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from support import mesh
 from support.http import Answer, ask
@@ -42,6 +44,54 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, function in {"endless": endless, "other": lambda params, x: {"y": x + 1}}.items():
         xlaserve.export_model(function, None, {"x": ("FP32", [2])}, root / name / "1")
     return root
+
+
+def halved(params: None, x: jax.Array) -> dict[str, jax.Array]:
+    """Halve until nothing is above 1, which infinity always is; nothing proves its rows."""
+
+    def half(carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        trips, y = carried
+        return trips + 1, jnp.where(y > 1, y * 0.5, y)
+
+    first = jnp.zeros((), jnp.float32), x
+    trips, y = jax.lax.while_loop(lambda c: (c[1] > 1).any(), half, first)
+    return {"y": y + 0 * trips}
+
+
+@pytest.mark.slow
+async def test_what_does_not_end_is_ended_where_processes_compile(
+    repository: Path, tmp_path: Path
+) -> None:
+    """No thread goes on: neither behind a warm-up, nor behind the trial of declared rows."""
+    root = tmp_path / "models"
+    shutil.copytree(repository / "endless", root / "endless")
+    xlaserve.export_model(
+        halved,
+        None,
+        {"x": ("FP32", [-1, 2])},
+        root / "other" / "1",
+        batch_independent=True,
+        trial_seconds=2,
+    )
+    flags = ("--compile-processes", "1", "--trial-seconds", "2")
+    async with served(root, *flags, "--model-control-mode", "explicit") as server:
+        other = await post(server, "/v2/repository/models/other/load", {})
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [3, 8]}
+        answers = [
+            await post(server, "/v2/models/other/infer", {"inputs": [tensor]}) for _ in range(3)
+        ]
+        endless = await post(server, "/v2/repository/models/endless/load", {})
+        metrics = (await ask(server.http, "GET", "/metrics")).body.decode()
+        status = await server.stop()
+
+    assert 200 == other.status, other.body
+    assert [[0.75, 1]] * 3 == [one.json["outputs"][0]["data"] for one in answers]
+    assert 400 == endless.status
+    assert (
+        "it did not end in 2 seconds of each core (its first execution, on zeros" in endless.error
+    )
+    assert "xlaserve_abandoned_work 0" in metrics
+    assert 0 == status
 
 
 async def post(server: ServerProcess, path: str, said: Any) -> Answer:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.lasting import without_stablehlo
@@ -104,3 +105,23 @@ def test_plain_file_of_any_name_is_tried(tmp_path: Path, cut: int) -> None:
         return
     with pytest.raises(InvalidModel, match=r"^sent\.jaxexp cannot be read by the jax "):
         try_loading(tmp_path, SECONDS)
+
+
+def test_memory_of_a_trial_load_is_limited(tmp_path: Path) -> None:
+    """A program of a few lines may ask for any amount."""
+
+    def large(params: object, x: jax.Array) -> dict[str, jax.Array]:
+        return {"y": x[:, None] + jnp.zeros((1, 1 << 28), jnp.float32)}
+
+    directory = export_model(large, None, {"x": ("FP32", [1])}, tmp_path / "m" / "1")
+    with pytest.raises(InvalidModel, match=f"took more than {1 << 28} bytes of memory"):
+        try_loading(directory, SECONDS, memory_bytes=1 << 28)
+
+
+def test_dimension_that_a_client_wrote_is_refused_and_not_evaluated(sent: Path) -> None:
+    described = json.loads((sent / manifest.FILE_NAME).read_text())
+    described["durable"]["arguments"][0] = "float32[s^200000000]"
+    (sent / manifest.FILE_NAME).write_text(json.dumps(described))
+
+    with pytest.raises(InvalidModel, match=r"dimension 's\^200000000': it may come to more than"):
+        try_loading(sent, SECONDS)

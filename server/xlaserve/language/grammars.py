@@ -14,7 +14,7 @@ from xlaserve.language_errors import TextNotInstalled
 from xlaserve.tensors import Tensor
 
 _SHOWN_CHARACTERS = 300
-_LIMITS: dict[str, Any] = {
+LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 20_000,
@@ -50,7 +50,7 @@ class Grammars:
             raise InvalidModel(f"tokenizer.json: no grammar can use it: {shown}") from error
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
-        self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._limits = llguidance.LLParserLimits(**LIMITS)
 
     def compile(self, parameter: str, text: str) -> "Place":
         """Return the beginning of a grammar. Blocks, without the interpreter's lock.

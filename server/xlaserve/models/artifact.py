@@ -16,7 +16,7 @@ from jax.export import Exported
 from jax.extend.mlir import ir
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import cache_key, custom_calls, files, manifest, wrapper
+from xlaserve.models import cache_key, custom_calls, dimensions, files, manifest, wrapper
 from xlaserve.models.computation import (
     Abstract,
     Computation,
@@ -210,6 +210,7 @@ def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT)
     One that JAX refuses, as it does after half a year, is read without it. `jax_version` is that
     of the JAX that wrote it, where that is known.
     """
+    _check_dimensions(data, jax_version, name)
     try:
         exported = jax.export.deserialize(data)
         text = _module(exported).text
@@ -223,10 +224,23 @@ def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT)
 def is_read_by_jax(data: bytearray) -> bool:
     """Tell whether the JAX that runs reads the bytes of an artifact without our help."""
     try:
+        _check_dimensions(data)
         _module(jax.export.deserialize(data))
     except Exception:  # whatever JAX raises
         return False
     return True
+
+
+def _check_dimensions(data: bytearray, jax_version: str = "", name: str = ARTIFACT) -> None:
+    """Raise InvalidModel where JAX would compute too much in reading the shapes of an artifact."""
+    try:
+        texts = wrapper.shapes(data, name)
+    except InvalidModel as error:
+        raise _unreadable(name, jax_version, b"", error) from error
+    try:
+        dimensions.check(texts)
+    except InvalidModel as error:
+        raise InvalidModel(f"{name}: {error}") from None
 
 
 def _deserialize_refused(

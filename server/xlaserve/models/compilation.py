@@ -89,6 +89,8 @@ class Compilation:
     server_flags: str = ""
     """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
     To compile for what is not there takes others."""
+    tries_here: bool = False
+    """Whether a model's rows are tried in this process, which may itself be ended for it."""
     store: ProgramStore | None = None
     """The store in which servers share programs; None where they share none."""
 
@@ -146,7 +148,13 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     )
     sizes = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
     conversions = Conversions(cache, sizes, settings.scratch_directory, compare=compare)
-    limits = Limits(processes, settings.compile_process_bytes, _IDLE_SECONDS, settings.load_seconds)
+    limits = Limits(
+        processes,
+        settings.compile_process_bytes,
+        _IDLE_SECONDS,
+        settings.load_seconds,
+        settings.trial_seconds or settings.load_seconds,
+    )
     return Compilation(
         cache,
         options,

@@ -9,7 +9,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.proving import Prover, digest_of
 from xlaserve.models.rows.verdict import Verdict
-from xlaserve.models.served_rows import ServedRows, served_rows
+from xlaserve.models.served_rows import ServedRows, refused_rows, served_rows
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
@@ -37,6 +37,8 @@ class CompilePlan:
         config: ModelConfig,
         prover: Prover,
         find_difference: Callable[[OpenDimensions], Difference | None],
+        *,
+        refuse: Callable[[Verdict], Verdict] | None = None,
     ) -> "CompilePlan":
         """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
 
@@ -46,6 +48,7 @@ class CompilePlan:
         Raises what the `prover` raises.
 
         `find_difference` tries rows that are only declared independent, at the given sizes.
+        `refuse` changes the verdict of a proof that a trial has contradicted.
         """
         inputs, exported = signature.inputs, lease.exported
         avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
@@ -59,7 +62,11 @@ class CompilePlan:
             verdict = lease.fact(
                 asked, lambda: prover.prove(lease.key, exported, count, outputs, sizes)
             )
-            rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
+            if refuse is not None:
+                verdict = refuse(verdict)
+                rows = refused_rows(config, verdict)
+            else:
+                rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
         # Most models have no loop, and their module does not name the operation.
         follows = _LOOP in exported.mlir_module_serialized and (
             verdict.loops_follow_inputs

@@ -26,12 +26,17 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters import mlir
 
+from xlaserve.models import dimensions
+
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
 """Versions that are written, the first that can express all of a function. The first is read by jax
 0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
 
 _HINT = "sdy.sharding_rule"
 """The attribute of a custom call that says how it may be split over devices."""
+
+_SHOWN_ELEMENTS = 16
+"""Most elements of a constant in a text; longer ones are left out."""
 
 _MAX_FRAMES = 64
 """Kinds of arguments and results that are remembered; each takes some kilobytes."""
@@ -140,6 +145,7 @@ class _Outline:
 @lru_cache(_MAX_FRAMES)
 def _frame_file(outline: _Outline) -> bytes:
     computation = outline.computation
+    dimensions.check(one.shape for one in (*computation.arguments, *computation.results))
     scope = SymbolicScope()
     arguments = [_struct(abstract, scope) for abstract in computation.arguments]
     results = [_struct(abstract, scope) for abstract in computation.results]
@@ -157,7 +163,7 @@ def _abstract(aval: ShapedArray) -> Abstract:
 
 
 def _struct(abstract: Abstract, scope: SymbolicScope) -> jax.ShapeDtypeStruct:
-    shape = jax.export.symbolic_shape(abstract.shape, scope=scope)
+    shape = dimensions.symbolic(abstract.shape, scope)
     return jax.ShapeDtypeStruct(shape, jnp.dtype(abstract.dtype))
 
 
@@ -184,6 +190,12 @@ def parsed(module: bytes) -> Iterator[Any]:
     """
     with mlir.make_ir_context() as context:
         yield stablehlo.deserialize_portable_artifact(context, module)
+
+
+def text_of(module: bytes) -> str:
+    """Return a portable artifact as text, without its larger constants; raises as `parsed` does."""
+    with parsed(module) as whole:
+        return str(whole.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
 
 
 def portable(module: bytes) -> bytes:

@@ -184,7 +184,7 @@ class Executables:
             self._of["model"],
             self._source.key,
             device.id,
-            _packed(self._packing),
+            packed(self._packing),
             tuple(_array(leaf) for leaf in wanted.leaves),
             tuple(_array(one) for one in wanted.inputs),
             described.program,
@@ -261,7 +261,7 @@ def function(
     return model
 
 
-def _packed(packing: Packing) -> Packed:
+def packed(packing: Packing) -> Packed:
     return Packed(
         packing.count,
         tuple((dtype.name, elements) for dtype, elements in packing.buffers),

@@ -39,6 +39,7 @@ from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
 from xlaserve.models.trees import Nesting
+from xlaserve.models.trials import SECONDS, Outcome, is_contradicted, refused_proof
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
@@ -77,6 +78,10 @@ class Exportable:
     max_on_demand_shapes: int = 0
     """For how many other sizes programs are kept that requests ask for. Its configuration and the
     server have a say in all three."""
+    trial_seconds: float = SECONDS
+    """Seconds of the processor that a trial of a function with loops may take, in a process of its
+    own; what does not end by then was not tried to the end. To end at all on made-up inputs it has
+    as many seconds of each core."""
 
     def write(
         self,
@@ -116,9 +121,11 @@ class Exportable:
             shapes=OpenShapes(is_open, shapes, sizes),
             platforms=self.platforms,
             x64=self.x64,
+            trial_seconds=self.trial_seconds,
         )
-        verdict = _tried(lowered, self.batch_independent)
-        notice = _notice(batch, verdict, self.batch_independent)
+        verdict, unfinished = _tried(lowered, self.batch_independent)
+        notice = _notice(batch, verdict, self.batch_independent, unfinished)
+        untried = f"its rows were not tried to the end: {unfinished}" if unfinished else ""
         if notice:
             batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
@@ -147,7 +154,7 @@ class Exportable:
             temporary.replace(made, target)
         unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
         lasts = _not_lasting(lowered.computation.module)
-        for told in filter(None, (notice, unsized, lasts, *_not_for(lowered))):
+        for told in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
             (on_notice or partial(_log_notice, target))(told)
         return target
 
@@ -165,6 +172,7 @@ def export_model(
     batch_independent: bool | None = None,
     compiled_shapes: Mapping[str, Sequence[int]] | None = None,
     max_on_demand_shapes: int = 0,
+    trial_seconds: float = SECONDS,
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -180,6 +188,7 @@ def export_model(
         batch_independent=batch_independent,
         compiled_shapes=compiled_shapes,
         max_on_demand_shapes=max_on_demand_shapes,
+        trial_seconds=trial_seconds,
     )
     return model.write(path, exported_at=exported_at, overwrite=overwrite)
 
@@ -263,28 +272,38 @@ def with_parameters(model: Writable, source: str) -> Writable:
 # --- what is known of its rows -----------------------------------------------------------------
 
 
-def _tried(lowered: Lowered, declared: bool | None) -> Verdict | None:
-    """Return what is known of the rows, after a trial where nothing is proved of them.
+def _tried(lowered: Lowered, declared: bool | None) -> tuple[Verdict | None, str]:
+    """Return what is known of the rows after a trial, and why the trial saw only a part of them.
 
     Raises InvalidModel where they are declared independent, and are not.
     """
     verdict = lowered.verdict
     if verdict is None or declared is False:
-        return verdict
-    if verdict.independence is Independence.UNKNOWN:
-        difference = lowered.find_difference()
-        if difference is not None:
-            verdict = replace(
-                verdict, independence=Independence.MIXED, operation="", reason=str(difference)
-            )
+        return verdict, ""
+    outcome = Outcome()
+    if verdict.independence is Independence.PROVED:
+        outcome = lowered.find_contradiction()
+        if outcome.difference is not None:
+            verdict = refused_proof(verdict, outcome.difference)
+            if declared:
+                raise _not_independent(verdict)
+    elif verdict.independence is Independence.UNKNOWN:
+        outcome = lowered.find_difference()
+        if outcome.difference is not None:
+            reason = str(outcome.difference)
+            verdict = replace(verdict, independence=Independence.MIXED, operation="", reason=reason)
     if declared and verdict.independence is Independence.MIXED:
-        raise InvalidModel(
-            f"batch_independent: rows are declared independent, but they are not: {verdict}"
-        )
-    return verdict
+        raise _not_independent(verdict)
+    return verdict, outcome.unfinished
 
 
-def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
+def _not_independent(verdict: Verdict) -> InvalidModel:
+    return InvalidModel(
+        f"batch_independent: rows are declared independent, but they are not: {verdict}"
+    )
+
+
+def _notice(batch: int, verdict: Verdict | None, declared: bool | None, unfinished: str) -> str:
     """Say why requests are not put together, though the author did not ask for that."""
     if (
         not batch
@@ -295,7 +314,10 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
         return ""
     way_out = ""
     if verdict.independence is Independence.UNKNOWN:
-        way_out = "; a trial found nothing against it, batch_independent=True declares it"
+        seen = "did not end" if unfinished else "found nothing against it"
+        way_out = f"; a trial {seen}, batch_independent=True declares it"
+        if is_contradicted(verdict):
+            way_out = ""
     return (
         f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
         f"instead of {batch}{way_out}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import structlog
 from jax.errors import JaxRuntimeError
 
 from xlaserve.errors import InvalidTensor
@@ -22,6 +23,7 @@ from xlaserve.models import (
     optional_inputs,
     shapes,
     sites,
+    trials,
     version_files,
 )
 from xlaserve.models.artifact import Keyed
@@ -30,7 +32,7 @@ from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.embedding.described import describe
 from xlaserve.models.embedding.info import EmbeddingInfo
-from xlaserve.models.executables import Executables
+from xlaserve.models.executables import Executables, packed
 from xlaserve.models.failures import invalid_model, raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.neighbours import Difference
@@ -39,6 +41,8 @@ from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_ho
 from xlaserve.models.program_table import Arrays, Copy, Program, Table, bucket_shape, copies_of
 from xlaserve.models.programs import Compiler
 from xlaserve.models.proving import Prover
+from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.second_net import ContradictionError, Net
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
@@ -46,9 +50,12 @@ from xlaserve.models.sites import Layout, Site
 from xlaserve.models.stepped import SteppedModel, max_steps
 from xlaserve.models.stepped_rows import SteppedRows
 from xlaserve.models.stock import Stock
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.models.trials import Outcome, Subject, refused_proof
+from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 PLATFORM = "jax_export"
+
+_log = structlog.get_logger("loading")
 
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
@@ -385,9 +392,26 @@ def compiled(
 
     Programs that another model of the same computation has are used as they are.
     """
+    # A lease takes the module out of what it was given once nothing is left to be compiled.
+    spare = replace(computation.exported)
     lease = context.programs.lease(computation.key, computation.exported, computation.file_hash)
     try:
         return _compiled(lease, parameters, signature, layout, context)
+    except ContradictionError as found:
+        lease.release()
+        difference = found.difference
+    except BaseException:
+        lease.release()
+        raise
+    lease = context.programs.lease(computation.key, spare, computation.file_hash)
+    try:
+        refuse = partial(
+            refused_proof,
+            difference=difference,
+            model=context.model,
+            version=context.version,
+        )
+        return _compiled(lease, parameters, signature, layout, context, refuse=refuse)
     except BaseException:
         lease.release()
         raise
@@ -399,16 +423,34 @@ def _compiled(
     signature: Signature,
     layout: Layout,
     context: LoadContext,
+    *,
+    refuse: Callable[[Verdict], Verdict] | None = None,
 ) -> JaxExportModel:
+    """Compile a model as it is proved, or as `refuse` has it; raises ContradictionError too."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(
         lease, parameters.packing, context.compilation, context.model, context.version
     )
 
+    def subject(dimensions: OpenDimensions) -> Subject:
+        sizes = next(iter(dimensions.combinations), ())
+        inputs = dimensions.specs(signature.inputs, sizes) if sizes else signature.inputs
+        return Subject(
+            context.model,
+            lease.key,
+            replace(lease.exported),
+            inputs,
+            signature.outputs,
+            copies[0].leaves,
+            packed(parameters.packing),
+        )
+
     def find_difference(tried: OpenDimensions) -> Difference | None:
-        trial = Compiler(lease, executables, signature, copies, tried, admit=admit)
-        return _find_difference(trial, signature, tried, context.check_cancelled)
+        return _find_difference(subject(tried), compiler_of(tried), tried, context)
+
+    def compiler_of(tried: OpenDimensions) -> Compiler:
+        return Compiler(lease, executables, signature, copies, tried, admit=admit)
 
     prover = Prover(
         copies[0].site,
@@ -418,7 +460,18 @@ def _compiled(
         check_cancelled=context.check_cancelled,
         on_stage=context.on_stage,
     )
-    plan = CompilePlan.of(lease, signature, context.config, prover, find_difference)
+    plan = CompilePlan.of(lease, signature, context.config, prover, find_difference, refuse=refuse)
+    verdict = plan.verdict
+    is_proved = verdict is not None and verdict.independence is Independence.PROVED
+    net = Net(
+        subject(plan.dimensions),
+        lease,
+        copies[0],
+        context.compilation,
+        is_proved and plan.buckets.is_batched and plan.buckets.independent,
+        context.check_cancelled,
+    )
+    net.check_ends(_first_shapes(plan, signature))
     info = ModelInfo(
         PLATFORM,
         signature.inputs,
@@ -441,7 +494,17 @@ def _compiled(
     )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters, lease=lease)
     model.start(compiler, plan.buckets, plan.dimensions, context)
+    if plan.dimensions.combinations:
+        net.check(copies[0].tables[plan.dimensions.combinations[0]].programs)
     return model
+
+
+def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
+    """Return the shapes of the first execution of a warm-up; none where there is no warm-up."""
+    if plan.loops_follow_inputs or not plan.dimensions.combinations:
+        return []
+    specs = plan.dimensions.specs(signature.inputs, plan.dimensions.combinations[0])
+    return [bucket_shape(spec, plan.buckets.sizes[0]) for spec in specs]
 
 
 def _embedding(
@@ -455,17 +518,33 @@ def _embedding(
 
 
 def _find_difference(
-    compiler: Compiler,
-    signature: Signature,
-    tried: OpenDimensions,
-    check_cancelled: Callable[[], None],
+    subject: Subject, compiler: Compiler, tried: OpenDimensions, context: LoadContext
 ) -> Difference | None:
-    """Try whether rows change with those beside them, at one size of each other dimension."""
-    (sizes,) = tried.combinations
-    inputs = tried.specs(signature.inputs, sizes)
-    return neighbours.find_difference(
-        compiler.run_on(sizes, check_cancelled), inputs, signature.outputs
-    )
+    """Try whether rows change with those beside them, at one size of each other dimension.
+
+    What is not tried to the end is said in the log: the author's word stands then.
+    """
+    compilation, check_cancelled = context.compilation, context.check_cancelled
+    context.on_stage(Stage("trying"))
+    if compilation.tries_here or "cpu" not in subject.exported.platforms:
+        if subject.has_loops and not compilation.tries_here:
+            outcome = Outcome(unfinished="it has loops, and no process can execute it")
+        else:
+            (sizes,) = tried.combinations
+            run = compiler.run_on(sizes, check_cancelled)
+            outcome = Outcome(neighbours.find_difference(run, subject.inputs, subject.outputs))
+    else:
+        outcome = trials.tried(
+            subject, compilation.processes, is_thorough=True, check_cancelled=check_cancelled
+        )
+    if outcome.unfinished:
+        _log.warning(
+            "rows are declared independent, and were not tried to the end",
+            model=context.model,
+            version=context.version,
+            reason=outcome.unfinished,
+        )
+    return outcome.difference
 
 
 def _rows(value: Value) -> int:

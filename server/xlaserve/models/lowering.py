@@ -18,15 +18,16 @@ import numpy as np
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, neighbours
+from xlaserve.models import artifact, dimensions, neighbours, tolerances, trials
 from xlaserve.models.artifact import BATCH_DIMENSION
-from xlaserve.models.computation import Computation, lasting, to_file
-from xlaserve.models.neighbours import Difference
+from xlaserve.models.compilers.jobs import Packed
+from xlaserve.models.computation import Computation, lasting, text_of, to_file
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
 from xlaserve.models.rows import prove
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.tolerances import TOLERANCES
 from xlaserve.models.trees import flatten_outputs
+from xlaserve.models.trials import Outcome, Subject
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -63,8 +64,10 @@ class Lowered:
     outputs: tuple[TensorSpec, ...]
     verdict: Verdict | None
     """Verdict on the rows; None where the first dimension is fixed."""
-    find_difference: Callable[[], Difference | None]
+    find_difference: Callable[[], Outcome]
     """Makes a trial of them."""
+    find_contradiction: Callable[[], Outcome]
+    """Makes a brief trial of what is proved of them."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Platforms that it was to be for, with the primitive of which they have no kernel."""
 
@@ -83,13 +86,9 @@ class OpenShapes:
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
         """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
         scope = jax.export.SymbolicScope()
-        try:
-            symbols: dict[str | int, object] = {
-                name: jax.export.symbolic_shape(name, scope=scope)[0]
-                for name in (BATCH_DIMENSION, *self.checked)
-            }
-        except ValueError as error:
-            raise InvalidModel(f"a dimension has a name that JAX cannot use: {error}") from error
+        symbols: dict[str | int, object] = {
+            name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)
+        }
         symbols[-1] = symbols[BATCH_DIMENSION]
         return [
             tuple(symbols.get(size, size) for size in shape)
@@ -116,13 +115,15 @@ def lower(
     shapes: OpenShapes,
     platforms: Sequence[str] | None,
     x64: bool | None,
+    trial_seconds: float = trials.SECONDS,
 ) -> Lowered:
     """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
 
-    `platforms` of None are PLATFORMS, but for those that have no kernel for a part of it.
+    `platforms` of None are PLATFORMS, but for those that have no kernel for a part of it. What has
+    loops is executed by a process first, which has `trial_seconds` of the processor for a trial.
 
-    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, or gives
-    something else than `fn` on random inputs.
+    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, does not
+    end, or gives something else than `fn` on random inputs.
     """
     _check_platforms(PLATFORMS if platforms is None else platforms)
     wide = is_wide(params, inputs, x64)
@@ -142,16 +143,29 @@ def lower(
         data = to_file(exported, computation)
         artifact.deserialize(bytearray(data), jax.__version__)
         read_back = artifact.from_computation(computation, jax.__version__)
-        _check_runs_alike(read_back, function, inputs, specs, shapes)
         parameters = function.parameters.arrays
+        trial = _Trial(
+            _subject(read_back, list(parameters.values()), inputs, specs, shapes, wide=wide),
+            jax.jit(read_back.call),
+            trial_seconds,
+        )
+        trial.check_ends()
+        _check_runs_alike(trial.call, function, inputs, specs, shapes)
         verdict = None
         if shapes.batched:
             names, count = function.output_names, len(parameters)
             again = partial(_export, function, inputs, exported.platforms, shapes)
             verdict = _verdict(lambda e: prove(e, count, names, shapes.checked), read_back, again)
-    trial = partial(_find_difference, read_back, list(parameters.values()), inputs, specs, shapes)
-    trial = partial(trial, wide=wide)
-    return Lowered(data, computation, parameters, specs, verdict, trial, MappingProxyType(not_for))
+    return Lowered(
+        data,
+        computation,
+        parameters,
+        specs,
+        verdict,
+        partial(trial.made, is_thorough=True),
+        partial(trial.made, is_thorough=False),
+        MappingProxyType(not_for),
+    )
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:
@@ -308,7 +322,7 @@ def _verdict(
     return replace(verdict, location=found.location) if same else verdict
 
 
-def _find_difference(
+def _subject(
     exported: Exported,
     leaves: Sequence[Tensor],
     inputs: Sequence[TensorSpec],
@@ -316,25 +330,67 @@ def _find_difference(
     shapes: OpenShapes,
     *,
     wide: bool,
-) -> Difference | None:
-    call = jax.jit(exported.call)
-
-    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-        with jax.enable_x64(wide):
-            return [np.asarray(output) for output in call(list(leaves), list(tensors))]
-
+) -> Subject:
     sized = [
-        replace(spec, shape=(-1, *shape[1:]))
+        replace(spec, shape=tuple(shape))
         for spec, shape in zip(inputs, shapes.checked_shapes(inputs), strict=True)
     ]
-    return neighbours.find_difference(run, sized, outputs)
+    packing = Packed(len(leaves), (), {}, ())
+    return Subject("the model", "", exported, sized, outputs, leaves, packing, wide)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Trials of an artifact: by a process where it has loops, which may not end, or else here."""
+
+    subject: Subject
+    call: Callable[..., Any]
+    """The artifact, jitted."""
+    seconds: float
+
+    def check_ends(self) -> None:
+        """Raise InvalidModel unless it ends on the inputs that an export is checked with."""
+        if not self.subject.has_loops:
+            return
+        outcome = trials.tried(
+            self.subject,
+            seconds=self.seconds,
+            is_thorough=False,
+            is_compared=False,
+            first=[tuple(spec.shape) for spec in self.subject.inputs],
+            is_of_zeros=False,
+        )
+        if outcome.never_began:
+            raise InvalidModel(
+                "the function has a loop that does not end on made-up inputs, or takes long: "
+                f"{outcome.unfinished}; trial_seconds may give it more"
+            )
+
+    def made(self, *, is_thorough: bool) -> Outcome:
+        """Try whether rows depend on one another."""
+        if self.subject.has_loops:
+            return trials.tried(self.subject, seconds=self.seconds, is_thorough=is_thorough)
+        inputs, outputs = self.subject.inputs, self.subject.outputs
+        if is_thorough:
+            return Outcome(neighbours.find_difference(self._run, inputs, outputs))
+        least = partial(_tolerance, self.subject.exported)
+        return Outcome(neighbours.find_contradiction(self._run, inputs, outputs, least=least))
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        with jax.enable_x64(self.subject.is_wide):
+            outputs = self.call(list(self.subject.leaves), list(tensors))
+            return [np.asarray(output) for output in outputs]
+
+
+def _tolerance(exported: Exported) -> float:
+    return tolerances.of_module(text_of(exported.mlir_module_serialized))
 
 
 # --- running it back ---------------------------------------------------------------------------
 
 
 def _check_runs_alike(
-    exported: Exported,
+    run_back: Callable[..., Any],
     function: _Flat,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
@@ -342,7 +398,6 @@ def _check_runs_alike(
 ) -> None:
     leaves = list(function.parameters.arrays.values())
     arguments = _random_inputs(inputs, shapes.checked_shapes(inputs))
-    run_back = jax.jit(exported.call)
     # Lowered first, because numpy arrays would not say which parameters are weakly typed.
     lowered = jax.jit(function.__call__).lower(function.abstract_leaves(), arguments)
     expected = lowered.compile()(leaves, arguments)

@@ -18,6 +18,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.signature import Signature
+from xlaserve.models.trials import is_contradicted
 
 BATCH_ROWS = "batch_rows"
 """The parameter of a served configuration that says what was proved. Sent back, it has no
@@ -61,6 +62,11 @@ def served_rows(
     return ServedRows(config.max_batch_size, is_exact=True, notice=_notice(verdict, config))
 
 
+def refused_rows(config: ModelConfig, verdict: Verdict) -> ServedRows:
+    """Decide it for a model whose proof a trial contradicts, whatever is declared of it."""
+    return ServedRows(config.max_batch_size, is_exact=True, notice=_notice(verdict, config))
+
+
 def refuse_declared(
     place: str,
     verdict: Verdict,
@@ -83,7 +89,7 @@ def refuse_declared(
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:
     said = f"rows are {verdict}"
-    if verdict.independence is Independence.UNKNOWN:
+    if verdict.independence is Independence.UNKNOWN and not is_contradicted(verdict):
         said += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
     if config.message is not None:
         scheduling, _ = betterproto.which_one_of(config.message, "scheduling_choice")

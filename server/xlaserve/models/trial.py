@@ -6,6 +6,7 @@ can end the process. `python -m xlaserve.models.trial DIRECTORY` loads one model
 
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from xlaserve.errors import InvalidModel, XlaserveError
+from xlaserve.confinement import confine, limit_processor
+from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.models import manifest, plain_artifact
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.onnx_source import OnnxSource
@@ -27,6 +29,12 @@ _OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_si
 
 _READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
+MEMORY_BYTES = 4 << 30
+"""Of memory, besides what JAX takes by itself; a server has `compile_process_bytes`."""
+FILE_BYTES = 8 << 30
+"""Of one file: a converted model has its parameters in one."""
+OPEN_FILES = 256
+
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself: its parent may be gone by then."""
 
@@ -38,14 +46,16 @@ def try_loading(
     seconds: float,
     parameters: Mapping[str, str] | None = None,
     source: OnnxSource | None = None,
+    *,
     command: Sequence[str] = COMMAND,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> None:
     """Return if a process of its own can load the artifact of a version directory. Blocks.
 
     It is loaded with the parameters of its configuration; an ONNX model is converted before.
 
-    Raises InvalidModel where it is refused, where the process dies of it, or takes longer. A
-    directory without an artifact holds nothing to try.
+    Raises InvalidModel where it is refused, where the process dies of it, takes longer, or more
+    memory. A directory without an artifact holds nothing to try.
     """
     plain = plain_artifact.find(directory)
     if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
@@ -56,7 +66,7 @@ def try_loading(
     }
     try:
         trial = subprocess.run(
-            [*command, str(directory), str(seconds + _GRACE_SECONDS)],
+            [*command, str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes)],
             # Not as an argument: those have a limit, and everybody may read them.
             input=json.dumps(said),
             capture_output=True,
@@ -66,10 +76,11 @@ def try_loading(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        text = f"a trial load did not end in {seconds:g} seconds (trial_seconds)"
-        raise InvalidModel(text) from None
+        raise InvalidModel(_late(seconds)) from None
     if trial.returncode == _REFUSED:
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
+    if trial.returncode == -signal.SIGXCPU:
+        raise InvalidModel(_late(seconds))
     if trial.returncode < 0:
         name = signal.Signals(-trial.returncode).name
         what = "artifact" if source is None else f"file {source.path.name}"
@@ -78,22 +89,39 @@ def try_loading(
         raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
 
 
-def main(directory: Path, said: Mapping[str, Any]) -> int:
+def _late(seconds: float) -> str:
+    return f"a trial load did not end in {seconds:g} seconds (trial_seconds)"
+
+
+def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
     """Load a version directory on the CPU, for one row, and say what is wrong with it."""
     from xlaserve.models import jax_runtime
 
     try:
         device = jax_runtime.start("cpu")
+        confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
+        # Each core may be busy for all of its time.
+        limit_processor(seconds * (os.cpu_count() or 1))
         if said["onnx"]:
             with TemporaryDirectory(directory.parent) as temporary:
                 made = _converted(said["onnx"], temporary.path / "model", device)
                 _load(made, said["parameters"], device)
         else:
             _load(directory, said["parameters"], device)
+    except (OutOfMemory, MemoryError):
+        print(_too_much(memory_bytes))  # noqa: T201, the parent reads it
+        return _REFUSED
     except XlaserveError as error:
-        print(error)  # noqa: T201, the parent reads it
+        print(error)  # noqa: T201, likewise
         return _REFUSED
     return 0
+
+
+def _too_much(memory_bytes: int) -> str:
+    return (
+        f"a trial load took more than {memory_bytes} bytes of memory besides what it starts with "
+        "(compile_process_bytes)"
+    )
 
 
 def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
@@ -109,6 +137,7 @@ def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
 
 def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     from xlaserve.models import loaders
+    from xlaserve.models.compilation import Compilation
     from xlaserve.models.loaded import LoadContext
 
     batch = 0
@@ -117,11 +146,20 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
     config = ModelConfig(max_batch_size=batch, parameters=said)
     # The server itself knows what it allows.
-    context = LoadContext("trial", "1", config, device, max_on_demand_shapes=sys.maxsize)
+    compilation = Compilation(tries_here=True)
+    context = LoadContext(
+        "trial",
+        "1",
+        config,
+        device,
+        max_on_demand_shapes=sys.maxsize,
+        compilation=compilation,
+    )
     loaders.load(directory, context).close()
 
 
 if __name__ == "__main__":
     # Its default action ends the process, whatever XLA does.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-    sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin)))
+    limits = float(sys.argv[2]), int(sys.argv[3])
+    sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin), *limits))

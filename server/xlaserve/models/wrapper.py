@@ -77,6 +77,22 @@ def read(data: bytes | bytearray, name: str) -> Wrapped:
         raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
 
 
+def shapes(data: bytes | bytearray, name: str) -> list[str]:
+    """Return the texts of all shapes in a file, which JAX evaluates; raises InvalidModel."""
+    try:
+        root = _Table(memoryview(data), _number(memoryview(data), "<I", 0))
+        fields = (_Exported.UNIQUE_AVALS, _Exported.IN_AVALS, _Exported.OUT_AVALS)
+        return [
+            text
+            for field in fields
+            for table in root.tables(field)
+            for text in table.texts(_Aval.SHAPE)
+        ]
+    # As above.
+    except (LookupError, ValueError, struct.error) as error:
+        raise InvalidModel(f"{name} is no artifact of jax.export: {error}") from error
+
+
 def _wrapped(root: "_Table", name: str) -> Wrapped:
     devices = root.number(_Exported.DEVICES, "<I") or root.number(_Exported.FEW_DEVICES, "<h")
     if devices != 1:

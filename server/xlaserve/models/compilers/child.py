@@ -25,9 +25,11 @@ import jax.numpy as jnp
 import msgspec
 from jax.sharding import SingleDeviceSharding
 
-from xlaserve.models import cache_key, jax_runtime, serialized
+from xlaserve.confinement import confine, limit_processor
+from xlaserve.models import cache_key, jax_runtime, serialized, trying
 from xlaserve.models.compilation import flags
-from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof
+from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof, Trial
+from xlaserve.models.compilers.limits import FILE_BYTES, OPEN_FILES
 from xlaserve.models.executables import function
 from xlaserve.models.packing import Packing, Place
 from xlaserve.models.proving import answered, digest_of
@@ -63,6 +65,24 @@ class Child:
         if self._computation != job.computation:
             return Answer(refused="its artifact is not there"), b""
         return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
+
+    def tried(self, job: Job, parameters: bytes) -> tuple[Answer, bytes]:
+        """Execute the artifact as a trial asks; the process may be ended in the middle of it."""
+        if self._computation != job.computation or job.trial is None:
+            return Answer(refused="its artifact is not there"), b""
+        return self._tried(job, job.trial, parameters)
+
+    def _tried(self, job: Job, trial: Trial, parameters: bytes) -> tuple[Answer, bytes]:
+        model = function(self._exported, _packing(job.packing))
+        leaves = trying.leaves_of(job.leaves, parameters)
+        try:
+            found = trying.tried(model, leaves, trial, limit_processor, trying.say)
+        # What JAX and XLA meet in a model has no class of its own.
+        except Exception as error:
+            return Answer(error=_text(error)), b""
+        finally:
+            limit_processor(0)
+        return _whole(msgspec.msgpack.encode(found), dict(job.program), dict(job.environment))
 
     def _proved(self, job: Job, asked: Proof) -> tuple[Answer, bytes]:
         if self._module != asked.module:
@@ -145,22 +165,23 @@ def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
     for line in jobs:
         job = msgspec.json.decode(line, type=Job)
         artifact = jobs.read(job.artifact_bytes)
+        parameters = jobs.read(job.trial.parameter_bytes) if job.trial is not None else b""
         if job.is_niced and not is_niced:
             _nice()
             is_niced = True
         began = time.process_time()
-        answer, data = _done(child, job, artifact)
+        answer, data = _done(child, job, artifact, parameters)
         answer = replace(answer, processor_seconds=time.process_time() - began)
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.write(data)
         answers.flush()
 
 
-def _done(child: Child, job: Job, artifact: bytes) -> tuple[Answer, bytes]:
+def _done(child: Child, job: Job, artifact: bytes, parameters: bytes) -> tuple[Answer, bytes]:
     try:
         if artifact:
             child.take(job.computation, artifact)
-        return child.done(job)
+        return child.done(job) if job.trial is None else child.tried(job, parameters)
     # The server compiles what is not understood here.
     except Exception as error:
         return Answer(refused=_text(error)), b""
@@ -184,7 +205,7 @@ def _end_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def serve(parent: int) -> None:
+def serve(parent: int, memory_bytes: int) -> None:
     """Do the jobs that stdin has, and answer on stdout alone."""
     _end_with_parent(parent)
     # Of a terminal they are meant for the server, which ends this process.
@@ -192,8 +213,11 @@ def serve(parent: int) -> None:
     # What is printed is not for the one who reads the answers.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
-        main(Child(), sys.stdin.buffer, answers)
+        child = Child()
+        # Once JAX has what it needs itself. The server also looks at what is resident.
+        confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
+        main(child, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), int(sys.argv[2]))

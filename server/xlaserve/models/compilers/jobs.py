@@ -41,8 +41,39 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """An input or an output of a trial: every dimension but the first has a size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Executions of an artifact that show whether a row depends on those beside it (`trials`)."""
+
+    inputs: tuple[Named, ...]
+    outputs: tuple[Named, ...]
+    is_thorough: bool
+    """Whether rows are tried beside NaN, infinities and large numbers too (`neighbours`)."""
+    is_wide: bool = True
+    """Whether 64-bit types exist."""
+    first: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the inputs of a first execution; empty for none."""
+    is_of_zeros: bool = True
+    """Whether that is on zeros, as a warm-up is, or on the random numbers of an export."""
+    first_seconds: float = 0.0
+    """Limit of that execution alone, in seconds of the processor."""
+    processor_seconds: float = 0.0
+    """Limit of the rest, in seconds of the processor; 0 for the time of a job."""
+    parameter_bytes: int = 0
+    """Length of the parameters behind the artifact; where it is 0 they are random."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One program on one CPU device, or one proof."""
+    """One program on one CPU device, one proof, or one trial."""
 
     model: str
     computation: str
@@ -61,6 +92,7 @@ class Job:
     nobody but root take that back."""
     proof: Proof | None = None
     """The question, where a verdict is wanted and no program."""
+    trial: Trial | None = None
     artifact_bytes: int = 0
     """Length of the artifact behind the line; 0 where the process had it with the job before."""
 

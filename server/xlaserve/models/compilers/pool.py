@@ -21,7 +21,8 @@ from xlaserve.models.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.compilers.child")
-"""-P: what lies in the working directory is not imported. Its argument is the id of its parent."""
+"""-P: what lies in the working directory is not imported. Its arguments are the id of its parent,
+and the bytes of memory that it may take."""
 
 _LOOK_SECONDS = 0.05
 """Between two looks whether a load was cancelled, and what its process holds."""
@@ -47,6 +48,10 @@ class Limits:
     idle_seconds: float
     job_seconds: float
     """For one program."""
+    trial_seconds: float = 60.0
+    """Of the processor, for the trial of a model's rows."""
+    is_told: bool = True
+    """Whether the log says when a process starts and ends, and what takes long."""
 
 
 _NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
@@ -61,12 +66,26 @@ class CompilationError(Exception):
     """JAX or XLA do not compile a computation; its text is what they say."""
 
 
+class TrialEndedError(Exception):
+    """A trial ended the process that made it, or was ended; its text says how."""
+
+    def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
+        super().__init__(reason)
+        self.doing = doing
+        """What was executed then, in a phrase."""
+        self.is_limit = ended.is_limit
+        """Whether it took all of its time, be it that of the processor."""
+        self.is_late = ended.is_late
+        """Whether that was on the clock."""
+
+
 class CompilerProcesses:
     """Compiles programs in processes. Thread-safe."""
 
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self.limits = limits
-        self._command = (*command, str(os.getpid()))
+        self._command = (*command, str(os.getpid()), str(limits.bytes))
+        self._tell: Callable[..., None] = _log.info if limits.is_told else _nothing
         self._changed = threading.Condition()
         """Held for all that follows."""
         self._tasks: deque[_Task] = deque()
@@ -77,15 +96,21 @@ class CompilerProcesses:
         self._closed = False
 
     def compile(
-        self, job: Job, artifact: Callable[[], bytes], check_cancelled: Callable[[], None]
+        self,
+        job: Job,
+        artifact: Callable[[], bytes],
+        check_cancelled: Callable[[], None],
+        parameters: Callable[[], Sequence[bytes | memoryview]] = tuple,
     ) -> bytes:
-        """Return a program, or a verdict, as it was serialized. Blocks.
+        """Return a program, a verdict, or the result of a trial as it was serialized. Blocks.
+
+        `parameters` are those of a trial.
 
         Raises Refused where the server has to compile it, what `check_cancelled` raises, with the
         compilation killed, and InvalidModel or OutOfMemory where it ends its process twice, takes
         too long, or more memory than it may. CompilationError is what JAX or XLA say against it.
         """
-        task = _Task(job, artifact)
+        task = _Task(job, artifact, parameters)
         self._submit(task)
         try:
             while not task.done.wait(_LOOK_SECONDS):
@@ -139,7 +164,8 @@ class CompilerProcesses:
         if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
             # It starts the process and lives as long: the system ends a process with the
             # thread that started it.
-            name = f"compiler_{len(self._threads)}"
+            kind = "compiler" if self.limits.is_told else "trial"
+            name = f"{kind}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._threads.add(thread)
             thread.start()
@@ -199,7 +225,7 @@ class CompilerProcesses:
                 process.of.stop()
                 process = None
                 is_last = ended.is_late or attempt + 1 == _ATTEMPTS
-                if task.ended(str(ended), self.limits.bytes, is_last=is_last):
+                if task.ended(ended, self.limits.bytes, is_last=is_last):
                     return None
             except Exception as error:
                 task.fail(error)
@@ -212,7 +238,7 @@ class CompilerProcesses:
     def _started(self, task: "_Task") -> "_Process | None":
         """Return a process that can compile; None where there is none, and the task has failed."""
         try:
-            process = _Process(self._command, variables())
+            process = _Process(self._command, variables(), self._tell)
         except OSError as error:
             task.fail(Refused(f"no process can be started: {error}"))
             return None
@@ -225,7 +251,7 @@ class CompilerProcesses:
             process.of.stop()
             task.fail(Refused(f"a process does not start: {error}"))
             return None
-        _log.info("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
+        self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
         return process
 
     def _kept(self, process: "_Process") -> "_Process | None":
@@ -239,7 +265,10 @@ class CompilerProcesses:
 class _Process:
     """A process, and which computation it has."""
 
-    def __init__(self, command: Sequence[str], given: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], given: Mapping[str, str], tell: Callable[..., None]
+    ) -> None:
+        self._tell = tell
         self.of = CompilerProcess(command, given)
         self._computation = ""
         self._module = ""
@@ -260,7 +289,8 @@ class _Process:
         began = time.monotonic()
         line = msgspec.json.encode(replace(job, artifact_bytes=len(artifact)))
         try:
-            answer = msgspec.json.decode(self.of.ask(line, artifact, seconds), type=Answer)
+            attached = artifact, *task.parameters()
+            answer = msgspec.json.decode(self.of.ask(line, attached, seconds), type=Answer)
         except msgspec.MsgspecError as error:
             raise ProcessEndedError(f"its answer cannot be read: {error}") from error
         data = self.of.read(answer.executable_bytes)
@@ -268,7 +298,7 @@ class _Process:
         if answer.refused:
             raise Refused(answer.refused)
         self._computation = job.computation
-        _tell_long(task, began, answer.processor_seconds)
+        self._tell_long(task, began, answer.processor_seconds)
         if answer.error:
             raise CompilationError(answer.error)
         if hashlib.sha256(data).hexdigest() != answer.sha256:
@@ -279,29 +309,34 @@ class _Process:
 
     def end(self, reason: str) -> None:
         """End it, where nothing is compiled."""
-        _log.info("a process that compiles is ended", pid=self.of.pid, reason=reason)
+        self._tell("a process that compiles is ended", pid=self.of.pid, reason=reason)
         self.of.stop()
 
-
-def _tell_long(task: "_Task", began: float, processor_seconds: float) -> None:
-    """Log why a program took long: others were before it, or the process had no core."""
-    now = time.monotonic()
-    if now - task.asked > _LONG_SECONDS:
-        _log.info(
-            "a program took long to compile",
-            model=task.job.model,
-            waited_seconds=round(began - task.asked, 3),
-            seconds=round(now - began, 3),
-            processor_seconds=round(processor_seconds, 3),
-        )
+    def _tell_long(self, task: "_Task", began: float, processor_seconds: float) -> None:
+        """Log why a program took long: others were before it, or the process had no core."""
+        now = time.monotonic()
+        if now - task.asked > _LONG_SECONDS:
+            self._tell(
+                "a program took long to compile",
+                model=task.job.model,
+                waited_seconds=round(began - task.asked, 3),
+                seconds=round(now - began, 3),
+                processor_seconds=round(processor_seconds, 3),
+            )
 
 
 class _Task:
     """A job that a thread of a load waits for."""
 
-    def __init__(self, job: Job, artifact: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        artifact: Callable[[], bytes],
+        parameters: Callable[[], Sequence[bytes | memoryview]] = tuple,
+    ) -> None:
         self.job = job
         self.artifact = artifact
+        self.parameters = parameters
         self.done = threading.Event()
         self.asked = time.monotonic()
         self._lock = threading.Lock()
@@ -334,14 +369,20 @@ class _Task:
                 self._process.kill()
         self.fail(LoadCancelled(self.job.model))
 
-    def ended(self, reason: str, most_bytes: int, *, is_last: bool) -> bool:
+    def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
         """Take note that its process has ended, and tell whether that is the end of it."""
-        model = self.job.model
+        model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None
             if self._is_cancelled:
                 return True
             is_too_large = self._is_too_large
+        if self.job.trial is not None:
+            # Another attempt would take as long.
+            if is_too_large:
+                reason = f"it took more than {most_bytes} bytes"
+            self.fail(TrialEndedError(reason, ended.doing, ended))
+            return True
         if is_too_large:
             detail = f"its compilation took more than {most_bytes} bytes (compile_process_bytes)"
             self.fail(OutOfMemory(model, detail))
@@ -371,6 +412,10 @@ class _Task:
         if self._error is not None:
             raise self._error
         return self._data
+
+
+def _nothing(event: str, **said: object) -> None:
+    """Log nothing."""
 
 
 def variables(inherited: Mapping[str, str] = os.environ) -> Mapping[str, str]:

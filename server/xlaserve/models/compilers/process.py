@@ -6,14 +6,22 @@ that are not there (`targets/compiling.py`).
 
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
-from threading import Event, Timer
+from threading import Event
 
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
+
+_LOOK_SECONDS = 0.1
+"""Between two looks at what a process holds."""
+
+DOING = "doing: "
+"""Begins a line by which a process says on stderr what it is about to do."""
 _RESIDENT = 1
 """Position of the resident pages in /proc/PID/statm."""
 
@@ -21,10 +29,16 @@ _RESIDENT = 1
 class ProcessEndedError(Exception):
     """The process wrote no whole answer; its text says why."""
 
-    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_late: bool = False, is_limit: bool = False, doing: str = ""
+    ) -> None:
         super().__init__(reason)
         self.is_late = is_late
         """Whether it was killed since its time was over."""
+        self.is_limit = is_late or is_limit
+        """Whether its time was over, be it that of the processor."""
+        self.doing = doing
+        """The last thing that it said it was doing; empty where it says no such thing."""
 
 
 class CompilerProcess:
@@ -51,33 +65,48 @@ class CompilerProcess:
         """Return its id."""
         return self._process.pid
 
-    def ask(self, line: bytes, attached: bytes, seconds: float) -> bytes:
+    def ask(
+        self,
+        line: bytes,
+        attached: Sequence[bytes | memoryview],
+        seconds: float,
+        *,
+        most_bytes: int = 0,
+    ) -> bytes:
         """Send a line with what is attached to it, and return the line of the answer.
 
-        Raises ProcessEndedError, also where no answer came in so many seconds: it is killed then.
+        Raises ProcessEndedError, also where no answer came in so many seconds, or more than
+        `most_bytes` were resident: it is killed then.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        late = Event()
+        late, over, done = Event(), Event(), Event()
 
-        def end() -> None:
-            # First: whoever reads learns of the end of the process before `kill` returns.
-            late.set()
-            self._process.kill()
+        def watch() -> None:
+            until = time.monotonic() + seconds
+            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+                is_over = 0 < most_bytes < self.resident_bytes
+                if is_over or time.monotonic() >= until:
+                    # First: whoever reads learns of the end before `kill` returns.
+                    (over if is_over else late).set()
+                    self._process.kill()
+                    return
 
-        timer = Timer(seconds, end)
-        timer.start()
+        threading.Thread(target=watch, daemon=True).start()
         try:
             stdin.write(line + b"\n")
-            stdin.write(attached)
+            for part in attached:
+                stdin.write(part)
             stdin.flush()
             answer = stdout.readline()
         except BrokenPipeError:
             answer = b""
         finally:
-            timer.cancel()
+            done.set()
         if not answer.endswith(b"\n"):
+            if over.is_set():
+                raise ProcessEndedError(f"its compilation took more than {most_bytes} bytes")
             raise self._ended(seconds if late.is_set() else None)
         return answer
 
@@ -126,13 +155,19 @@ class CompilerProcess:
 
     def _ended(self, late: float | None = None) -> ProcessEndedError:
         """Return why it wrote no more; `late`: the seconds that it had."""
-        if late is not None:
-            return ProcessEndedError(
-                f"its compilation did not end in {late:g} seconds", is_late=True
-            )
         status = self._process.wait()
-        how = Signals(-status).name if status < 0 else f"exit status {status}"
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = f": {said[-1][:_SHOWN_CHARACTERS]}" if said else ""
-        return ProcessEndedError(f"its compilation ended the process that compiles ({how}){last}")
+        phrases = [line.removeprefix(DOING) for line in said if line.startswith(DOING)]
+        doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
+        if late is not None:
+            text = f"its compilation did not end in {late:g} seconds"
+            return ProcessEndedError(text, is_late=True, doing=doing)
+        how = Signals(-status).name if status < 0 else f"exit status {status}"
+        others = [line for line in said if not line.startswith(DOING)]
+        last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
+        return ProcessEndedError(
+            f"its compilation ended the process that compiles ({how}){last}",
+            is_limit=status == -Signals.SIGXCPU,
+            doing=doing,
+        )

@@ -20,7 +20,7 @@ import jax.export
 import jax.numpy as jnp
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files, parameters, read_back, weights
+from xlaserve.models import artifact, dimensions, files, parameters, read_back, weights
 from xlaserve.models.computation import lasting, to_file
 from xlaserve.models.generation import record
 from xlaserve.models.generation.info import mask_words
@@ -128,7 +128,7 @@ class _Programs:
         """Return the files of the programs; each has symbols of its own."""
         i4 = jnp.dtype("int32")
         arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.parameters.arrays.values()]
-        b, t, w = jax.export.symbolic_shape("b, t, w", constraints=["t >= w"])
+        b, t, w = dimensions.symbolic("b, t, w", constraints=["t >= w"])
         rows = [
             jax.ShapeDtypeStruct((b, self.vocab), dtype) for dtype in ("int32", "int8", "float32")
         ]
@@ -138,7 +138,7 @@ class _Programs:
             jax.ShapeDtypeStruct((b, len(REALS)), jnp.float32),
             jax.ShapeDtypeStruct((b, mask_words(self.vocab)), i4),
         )
-        b, t, w, c = jax.export.symbolic_shape("b, t, w, c", constraints=["t >= w", "w >= c"])
+        b, t, w, c = dimensions.symbolic("b, t, w, c", constraints=["t >= w", "w >= c"])
         one = jax.ShapeDtypeStruct((), i4)
         of_chunk = (
             *(arrays, self._cache(b, t), jax.ShapeDtypeStruct((w,), jnp.int8)),

@@ -8,7 +8,9 @@ from typing import Any
 
 from xlaserve.errors import InvalidModel
 
-_MAX_CHARACTERS = 4000
+MAX_CHARACTERS = 4000
+MAX_BITS = 256
+"""Of a number on the way: powers of powers grow faster than any text."""
 _MAX_EXPONENT = 8
 
 _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
@@ -35,7 +37,7 @@ def holds(guard: str, shapes: Mapping[str, Sequence[int]]) -> bool:
     sizes, integers, sums, products, quotients, comparisons, `and`, `or` and `not`.
     """
     refusal = InvalidModel(f"its condition on sizes cannot be read: {guard[:200]}")
-    if len(guard) > _MAX_CHARACTERS:
+    if len(guard) > MAX_CHARACTERS:
         raise refusal
     try:
         tree = ast.parse(guard, mode="eval").body
@@ -54,11 +56,11 @@ def _value(  # noqa: PLR0911, one for each kind of node
         case ast.Constant(value=int() as value):
             return value
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_value(left, shapes), _value(right, shapes))
+            return _bounded(_BINARY[type(op)](_value(left, shapes), _value(right, shapes)))
         case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if (
             0 <= power <= _MAX_EXPONENT
         ):
-            return _value(left, shapes) ** power
+            return _bounded(_value(left, shapes) ** power)
         case ast.Compare(left, ops, rights) if all(type(op) in _BINARY for op in ops):
             values = [_value(item, shapes) for item in (left, *rights)]
             pairs = zip(values, ops, values[1:], strict=False)
@@ -76,6 +78,12 @@ def _value(  # noqa: PLR0911, one for each kind of node
         ):
             return shapes["_".join(_path(source))][axis]
     raise ValueError(node)
+
+
+def _bounded(value: int) -> int:
+    if value.bit_length() > MAX_BITS:
+        raise ValueError(value.bit_length())
+    return value
 
 
 def _path(node: ast.expr) -> list[str]:

@@ -26,6 +26,9 @@ MAX_CHILDREN = 2
 JOB_SECONDS = 1800.0
 """For all programs of one version."""
 
+MAX_BYTES = 16 << 30
+"""Resident in each."""
+
 OnDone = Callable[[Compiled], None]
 
 
@@ -113,7 +116,9 @@ class _Lane:
                     return Compiled(job, problem=Problem(reason))
                 self._process = CompilerProcess(self._command, variables)
         try:
-            answer = self._process.ask(msgspec.json.encode(job), b"", self._seconds)
+            answer = self._process.ask(
+                msgspec.json.encode(job), (), self._seconds, most_bytes=MAX_BYTES
+            )
         except ProcessEndedError as error:
             self.stop()
             return Compiled(job, problem=Problem(str(error)))

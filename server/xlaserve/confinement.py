@@ -1,0 +1,60 @@
+"""Limits that a process which reads foreign data sets for itself: memory, processor time, files."""
+
+import os
+import re
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
+_BYTES_PER_CORE = 32 << 20
+"""Stacks and arenas of the threads that XLA starts for each core."""
+
+
+def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
+    """Limit this process for the rest of its life; 0 of `memory_bytes` leaves its memory alone.
+
+    The memory comes on top of what it holds by now. No file that it writes may be larger than
+    `file_bytes`, and no core is dumped. What a system does not limit stays unlimited.
+    """
+    most = data_bytes() + memory_bytes + _BYTES_PER_CORE * (os.cpu_count() or 1)
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NOFILE, open_files),
+    ]
+    # Private memory that can be written to. XLA reserves much more of the address space.
+    if memory_bytes and data_bytes():
+        limits.append((resource.RLIMIT_DATA, most))
+    for limit, value in limits:
+        _lower(limit, value)
+
+
+def limit_processor(seconds: float) -> None:
+    """End this process by SIGXCPU once its threads took so many seconds more; 0 takes it back."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = resource.RLIM_INFINITY
+    if seconds:
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = max(1, round(used.ru_utime + used.ru_stime + seconds))
+    if hard != resource.RLIM_INFINITY:
+        soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def data_bytes() -> int:
+    """Return the private memory of this process that can be written to; 0 where nobody says."""
+    with suppress(OSError):
+        found = _DATA.search(_STATUS.read_text())
+        return int(found[1]) << 10 if found else 0
+    return 0
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
