@@ -330,3 +330,49 @@ def test_two_sizes_that_differ_in_an_attribute_do_not_match() -> None:
 
     with pytest.raises(program.Mismatch):
         verdict_of(body, f"%y : {SAME}", second=body.replace("[1]", "[0]"))
+
+
+CONVOLVED = (
+    "%n = stablehlo.constant dense<1.0> : tensor<2x1x1xf32>\n"
+    "%i = stablehlo.reshape %x : (tensor<Bx4xf32>) -> tensor<Bx4x1xf32>\n"
+    "%c = stablehlo.convolution(%i, %n) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = "
+    "{stride = [1], pad = [[LOW, HIGH]], lhs_dilate = [1], rhs_dilate = [1], reverse = [false]} "
+    "{batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+    "(tensor<Bx4x1xf32>, tensor<2x1x1xf32>) -> tensor<Bx4x1xf32>\n"
+    "%y = stablehlo.reshape %c : (tensor<Bx4x1xf32>) -> tensor<Bx4xf32>"
+)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(36, -35, UNKNOWN), (1, 0, PROVED)])
+def test_padding_that_moves_with_the_batch_is_no_rule(
+    low: int, high: int, expected: Independence
+) -> None:
+    step = 4 if low > 1 else 0
+    first = CONVOLVED.replace("LOW", str(low)).replace("HIGH", str(high))
+    second = CONVOLVED.replace("LOW", str(low + step)).replace("HIGH", str(high - step))
+
+    verdict = verdict_of(first, f"%y : {SAME}", second=second)
+
+    assert verdict.independence == expected
+
+
+TABLE = (
+    f"%t = stablehlo.constant dense<{list(range(64))}> : tensor<64xi32>\n"
+    "%c = stablehlo.slice %t [FROM:TO] : (tensor<64xi32>) -> tensor<4xi32>\n"
+    "%f = stablehlo.convert %c : (tensor<4xi32>) -> tensor<4xf32>\n"
+    f"%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+    f"%y = stablehlo.add %x, %g : {SAME}"
+)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(4, UNKNOWN), (0, PROVED)])
+def test_a_table_that_is_cut_where_the_batch_ends_is_not_known(
+    step: int, expected: Independence
+) -> None:
+    first, second = (
+        TABLE.replace("FROM", str(start)).replace("TO", str(start + 4)) for start in (37, 37 + step)
+    )
+
+    verdict = verdict_of(first, f"%y : {SAME}", second=second)
+
+    assert verdict.independence == expected

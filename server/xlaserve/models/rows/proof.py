@@ -136,12 +136,8 @@ def walked(
     `batched` are the positions of the arguments that have rows; `question` prevents a proof
     where nothing else does. Raises Unfollowed.
     """
-    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
-    arguments = [
-        _argument(read.types[number], is_batched=place in batched)
-        for place, number in enumerate(read.body.arguments)
-    ]
-    finding, output = _worst(outputs, walker.region(read.body, arguments))
+    walker, values = followed(read, batched)
+    finding, output = _worst(outputs, values)
     if finding is None:
         finding = question
     loops = walker.loops_follow_rows, walker.loops_follow_inputs
@@ -150,6 +146,16 @@ def walked(
     mixed, operation, reason, location = finding
     independence = Independence.MIXED if mixed else Independence.UNKNOWN
     return Verdict(independence, output, operation, reason, location, *loops)
+
+
+def followed(read: Program, batched: Collection[int]) -> tuple[Walker, list[Value]]:
+    """Walk over a program and return what is known of its outputs; raises Unfollowed."""
+    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
+    arguments = [
+        _argument(read.types[number], is_batched=place in batched)
+        for place, number in enumerate(read.body.arguments)
+    ]
+    return walker, walker.region(read.body, arguments)
 
 
 def _argument(kind: Tensor, *, is_batched: bool) -> Value:
@@ -168,13 +174,13 @@ def _worst(outputs: Sequence[str], values: Sequence[Value]) -> tuple[Finding | N
     found = [
         (finding, name)
         for name, value in zip(outputs, values, strict=True)
-        if (finding := _not_proved(value)) is not None
+        if (finding := not_proved(value)) is not None
     ]
     mixed = [each for each in found if each[0].mixed]
     return next(iter(mixed or found), (None, ""))
 
 
-def _not_proved(value: Value) -> Finding | None:
+def not_proved(value: Value) -> Finding | None:
     """Return why an output is not known to be one row of it for each row of the inputs."""
     if value.blocked is not None or value.sized is not None:
         return value.blocked or value.sized

@@ -237,7 +237,7 @@ class _Scan:
         size = (self._sizes_of(operation.operands[0]) + (None,) * (axis + 1))[axis]
         if size is None:
             return _MEASURED
-        return Constant(size.fixed, size.per_row)
+        return Constant(size.offset, size.per_row)
 
     def _sizes_of(self, value: Any) -> tuple[Size | None, ...]:
         found = self._sizes.get(value)
