@@ -101,7 +101,7 @@ async def test_answers_are_alike_alone_and_beside_neighbours(
             await check_alike(stub, name, name)
 
             assert (16 if config else 0) == served.max_batch_size
-            assert served.parameters["batch_rows"].string_value.startswith("mixed: stablehlo.")
+            assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
 
 
 @pytest.mark.large
@@ -126,7 +126,7 @@ async def test_artifacts_of_before_anything_was_proved_are_safe(
             found = await infer(stub, name, np.ones((70, 4), np.float32))
 
             assert (0, 280) == (info.max_batch_size, len(found))
-            assert info.notice.startswith("rows are mixed: stablehlo.")
+            assert info.notice.startswith("rows are unknown: stablehlo.")
 
 
 async def test_any_number_of_rows_is_answered_as_it_is(start: Open) -> None:
@@ -241,7 +241,7 @@ async def test_a_manifest_is_not_believed(start: Open, repository: Path) -> None
         await check_alike(stub, "noise", "noise")
         served = await config_of(stub, "noise")
 
-    assert served.parameters["batch_rows"].string_value.startswith("mixed: stablehlo.")
+    assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
 
 
 async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Path) -> None:
@@ -256,9 +256,9 @@ async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Pa
                 await load(stub, "place", said, **sent)
 
             assert grpc.StatusCode.FAILED_PRECONDITION == caught.value.code()
-            assert "declared independent, but they are not: mixed: stablehlo." in str(
-                caught.value.details()
-            )
+            text = str(caught.value.details())
+            assert "declared independent, but they are not: output 'y' of a row changes" in text
+            assert ": the row [" in text
 
 
 async def test_steps_of_an_ensemble_do_not_see_other_requests(

@@ -54,10 +54,13 @@ def findings_of(found: Exported) -> list[Finding | None]:
         parsed = [refining.parse(refinery.refined(module)) for module in modules]
         try:
             read = program.read(parsed[0], parsed[1], rows)
-            question = size_arithmetic.question(modules[0], asked.batched)
             _, values = proof.followed(read, asked.batched)
+            return [
+                proof.not_proved(value)
+                or size_arithmetic.question(modules[0], asked.batched, number)
+                for number, value in enumerate(values)
+            ]
         except (program.Mismatch, Unfollowed) as reason:
             return [Finding(False, "", str(reason) or "is not the same at both sizes")] * len(
                 found.out_avals
             )
-        return [proof.not_proved(value) or question for value in values]

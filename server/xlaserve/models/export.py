@@ -271,9 +271,8 @@ def _tried(lowered: Lowered, declared: bool | None) -> Verdict | None:
     if verdict.independence is Independence.UNKNOWN:
         difference = lowered.find_difference()
         if difference is not None:
-            verdict = replace(
-                verdict, independence=Independence.MIXED, operation="", reason=str(difference)
-            )
+            shown = f"{verdict.reason}: {difference}"
+            verdict = replace(verdict, independence=Independence.MIXED, reason=shown)
     if declared and verdict.independence is Independence.MIXED:
         raise InvalidModel(
             f"batch_independent: rows are declared independent, but they are not: {verdict}"
@@ -290,9 +289,9 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
         or verdict.independence is Independence.PROVED
     ):
         return ""
-    way_out = ""
+    way_out = f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN:
-        way_out = "; a trial found nothing against it, batch_independent=True declares it"
+        way_out += "; a trial found nothing against it, batch_independent=True declares it"
     return (
         f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
         f"instead of {batch}{way_out}"

@@ -82,7 +82,7 @@ def refuse_declared(
 
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:
-    said = f"rows are {verdict}"
+    said = f"rows are {verdict}; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN:
         said += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
     if config.message is not None:

@@ -13,7 +13,6 @@ from xlaserve.models.rows.domain import (
     Along,
     Dimension,
     Dimensions,
-    Factor,
     Parts,
     RowNumber,
     Segments,
@@ -314,6 +313,8 @@ def sliced_at(operation: Operation, value: Value, slices: Slices) -> Value:
 
 def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
     shape, starts, limits, strides = slices
+    if ZERO in shape:
+        return Value(uniform(shape))
     found: list[Dimension] = []
     sized = value.sized
     for axis, dimension in enumerate(value.dimensions):
@@ -330,8 +331,6 @@ def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
         sized = sized if not fact.is_static else None
     elif not isinstance(fact, Constant):
         fact = None
-    if ZERO in shape:
-        return Value(uniform(shape))
     return Value(tuple(found), sized=sized, fact=fact)
 
 
@@ -435,7 +434,7 @@ def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
             raise NoRule("puts blocks of rows of different lengths behind one another")
         inner = rest if inner is None else joined_dimension(inner, rest)
         count += outer.fixed
-    return (Factor(static(count), Along.ANY), *(inner or ()))
+    return (*factor(static(count), Along.ANY), *(inner or ()))
 
 
 def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int) -> Value:
