@@ -173,6 +173,20 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             UNKNOWN,
         ),
         (
+            # Every row of the batch is a column of what is solved.
+            '%o = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n'
+            '%r = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n'
+            '%s = "stablehlo.triangular_solve"(%o, %r) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4xBxf32>) -> tensor<4xBxf32>\n'
+            f'%y = stablehlo.transpose %s, dims = [1, 0] : (tensor<4xBxf32>) -> {SAME}',
+            PROVED,
+        ),
+        (
+            # Every row of the answer is one of all rows before it.
+            '%o = stablehlo.constant dense<1.0> : tensor<BxBxf32>\n'
+            '%y = "stablehlo.triangular_solve"(%o, %x) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<BxBxf32>, tensor<Bx4xf32>) -> tensor<Bx4xf32>\n',
+            UNKNOWN,
+        ),
+        (
             '%s = stablehlo.constant dense<1.0> : tensor<4xf32>\n'
             '%y, %m, %v = "stablehlo.batch_norm_training"(%x, %s, %s) <{epsilon = 0.001 : f32, feature_index = 1 : i64}> : (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>)',
             UNKNOWN,

@@ -20,6 +20,7 @@ from xlaserve.models.rows.rules import (
     places,
     reduction,
     shape,
+    solves,
 )
 from xlaserve.models.rows.walk import Rule, Rules, Walker
 
@@ -101,11 +102,11 @@ RULES: Rules = MappingProxyType(
         "stablehlo.convolution": _rule(linear.convolution),
         "stablehlo.fft": _rule(linear.fft),
         "stablehlo.cholesky": _rule(linear.matrices),
-        "stablehlo.triangular_solve": _rule(linear.matrices),
+        "stablehlo.triangular_solve": _rule(solves.triangular_solve),
         "stablehlo.batch_norm_inference": _rule(linear.batch_norm_inference),
         "stablehlo.batch_norm_training": _rule(linear.batch_norm_training),
         "stablehlo.batch_norm_grad": _rule(linear.batch_norm_training),
-        "stablehlo.custom_call": _rule(linear.custom_call),
+        "stablehlo.custom_call": _rule(solves.custom_call),
         # Random bits, of a key that all rows share.
         "stablehlo.rng_bit_generator": _rule(shape.random_bits),
         # Loops and branches.
