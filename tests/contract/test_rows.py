@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -101,7 +102,7 @@ async def test_answers_are_alike_alone_and_beside_neighbours(
             await check_alike(stub, name, name)
 
             assert (16 if config else 0) == served.max_batch_size
-            assert served.parameters["batch_rows"].string_value.startswith("mixed: stablehlo.")
+            assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
 
 
 @pytest.mark.large
@@ -126,7 +127,7 @@ async def test_artifacts_of_before_anything_was_proved_are_safe(
             found = await infer(stub, name, np.ones((70, 4), np.float32))
 
             assert (0, 280) == (info.max_batch_size, len(found))
-            assert info.notice.startswith("rows are mixed: stablehlo.")
+            assert info.notice.startswith("rows are unknown: stablehlo.")
 
 
 async def test_any_number_of_rows_is_answered_as_it_is(start: Open) -> None:
@@ -223,6 +224,68 @@ async def test_padding_ends_where_the_rows_do(start: Open, tmp_path: Path) -> No
     assert together.tolist() == np.concatenate(apart).tolist()
 
 
+def behind_one_another(p: None, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Rows of five and of three, cut apart as if all had three."""
+    b = x.shape[0]
+    z = jnp.concatenate([y.reshape(-1, 6), x.reshape(-1, 6)])
+    _, c, _ = jnp.split(z, [3 * b, 6 * b])
+    return c.reshape(b, 3, 6)
+
+
+async def test_blocks_of_rows_of_two_lengths_are_never_put_together(
+    start: Open, tmp_path: Path
+) -> None:
+    inputs = {"x": ("FP32", [-1, 5, 6]), "y": ("FP32", [-1, 3, 6])}
+    path = tmp_path / "models" / "blocks" / "1"
+    export_model(behind_one_another, None, inputs, path, outputs=["z"])
+    rows = [[np.full((1, n, 6), i, np.float32) for n in (5, 3)] for i in range(CLIENTS)]
+
+    async def ask_for(stub: Any, x: Tensor, y: Tensor) -> list[float]:
+        message = pb.ModelInferRequest(
+            model_name="blocks", raw_input_contents=[x.tobytes(), y.tobytes()]
+        )
+        for name, tensor in (("x", x), ("y", y)):
+            message.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
+        answer = await stub.ModelInfer(message)
+        return np.unique(np.frombuffer(answer.raw_output_contents[0], np.float32)).tolist()
+
+    async with start(tmp_path / "models") as (_, stub):
+        await load(stub, "blocks", PATIENT)
+        found = [
+            await asyncio.gather(*(ask_for(stub, *both) for both in rows)) for _ in range(ROUNDS)
+        ]
+
+    assert [[[float(i)] for i in range(CLIENTS)]] * ROUNDS == found
+
+
+def sorted_and_back(p: None, x: jax.Array) -> jax.Array:
+    """Rows in the order of their experts, and back: nothing is mixed, nothing is proved."""
+    order = jnp.argsort(x[:, 0])
+    return jnp.zeros_like(x).at[order].set(x[order] * 2)
+
+
+async def test_what_cannot_be_followed_is_batched_on_its_authors_word(
+    start: Open, tmp_path: Path
+) -> None:
+    inputs = {"x": ("FP32", [-1, 4])}
+    for name, declared in (("silent", None), ("declared", True)):
+        path = tmp_path / "models" / name / "1"
+        export_model(sorted_and_back, None, inputs, path, outputs=["y"], batch_independent=declared)
+    true = {"parameters": {"batch_independent": {"string_value": "true"}}}
+    async with start(tmp_path / "models") as (_, stub):
+        for name, config, expected in (
+            ("silent", None, 0),
+            ("declared", None, 64),
+            ("silent", true, 64),
+        ):
+            await load(stub, name, config)
+            served = await config_of(stub, name)
+            found = await infer(stub, name, np.ones((3, 4), np.float32))
+
+            assert (expected, [2.0] * 12) == (served.max_batch_size, found.tolist())
+            assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
+
+
 # --- attacks -----------------------------------------------------------------------------------
 
 
@@ -241,7 +304,7 @@ async def test_a_manifest_is_not_believed(start: Open, repository: Path) -> None
         await check_alike(stub, "noise", "noise")
         served = await config_of(stub, "noise")
 
-    assert served.parameters["batch_rows"].string_value.startswith("mixed: stablehlo.")
+    assert served.parameters["batch_rows"].string_value.startswith("unknown: stablehlo.")
 
 
 async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Path) -> None:
@@ -256,9 +319,9 @@ async def test_nobodys_word_counts_against_the_proof(start: Open, repository: Pa
                 await load(stub, "place", said, **sent)
 
             assert grpc.StatusCode.FAILED_PRECONDITION == caught.value.code()
-            assert "declared independent, but they are not: mixed: stablehlo." in str(
-                caught.value.details()
-            )
+            text = str(caught.value.details())
+            assert "declared independent, but they are not: output 'y' of a row changes" in text
+            assert ": the row [" in text
 
 
 async def test_steps_of_an_ensemble_do_not_see_other_requests(

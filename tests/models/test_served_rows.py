@@ -17,6 +17,11 @@ PROVED = Verdict(Independence.PROVED)
 MIXED = Verdict(Independence.MIXED, "y", "stablehlo.reduce", "reduces over the rows")
 UNKNOWN = Verdict(Independence.UNKNOWN, "y", "stablehlo.rng", "has no rule")
 
+MIXED_NOTICE = (
+    "rows are mixed: stablehlo.reduce reduces over the rows, seen in output 'y'; give another axis "
+    "than the first, as x.max(axis=-1) for x.max()"
+)
+
 TRUE, FALSE = ({"batch_independent": text} for text in ("true", "false"))
 DIFFERENCE = Difference("y", 4, "before rows of NaN", 2.5)
 
@@ -93,13 +98,13 @@ def test_nothing_is_tried_where_nobody_declares_anything() -> None:
     [
         (PROVED, '{"dynamic_batching": {}}', ""),
         (MIXED, '{"max_batch_size": 0}', ""),
-        (MIXED, "{}", "rows are mixed: stablehlo.reduce reduces over the rows, seen in output 'y'"),
+        (MIXED, "{}", MIXED_NOTICE),
         (
             UNKNOWN,
             '{"dynamic_batching": {}}',
-            "rows are unknown: stablehlo.rng has no rule, seen in output 'y'; parameter "
-            "'batch_independent' \"true\" declares them independent; dynamic_batching has no "
-            "effect",
+            "rows are unknown: stablehlo.rng has no rule, seen in output 'y'; write the function "
+            "of one row and jax.vmap it; parameter 'batch_independent' \"true\" declares them "
+            "independent; dynamic_batching has no effect",
         ),
     ],
 )

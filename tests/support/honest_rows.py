@@ -264,6 +264,15 @@ def ctc(x):
     return jnp.where(best != before, best, 0).astype(jnp.int32)
 
 
+def gaussian_process(x: jax.Array) -> jax.Array:
+    """One system for all rows, which are the columns of its right-hand side."""
+    seen = w(5, 2)
+    near = jnp.exp(-((x[:, None] - seen[None]) ** 2).sum(-1))
+    factor = jnp.linalg.cholesky(jnp.eye(5) + np.exp(-((seen[:, None] - seen[None]) ** 2).sum(-1)))
+    solved = jax.scipy.linalg.solve_triangular(factor, near.T, lower=True)
+    return 1 - (solved**2).sum(0)
+
+
 def kalman(x):
     def step(carry, z):
         m, p = carry
@@ -456,6 +465,7 @@ HONEST: Mapping[str, Network] = {
     "viterbi": (viterbi, [f(5, 4)]),
     "ctc": (ctc, [f(6, 5)]),
     "kalman": (kalman, [f(5, 2)]),
+    "gaussian process": (gaussian_process, [f(2)]),
     "mixture of experts": (mixture, [f(8)]),
     "one expert each": (one_hot_mixture, [f(8)]),
     "tree": (tree, [f(4)]),

@@ -331,6 +331,90 @@ def _branched_for_each(p: Program, v: Array) -> Array:
     )(_floats(v), p.index())
 
 
+def _asked_for(p: Program, v: Array) -> Array:
+    """A branch that is taken where any row asks for it; some change rows that do not."""
+    v = _floats(v)
+    asks = (p.index() > p.random.choice([0, 3, 7])).reshape((p.batch,) + (1,) * (v.ndim - 1))
+    on = p.random.choice([
+        asks.any, lambda: ~asks.all(), (~asks).all, asks.all,
+        (~asks).any, lambda: asks.any() & (p.weights(1)[0] > -9),
+    ])()  # fmt: skip
+    new = v * 2 + 1
+    sides = [
+        lambda: v, lambda: v, lambda: jnp.where(asks, new, v), lambda: jnp.where(asks, new, v),
+        lambda: jnp.where(~asks, new, v), lambda: new, lambda: jnp.where(asks, v, new),
+    ]  # fmt: skip
+    return lax.cond(on, p.random.choice(sides), p.random.choice(sides))
+
+
+def _generated(p: Program, v: Array) -> Array:
+    """Tokens until all rows are done; some loops go on writing into rows that are."""
+    flat = jnp.abs(_floats(v).reshape(p.batch, -1))[:, :4]
+    most, room = p.random.choice([(6, 6), (6, 6), (5, 7), (7, 5)])
+    fill, filler = p.random.choice([(3, 3), (3, 3), (3, 3), (0, 0), (3, 4)])
+    first = p.random.choice([0, 0, 2])
+    ask, halt, put = (p.random.randrange(n) for n in (4, 4, 5))
+    is_counted = p.random.random() < 0.8
+    begun = jnp.full((p.batch, room), fill, jnp.int32)
+    if first:
+        # What was asked; the rest is to be filled.
+        told = p.random.choice([first, first, first + 1])
+        asked = jnp.clip(flat[:, :1] * jnp.ones((1, told)), 0, 8).astype(jnp.int32)
+        begun = jnp.concatenate([asked, begun[:, told:]], 1)
+
+    def goes_on(s: tuple[Array, ...]) -> Array:
+        i, _, done, _, n = s
+        rows = [
+            lambda: ~done.all(), (~done).any, lambda: ~done.all(),
+            lambda: n.max() > i if halt == 3 else ~(done.all()),
+        ][ask]()  # fmt: skip
+        return (i < most) & rows if is_counted or ask == 3 else rows & (i < 20)
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, tokens, done, cache, n = s
+        cache = cache * 0.5 + flat.sum(1) + i
+        new = (cache * 3).astype(jnp.int32) % 5
+        kept = [
+            lambda: tokens.at[:, i].set(jnp.where(done, filler, new)),
+            lambda: tokens.at[:, i].set(jnp.where(done, filler, new)),
+            lambda: jnp.where(done[:, None], tokens, tokens.at[:, i].set(new)),
+            lambda: tokens.at[:, i].set(new),
+            lambda: lax.dynamic_update_slice(
+                tokens, jnp.where(done, filler, new)[:, None], (0, i)
+            ),
+        ][put]()  # fmt: skip
+        ends = [
+            lambda: done | (new == 2), lambda: jnp.where(done, True, new == 2),
+            lambda: (new == 2), lambda: done | (i >= p.index()),
+        ][halt]()  # fmt: skip
+        return i + 1, kept, ends, cache, n + (~done).astype(jnp.int32)
+
+    counted = p.index() * 0 if halt != 3 else p.index()
+    begin = (jnp.int32(first), begun, jnp.zeros(p.batch, bool), flat.sum(1), counted)
+    found = lax.while_loop(goes_on, step, begin)
+    return [found[1], found[1], found[3], found[4], found[1] + found[0]][p.random.randrange(5)]
+
+
+def _until_all_are_long(p: Program, v: Array) -> Array:
+    v, n = _floats(v), p.index()
+    shape = (p.batch,) + (1,) * (v.ndim - 1)
+    bound = p.random.choice([n.max, n.max, n.min, n.sum])
+    within = p.random.choice([
+        lambda i: i < n, lambda i: i < n, lambda i: i <= n, lambda i: n > i, lambda i: ~(i >= n),
+        lambda i: i > n,
+    ])  # fmt: skip
+    step = p.random.choice([1, 1, 2, 0])
+
+    def go(s: tuple[Array, Array]) -> tuple[Array, Array]:
+        i, c = s
+        return i + step, jnp.where(within(i).reshape(shape), c * 0.5 + 1, c)
+
+    found = lax.while_loop(
+        lambda s: (s[0] < bound()) & (step > 0), go, (p.random.choice([0, 1]), v)
+    )
+    return p.random.choice([found[1], found[1], found[1] + found[0]])
+
+
 def _convolved(p: Program, v: Array) -> Array:
     v = _floats(v)
     size, features = v.shape[-2:]
@@ -375,7 +459,8 @@ STEPS: list[tuple[str, Step]] = [
         _joined, _multiplied, _contracted, _counted, _sized, _sized_and_not, _noisy,
         _noisy_for_each, _at_each, _set_at_each, _set, _set_by_rows, _looked_up, _sorted_along,
         _sliced_for_each, _updated_for_each, _updated, _while_for_each, _while_for_all, _repeated,
-        _branched, _branched_for_each, _convolved, _windowed, _broadcast, _masked, _identity,
+        _branched, _asked_for, _asked_for, _generated, _generated, _until_all_are_long,
+        _branched_for_each, _convolved, _windowed, _broadcast, _masked, _identity,
     )
 ] + [
     ("cumsum", lambda p, v: _along(p, _floats(v), jnp.cumsum, lax.cummax)),

@@ -10,7 +10,8 @@ import jax
 import jax.export
 from jax.export import Exported
 
-from xlaserve.models.rows import Verdict, prove
+from xlaserve.models.rows import Verdict, program, proof, prove, refining, size_arithmetic
+from xlaserve.models.rows.findings import Finding, Unfollowed
 
 Inputs = Sequence[tuple[Sequence[int], str]]
 """Shapes behind the batch, and dtypes."""
@@ -41,3 +42,25 @@ def verdict_of(
     """Return what the analysis says of a function."""
     found = exported(fn, inputs, platforms=platforms)
     return prove(found, 0, [f"y{number}" for number in range(len(found.out_avals))])
+
+
+def findings_of(found: Exported) -> list[Finding | None]:
+    """Return why each output of a function is not proved; None where it is."""
+    asked = proof.Asked(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
+    with jax.enable_x64(True), refining.parsing():
+        refinery = refining.Refinery(found, {}, asked.batch)
+        rows = proof.PAIRS[0]
+        modules = [refinery.open_module(size, "cpu") for size in rows]
+        parsed = [refining.parse(refinery.refined(module)) for module in modules]
+        try:
+            read = program.read(parsed[0], parsed[1], rows)
+            _, values = proof.followed(read, asked.batched)
+            return [
+                proof.not_proved(value)
+                or size_arithmetic.question(modules[0], asked.batched, number)
+                for number, value in enumerate(values)
+            ]
+        except (program.Mismatch, Unfollowed) as reason:
+            return [Finding(False, "", str(reason) or "is not the same at both sizes")] * len(
+                found.out_avals
+            )

@@ -290,8 +290,8 @@ def _tried(lowered: Lowered, declared: bool | None) -> tuple[Verdict | None, str
     elif verdict.independence is Independence.UNKNOWN:
         outcome = lowered.find_difference()
         if outcome.difference is not None:
-            reason = str(outcome.difference)
-            verdict = replace(verdict, independence=Independence.MIXED, operation="", reason=reason)
+            shown = f"{verdict.reason}: {outcome.difference}"
+            verdict = replace(verdict, independence=Independence.MIXED, reason=shown)
     if declared and verdict.independence is Independence.MIXED:
         raise _not_independent(verdict)
     return verdict, outcome.unfinished
@@ -312,10 +312,10 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None, unfinish
         or verdict.independence is Independence.PROVED
     ):
         return ""
-    way_out = ""
+    way_out = f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN:
         seen = "did not end" if unfinished else "found nothing against it"
-        way_out = f"; a trial {seen}, batch_independent=True declares it"
+        way_out += f"; a trial {seen}, batch_independent=True declares it"
         if is_contradicted(verdict):
             way_out = ""
     return (

@@ -53,12 +53,15 @@ class Difference:
     """Its neighbours, in a phrase."""
     largest: float
     """The largest change; NaN where only one of the answers is a number."""
+    shown: str = ""
+    """The row, and both answers, as far as they fit in a line."""
 
     def __str__(self) -> str:
         """Say it in one clause."""
+        shown = f": {self.shown}" if self.shown else ""
         return (
             f"output '{self.output}' of a row changes by up to {self.largest:.3g} in a batch of "
-            f"{self.rows}, {self.beside}"
+            f"{self.rows}, {self.beside}{shown}"
         )
 
 
@@ -155,7 +158,8 @@ def _compared(
         for spec, expected, got in zip(outputs, alone, there, strict=True):
             difference = _difference(spec, expected, got, least)
             if difference is not None:
-                return replace(difference, rows=rows, beside=batch.beside)
+                shown = _shown(subjects, expected, got)
+                return replace(difference, rows=rows, beside=batch.beside, shown=shown)
     return None
 
 
@@ -294,6 +298,33 @@ def _times(spec: TensorSpec, rows: Tensor, factor: float) -> Tensor:
 
 def _is_float(spec: TensorSpec) -> bool:
     return spec.datatype.dtype.kind not in "iub"
+
+
+# --- showing -----------------------------------------------------------------------------------
+
+_SHOWN_NUMBERS = 4
+
+
+def _shown(subjects: Sequence[Tensor], expected: Tensor, got: Tensor) -> str:
+    """Show the watched row whose answer changed most, and its answers from where they differ."""
+    if expected.shape != got.shape:
+        return f"answers of shape {expected.shape[1:]} alone and {got.shape[1:]} there"
+    want, have = (one.astype(np.float64).reshape(len(one), -1) for one in (expected, got))
+    with np.errstate(invalid="ignore"):
+        gaps = np.nan_to_num(np.where(want == have, 0.0, np.abs(want - have)), nan=np.inf)
+    gaps[np.isnan(want) & np.isnan(have)] = 0.0
+    row, first = np.unravel_index(int(gaps.argmax()), gaps.shape)
+    numbers = " and ".join(_numbers(tensor[row]) for tensor in subjects)
+    return (
+        f"the row {numbers} gives {_numbers(want[row, first:])} alone and "
+        f"{_numbers(have[row, first:])} there"
+    )
+
+
+def _numbers(tensor: Tensor) -> str:
+    flat = tensor.reshape(-1)
+    some = [f"{float(number):.4g}" for number in flat[:_SHOWN_NUMBERS]]
+    return f"[{' '.join(some)}{' ...' if flat.size > _SHOWN_NUMBERS else ''}]"
 
 
 # --- comparing ---------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ def refuse_declared(
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:
     said = f"rows are {verdict}"
+    if not is_contradicted(verdict):
+        said += f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN and not is_contradicted(verdict):
         said += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
     if config.message is not None:

@@ -11,7 +11,7 @@ from xlaserve.models.rows.constants import Constant, compared, folded
 from xlaserve.models.rows.sizes import Size, fitted, product, quotient
 
 sizes = st.builds(Size, st.integers(0, 4), st.integers(-6, 6))
-constants = st.builds(lambda size: Constant(size.fixed, size.per_row), sizes)
+constants = st.builds(lambda size: Constant(size.offset, size.per_row), sizes)
 BATCHES = range(1, 60)
 
 DIRECTIONS: dict[str, Callable[[int, int], bool]] = {

@@ -16,21 +16,20 @@ def test_no_hazard_is_proved(name: str) -> None:
 
     assert verdict.independence != Independence.PROVED
     if operation is not None:
-        assert (verdict.independence, verdict.operation) == (Independence.MIXED, operation)
+        assert (verdict.independence, verdict.operation) == (Independence.UNKNOWN, operation)
 
 
 @pytest.mark.parametrize(
     "model",
     [
         lambda x: jax.lax.map(lambda row: row - row.max(), x),
-        lambda x: jax.scipy.special.gammainc(abs(x) + 1.0, abs(x)),
         lambda x: jax.lax.approx_max_k(x, 2),
         lambda x: x.reshape(4, -1).reshape(-1, 4),
     ],
-    ids=["map", "igamma", "approx_max_k", "reshape"],
+    ids=["map", "approx_max_k", "reshape"],
 )
 def test_what_is_harmless_and_not_followed_is_unknown(model: Callable[..., object]) -> None:
-    """A declaration of the author is refused against mixed, so mixed is what is known to mix."""
+    """A declaration of the author is refused against mixed, which only a trial finds out."""
     verdict = verdict_of(model, [((4,), "float32")])
 
     assert verdict.independence == Independence.UNKNOWN

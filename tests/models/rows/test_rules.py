@@ -10,11 +10,11 @@ import pytest
 from xlaserve.models.rows import Independence, Verdict, program, refining
 from xlaserve.models.rows.proof import PAIRS, walked
 
-PROVED, MIXED, UNKNOWN = Independence.PROVED, Independence.MIXED, Independence.UNKNOWN
+PROVED, UNKNOWN = Independence.PROVED, Independence.UNKNOWN
 SUM = "({ ^bb0(%l: tensor<f32>, %r: tensor<f32>): %s = stablehlo.add %l, %r : tensor<f32> stablehlo.return %s : tensor<f32> })"
 ROW = "%x: tensor<Bx4xf32>"
 SAME = "tensor<Bx4xf32>"
-_SIZE = re.compile(r"(?<=[<x\[])(\d*)B(?=[x,\]])")
+_SIZE = re.compile(r"(?<=[<x\[:])(\d*)B(?=[x,\]:])")
 
 
 def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = "") -> Verdict:
@@ -40,7 +40,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (f"%y = stablehlo.reverse %x, dims = [0] : {SAME}", MIXED),
+        (f"%y = stablehlo.reverse %x, dims = [0] : {SAME}", UNKNOWN),
         (f"%y = stablehlo.reverse %x, dims = [1] : {SAME}", PROVED),
         (
             '%k = stablehlo.constant dense<0> : tensor<2xui64>\n'
@@ -48,7 +48,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             '(tensor<2xui64>, tensor<Bx4xui32>)\n'
             f'%f = stablehlo.convert %b : (tensor<Bx4xui32>) -> {SAME}\n'
             f'%y = stablehlo.add %x, %f : {SAME}',
-            MIXED,
+            UNKNOWN,
         ),
         (
             '%k = stablehlo.constant dense<0> : tensor<2xui64>\n'
@@ -74,7 +74,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%i = stablehlo.iota dim = 1 : tensor<4xBxf32>\n"
             "%r = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<Bx4xf32>\n"
             f"%y = stablehlo.add %x, %r : {SAME}",
-            None,
+            UNKNOWN,
         ),
         (
             # The sum of what was counted over time and rows, in another shape, moves with the batch.
@@ -84,7 +84,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%f = stablehlo.reshape %c : (tensor<4x1xf32>) -> tensor<4xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            None,
+            UNKNOWN,
         ),
         (
             "%i = stablehlo.iota dim = 0 : tensor<4xBxf32>\n"
@@ -92,7 +92,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%c = stablehlo.slice %r [20:24] : (tensor<4Bxf32>) -> tensor<4xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            None,
+            UNKNOWN,
         ),
         (
             # Counted by time and by row, side by side, as if both were one.
@@ -104,7 +104,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%c = stablehlo.slice %s [20:24] : (tensor<4Bxf32>) -> tensor<4xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            None,
+            UNKNOWN,
         ),
         (
             "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
@@ -112,7 +112,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%c = stablehlo.slice %r [0:1] : (tensor<Bxf32>) -> tensor<1xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<1xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            MIXED,
+            UNKNOWN,
         ),
         (
             "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
@@ -137,7 +137,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%c = stablehlo.slice %d [0:1, 0:1] : (tensor<BxBxf32>) -> tensor<1x1xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %c, dims = [0, 1] : (tensor<1x1xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            MIXED,
+            UNKNOWN,
         ),
         (
             # As many updates as rows are added to one place.
@@ -149,7 +149,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             + " : (tensor<4xf32>, tensor<Bx1xi32>, tensor<Bxf32>) -> tensor<4xf32>\n"
             f"%g = stablehlo.broadcast_in_dim %s, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
             f"%y = stablehlo.add %x, %g : {SAME}",
-            MIXED,
+            UNKNOWN,
         ),
         (
             "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
@@ -164,18 +164,32 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             "%f = stablehlo.fft %t, type = FFT, length = [B] : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxcomplex<f32>>\n"
             "%r = stablehlo.real %f : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxf32>\n"
             "%y = stablehlo.transpose %r, dims = [1, 0] : (tensor<4xBxf32>) -> tensor<Bx4xf32>",
-            None,
+            UNKNOWN,
         ),
         (
             # Every row of one matrix is a row of the batch.
             '%o = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n'
             '%y = "stablehlo.triangular_solve"(%o, %t) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4xBxf32>) -> tensor<4xBxf32>\n',
-            None,
+            UNKNOWN,
+        ),
+        (
+            # Every row of the batch is a column of what is solved.
+            '%o = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n'
+            '%r = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n'
+            '%s = "stablehlo.triangular_solve"(%o, %r) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4xBxf32>) -> tensor<4xBxf32>\n'
+            f'%y = stablehlo.transpose %s, dims = [1, 0] : (tensor<4xBxf32>) -> {SAME}',
+            PROVED,
+        ),
+        (
+            # Every row of the answer is one of all rows before it.
+            '%o = stablehlo.constant dense<1.0> : tensor<BxBxf32>\n'
+            '%y = "stablehlo.triangular_solve"(%o, %x) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<BxBxf32>, tensor<Bx4xf32>) -> tensor<Bx4xf32>\n',
+            UNKNOWN,
         ),
         (
             '%s = stablehlo.constant dense<1.0> : tensor<4xf32>\n'
             '%y, %m, %v = "stablehlo.batch_norm_training"(%x, %s, %s) <{epsilon = 0.001 : f32, feature_index = 1 : i64}> : (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>)',
-            MIXED,
+            UNKNOWN,
         ),
         (
             '%s = stablehlo.constant dense<1.0> : tensor<4xf32>\n'
@@ -187,7 +201,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
         (
             # The rows of the batch are those of one matrix.
             '%y, %i = stablehlo.custom_call @lapack_sgeqrf_ffi(%x) : (tensor<Bx4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>)',
-            MIXED,
+            UNKNOWN,
         ),
         ('%y = stablehlo.custom_call @Sharding(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', PROVED),
         ('%y = "stablehlo.all_gather"(%x) <{all_gather_dim = 1 : i64, replica_groups = dense<0> : tensor<1x1xi64>}> : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
@@ -205,8 +219,7 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
         ),
     ],
 )  # fmt: skip
-def test_a_program_is_judged(body: str, expected: Independence | None) -> None:
-    """None is for what is refused in one way or the other."""
+def test_a_program_is_judged(body: str, expected: Independence) -> None:
     arguments = ROW + (", %t: tensor<4xBxf32>" if "%t)" in body else "")
     returned = "%y : tensor<4xBxf32>" if "%t)" in body else f"%y : {SAME}"
     if "%t)" in body:
@@ -218,10 +231,7 @@ def test_a_program_is_judged(body: str, expected: Independence | None) -> None:
 
     verdict = verdict_of(body, returned, arguments)
 
-    if expected is None:
-        assert verdict.independence != PROVED
-    else:
-        assert verdict.independence == expected
+    assert verdict.independence == expected
 
 
 LOOP = """
@@ -330,3 +340,95 @@ def test_two_sizes_that_differ_in_an_attribute_do_not_match() -> None:
 
     with pytest.raises(program.Mismatch):
         verdict_of(body, f"%y : {SAME}", second=body.replace("[1]", "[0]"))
+
+
+CONVOLVED = (
+    "%n = stablehlo.constant dense<1.0> : tensor<2x1x1xf32>\n"
+    "%i = stablehlo.reshape %x : (tensor<Bx4xf32>) -> tensor<Bx4x1xf32>\n"
+    "%c = stablehlo.convolution(%i, %n) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = "
+    "{stride = [1], pad = [[LOW, HIGH]], lhs_dilate = [1], rhs_dilate = [1], reverse = [false]} "
+    "{batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+    "(tensor<Bx4x1xf32>, tensor<2x1x1xf32>) -> tensor<Bx4x1xf32>\n"
+    "%y = stablehlo.reshape %c : (tensor<Bx4x1xf32>) -> tensor<Bx4xf32>"
+)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(36, -35, UNKNOWN), (1, 0, PROVED)])
+def test_padding_that_moves_with_the_batch_is_no_rule(
+    low: int, high: int, expected: Independence
+) -> None:
+    step = 4 if low > 1 else 0
+    first = CONVOLVED.replace("LOW", str(low)).replace("HIGH", str(high))
+    second = CONVOLVED.replace("LOW", str(low + step)).replace("HIGH", str(high - step))
+
+    verdict = verdict_of(first, f"%y : {SAME}", second=second)
+
+    assert verdict.independence == expected
+
+
+TABLE = (
+    f"%t = stablehlo.constant dense<{list(range(64))}> : tensor<64xi32>\n"
+    "%c = stablehlo.slice %t [FROM:TO] : (tensor<64xi32>) -> tensor<4xi32>\n"
+    "%f = stablehlo.convert %c : (tensor<4xi32>) -> tensor<4xf32>\n"
+    f"%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+    f"%y = stablehlo.add %x, %g : {SAME}"
+)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(4, UNKNOWN), (0, PROVED)])
+def test_a_table_that_is_cut_where_the_batch_ends_is_not_known(
+    step: int, expected: Independence
+) -> None:
+    first, second = (
+        TABLE.replace("FROM", str(start)).replace("TO", str(start + 4)) for start in (37, 37 + step)
+    )
+
+    verdict = verdict_of(first, f"%y : {SAME}", second=second)
+
+    assert verdict.independence == expected
+
+
+TWICE = (
+    f"%n = stablehlo.negate %x : {SAME}\n"
+    f"%j = stablehlo.concatenate %x, %n, dim = 0 : ({SAME}, {SAME}) -> tensor<2Bx4xf32>\n"
+)
+ONES = "%o = stablehlo.constant dense<1.0> : tensor<Bx4xf32>\n"
+SUM_OF_ROWS = (
+    "%z = stablehlo.constant dense<0.0> : tensor<f32>\n"
+    "%m = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [0] : "
+    "(tensor<Bx4xf32>, tensor<f32>) -> tensor<4xf32>\n"
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{TWICE}%y = stablehlo.slice %j [0:B, 0:4] : (tensor<2Bx4xf32>) -> {SAME}",
+        f"{TWICE}%y = stablehlo.slice %j [B:2B, 0:4] : (tensor<2Bx4xf32>) -> {SAME}",
+        # Nothing is taken of the rows, and put behind them.
+        "%e = stablehlo.slice %x [3:3, 0:4] : (tensor<Bx4xf32>) -> tensor<0x4xf32>\n"
+        f"%y = stablehlo.concatenate %x, %e, dim = 0 : ({SAME}, tensor<0x4xf32>) -> {SAME}",
+        # The same for all rows, in whatever order.
+        f"{ONES}%r = stablehlo.reverse %o, dims = [0] : {SAME}\n%y = stablehlo.add %x, %r : {SAME}",
+        # A loop that carries what mixes rows, beside what does not.
+        SUM_OF_ROWS + "%c = stablehlo.constant dense<0> : tensor<i32>\n"
+        "%w:3 = stablehlo.while(%i = %c, %v = %x, %a = %m) : tensor<i32>, tensor<Bx4xf32>, "
+        "tensor<4xf32>\n"
+        "cond {\n"
+        "  %l = stablehlo.constant dense<3> : tensor<i32>\n"
+        "  %p = stablehlo.compare LT, %i, %l, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
+        "  stablehlo.return %p : tensor<i1>\n"
+        "} do {\n"
+        "  %s = stablehlo.constant dense<1> : tensor<i32>\n"
+        "  %k = stablehlo.add %i, %s : tensor<i32>\n"
+        "  %h = stablehlo.tanh %v : tensor<Bx4xf32>\n"
+        "  stablehlo.return %k, %h, %a : tensor<i32>, tensor<Bx4xf32>, tensor<4xf32>\n"
+        "}\n"
+        "%y = stablehlo.negate %w#1 : tensor<Bx4xf32>",
+    ],
+    ids=["first block", "second block", "nothing", "reversed ones", "loop beside a sum"],
+)
+def test_a_program_of_rows_by_themselves_is_proved(body: str) -> None:
+    verdict = verdict_of(body, f"%y : {SAME}")
+
+    assert verdict.independence == PROVED

@@ -146,3 +146,53 @@ def test_the_size_of_something_computed_only_makes_constants_of_its_shape(
     else:
         with pytest.raises(Unfollowed):
             asked(whole)
+
+
+@pytest.mark.parametrize(
+    ("output", "operation"), [(0, ""), (1, "stablehlo.divide"), (None, "stablehlo.divide")]
+)
+def test_what_another_output_is_computed_from_prevents_no_proof(
+    output: int | None, operation: str
+) -> None:
+    text = (
+        "func.func public @main(%x: tensor<37x4xf32>) -> (tensor<37x4xf32>, tensor<i32>) {"
+        f"{SIZE}%y:2 = call @both(%x, %n) : (tensor<37x4xf32>, {I32}) -> (tensor<37x4xf32>, {I32})\n"
+        f"return %y#0, %y#1 : tensor<37x4xf32>, {I32}\n}}\n"
+        f"func.func private @both(%x: tensor<37x4xf32>, %n: {I32}) -> (tensor<37x4xf32>, {I32}) {{\n"
+        f"%c = stablehlo.constant dense<8> : {I32}\n"
+        f"%q = stablehlo.divide %n, %c : {I32}\n"
+        "%t = stablehlo.tanh %x : tensor<37x4xf32>\n"
+        f"return %t, %q : tensor<37x4xf32>, {I32}\n}}"
+    )
+    with refining.parsing():
+        found = question(refining.parse(text), [0], output)
+
+    assert operation == (found.operation if found is not None else "")
+
+
+def nested(depth: int) -> str:
+    """Return a module of so many branches inside one another."""
+    inside = "stablehlo.return %x : tensor<4xf32>"
+    for number in range(depth):
+        inside = (
+            f'%b{number} = "stablehlo.if"(%p) ({{\n{inside}\n}}, {{\n'
+            f"stablehlo.return %x : tensor<4xf32>\n}}) : (tensor<i1>) -> tensor<4xf32>\n"
+            f"stablehlo.return %b{number} : tensor<4xf32>"
+        )
+    body = inside.replace(f"stablehlo.return %b{depth - 1} ", f"return %b{depth - 1} ")
+    return (
+        "func.func public @main(%p: tensor<i1>, %x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        + body
+        + "\n}"
+    )
+
+
+@pytest.mark.parametrize(("depth", "is_followed"), [(48, True), (49, False)])
+def test_branches_are_followed_up_to_a_depth(depth: int, is_followed: bool) -> None:
+    with refining.parsing():
+        module = refining.parse(nested(depth))
+        if is_followed:
+            assert question(module, ()) is None
+        else:
+            with pytest.raises(Unfollowed, match="nested too deeply"):
+                question(module, ())

@@ -58,7 +58,20 @@ class Parts:
     values: tuple[Value, ...]
 
 
-Fact: TypeAlias = Constant | RowNumber | Parts
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A value was put together along a dimension from blocks of any sizes.
+
+    Blocks of rows that are not equally long are nothing as a whole, and are themselves again where
+    they are cut apart.
+    """
+
+    dimension: int
+    sizes: tuple[Size, ...]
+    values: tuple[Value, ...]
+
+
+Fact: TypeAlias = Constant | RowNumber | Parts | Segments
 """A fact about the elements of a value."""
 
 
@@ -166,9 +179,15 @@ def joined_dimensions(left: Dimensions, right: Dimensions) -> Dimensions:
 
 
 def joined_dimension(left: Dimension, right: Dimension) -> Dimension:
-    """Return how something varies along a dimension that depends on two values; raises Mixes."""
+    """Return how something varies along a dimension that depends on two values.
+
+    Raises Mixes, and NoRule for dimensions of different sizes.
+    """
     if left == right:
         return left
+    size = size_of(left)
+    if size is None or size != size_of(right):
+        raise NoRule("puts dimensions together whose sizes are not the same")
     found: list[Factor] = []
     for one, other in _runs(left, right):
         found.extend(_joined_run(one, other))

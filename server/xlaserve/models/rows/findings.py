@@ -9,7 +9,8 @@ class Finding(NamedTuple):
     """The operation after which something could not be said any more, and why."""
 
     mixed: bool
-    """Whether it is known to mix rows; otherwise nobody knows."""
+    """Whether rows come together there, as far as they were followed; told before what has no rule.
+    It is no proof that an answer changes."""
     operation: str
     reason: str
     location: str = ""
@@ -22,7 +23,7 @@ class Problem(Exception):
 
 
 class Mixes(Problem):
-    """The operation lets a row depend on others, on its place or on the size of the batch."""
+    """The operation puts a row together with others, with its place or the size of the batch."""
 
     mixed = True
 

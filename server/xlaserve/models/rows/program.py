@@ -91,10 +91,7 @@ class Operation:
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Return an attribute of integers that are the same at every batch size, () for none."""
-        found = self.sizes(name)
-        if found is not None and not all(size.is_static for size in found):
-            raise NoRule("uses the size of the batch in a way that has no rule")
-        return tuple(size.fixed for size in found or ())
+        return tuple(size.fixed for size in self.sizes(name) or ())
 
     def integer(self, name: str) -> int:
         """Return an attribute that is one integer."""

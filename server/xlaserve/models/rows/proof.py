@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 from jax.export import Exported
@@ -123,33 +124,40 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
             continue
         if len(read.body.arguments) != len(asked.exported.in_avals):
             raise Unfollowed("does not take all of its arguments")
-        question = size_arithmetic.question(module, asked.batched)
+        question = partial(size_arithmetic.question, module, asked.batched)
         return walked(read, asked.batched, asked.outputs, question)
     raise Unfollowed("is not the same at two batch sizes")
 
 
 def walked(
-    read: Program, batched: Collection[int], outputs: Sequence[str], question: Finding | None = None
+    read: Program,
+    batched: Collection[int],
+    outputs: Sequence[str],
+    question: Callable[[int | None], Finding | None] = lambda output: None,
 ) -> Verdict:
     """Walk over a program and judge its outputs.
 
-    `batched` are the positions of the arguments that have rows; `question` prevents a proof
-    where nothing else does. Raises Unfollowed.
+    `batched` are the positions of the arguments that have rows. `question` finds what prevents the
+    proof of an output where nothing else does, of any output where it is asked of none. Raises
+    Unfollowed.
     """
+    walker, values = followed(read, batched)
+    finding, output = _worst(outputs, values, question)
+    loops = walker.loops_follow_rows, walker.loops_follow_inputs
+    if finding is None:
+        return Verdict(Independence.PROVED, "", "", "", "", *loops)
+    _, operation, reason, location = finding
+    return Verdict(Independence.UNKNOWN, output, operation, reason, location, *loops)
+
+
+def followed(read: Program, batched: Collection[int]) -> tuple[Walker, list[Value]]:
+    """Walk over a program and return what is known of its outputs; raises Unfollowed."""
     walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
     arguments = [
         _argument(read.types[number], is_batched=place in batched)
         for place, number in enumerate(read.body.arguments)
     ]
-    finding, output = _worst(outputs, walker.region(read.body, arguments))
-    if finding is None:
-        finding = question
-    loops = walker.loops_follow_rows, walker.loops_follow_inputs
-    if finding is None:
-        return Verdict(Independence.PROVED, "", "", "", "", *loops)
-    mixed, operation, reason, location = finding
-    independence = Independence.MIXED if mixed else Independence.UNKNOWN
-    return Verdict(independence, output, operation, reason, location, *loops)
+    return walker, walker.region(read.body, arguments)
 
 
 def _argument(kind: Tensor, *, is_batched: bool) -> Value:
@@ -163,18 +171,27 @@ def _argument(kind: Tensor, *, is_batched: bool) -> Value:
     return Value(((ROWS,), *varying(rest)))
 
 
-def _worst(outputs: Sequence[str], values: Sequence[Value]) -> tuple[Finding | None, str]:
+def _worst(
+    outputs: Sequence[str],
+    values: Sequence[Value],
+    question: Callable[[int | None], Finding | None],
+) -> tuple[Finding | None, str]:
     """Return why an output is not proved, and which: the first that mixes rows, or the first."""
     found = [
         (finding, name)
         for name, value in zip(outputs, values, strict=True)
-        if (finding := _not_proved(value)) is not None
+        if (finding := not_proved(value)) is not None
     ]
     mixed = [each for each in found if each[0].mixed]
-    return next(iter(mixed or found), (None, ""))
+    if found:
+        return next(iter(mixed or found))
+    if question(None) is None:
+        return None, ""
+    asked = ((question(number), name) for number, name in enumerate(outputs))
+    return next((each for each in asked if each[0] is not None), (None, ""))
 
 
-def _not_proved(value: Value) -> Finding | None:
+def not_proved(value: Value) -> Finding | None:
     """Return why an output is not known to be one row of it for each row of the inputs."""
     if value.blocked is not None or value.sized is not None:
         return value.blocked or value.sized

@@ -73,17 +73,18 @@ _OF_SHAPES = frozenset({"stablehlo.reshape", "stablehlo.concatenate", "stablehlo
 _UNMOVED = frozenset({"stablehlo.optimization_barrier"})
 
 
-def question(module: Any, batched: Collection[int]) -> Finding | None:
+def question(module: Any, batched: Collection[int], output: int | None = None) -> Finding | None:
     """Return the first operation whose result two batch sizes do not determine; None is well.
 
-    The batch is the first dimension of the arguments in `batched`, by their positions. Raises
-    Unfollowed where that cannot be told.
+    The batch is the first dimension of the arguments in `batched`, by their positions. With
+    `output`, the operations count that this one is computed from. Raises Unfollowed where that
+    cannot be told.
     """
-    return _Scan(module).run(batched)
+    return _Scan(module, output).run(batched)
 
 
 class _Scan:
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, output: int | None) -> None:
         self._functions = {
             ir.StringAttr(one.operation.attributes["sym_name"]).value: one.operation
             for one in module.body.operations
@@ -92,13 +93,17 @@ class _Scan:
         self._steps = 0
         self._found: Finding | None = None
         self._sizes: dict[Any, tuple[Size | None, ...]] = {}
+        self._output = output
+        self._is_used = True
+        """Whether what is looked at belongs to the output that is asked about."""
 
     def run(self, batched: Collection[int]) -> Finding | None:
         main = self._functions["main"].regions[0].blocks[0]
         for place, argument in enumerate(main.arguments):
             shape = self._shape(argument)
             self._sizes[argument] = (BATCH, *shape[1:]) if place in batched else shape
-        self._block(main, [_DATA] * len(main.arguments), {}, 0)
+        wanted = None if self._output is None else frozenset({self._output})
+        self._block(main, [_DATA] * len(main.arguments), {}, 0, wanted)
         return self._found
 
     @staticmethod
@@ -112,14 +117,22 @@ class _Scan:
         )
 
     def _block(
-        self, block: Any, arguments: Sequence[Any], known: dict[Any, Any], depth: int
+        self,
+        block: Any,
+        arguments: Sequence[Any],
+        known: dict[Any, Any],
+        depth: int,
+        wanted: frozenset[int] | None = None,
     ) -> Any:
+        """Look at the operations of a block, of whose results those `wanted` are used, or all."""
         if depth > MAX_CALLS:
             raise Unfollowed("has functions nested too deeply")
         known.update(zip(block.arguments, arguments, strict=True))
         returned: list[Any] = []
+        used, before = _used(block, wanted), self._is_used
         for each in block.operations:
             operation = each.operation
+            self._is_used = before and (used is None or _is_used(operation, used))
             self._steps += 1
             if self._steps > MAX_STEPS:
                 raise Unfollowed(f"takes more than {MAX_STEPS} operations")
@@ -129,16 +142,22 @@ class _Scan:
                 for number, one in enumerate(operation.operands):
                     self._sizes["returned", number] = self._sizes_of(one)
                 break
-            results = self._step(operation, operands, known, depth)
+            results = self._step(operation, operands, known, depth, used)
             known.update(zip(operation.results, results, strict=True))
+        self._is_used = before
         return returned
 
     def _step(
-        self, operation: Any, operands: list[Any], known: dict[Any, Any], depth: int
+        self,
+        operation: Any,
+        operands: list[Any],
+        known: dict[Any, Any],
+        depth: int,
+        used: Collection[Any] | None,
     ) -> Sequence[Any]:
         name = operation.name
         if name == "func.call" or operation.regions:
-            return self._nested(operation, operands, known, depth)
+            return self._nested(operation, operands, known, depth, used)
         if name == "stablehlo.constant":
             return [_literal(operation)]
         if name == "stablehlo.get_dimension_size":
@@ -191,7 +210,12 @@ class _Scan:
         return _DATA if any(one is _DATA for one in operands) else _LIKE
 
     def _nested(
-        self, operation: Any, operands: list[Any], known: dict[Any, Any], depth: int
+        self,
+        operation: Any,
+        operands: list[Any],
+        known: dict[Any, Any],
+        depth: int,
+        used: Collection[Any] | None,
     ) -> Sequence[Any]:
         name = operation.name
         if name == "func.call":
@@ -199,7 +223,11 @@ class _Scan:
             block = self._functions[callee].regions[0].blocks[0]
             for argument, operand in zip(block.arguments, operation.operands, strict=True):
                 self._sizes[argument] = self._sizes_of(operand)
-            returned = self._block(block, operands, {}, depth + 1)
+            wanted = None
+            if used is not None:
+                results = enumerate(operation.results)
+                wanted = frozenset(number for number, one in results if one in used)
+            returned = self._block(block, operands, {}, depth + 1, wanted)
             for number, result in enumerate(operation.results):
                 self._sizes[result] = self._sizes.get(("returned", number), ())
             return list(returned)
@@ -237,7 +265,7 @@ class _Scan:
         size = (self._sizes_of(operation.operands[0]) + (None,) * (axis + 1))[axis]
         if size is None:
             return _MEASURED
-        return Constant(size.fixed, size.per_row)
+        return Constant(size.offset, size.per_row)
 
     def _sizes_of(self, value: Any) -> tuple[Size | None, ...]:
         found = self._sizes.get(value)
@@ -249,13 +277,41 @@ class _Scan:
             self._sizes[operation.results[0]] = self._sizes_of(operation.operands[0])
 
     def _note(self, operation: Any) -> None:
-        if self._found is None:
+        if self._found is None and self._is_used:
             self._found = Finding(
                 False,
                 operation.name,
                 "computes from the size of the batch what two sizes cannot stand for",
                 author_line(str(operation.location)),
             )
+
+
+def _used(block: Any, wanted: frozenset[int] | None) -> set[Any] | None:
+    """Return the values that some results of a block are computed from; None for all."""
+    if wanted is None:
+        return None
+    operations = [each.operation for each in block.operations]
+    used: set[Any] = set()
+    for operation in reversed(operations):
+        if operation.name in {"stablehlo.return", "func.return"}:
+            used.update(one for n, one in enumerate(operation.operands) if n in wanted)
+        elif _is_used(operation, used):
+            used.update(_taken_by(operation))
+    return used
+
+
+def _is_used(operation: Any, used: Collection[Any]) -> bool:
+    return any(one in used for one in operation.results)
+
+
+def _taken_by(operation: Any) -> list[Any]:
+    """Return the values that an operation takes, those that its regions capture among them."""
+    taken = list(operation.operands)
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                taken.extend(_taken_by(inner.operation))
+    return taken
 
 
 def _is_of_computed(value: Any) -> bool:

@@ -1,7 +1,9 @@
 """The verdict on whether the rows of a batch see one another."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Independence(StrEnum):
@@ -10,9 +12,10 @@ class Independence(StrEnum):
     PROVED = "proved"
     """It is so, at every batch size and in every place of a batch."""
     MIXED = "mixed"
-    """An operation is known to let a row depend on others, its place, or the size of the batch."""
+    """It is not: a trial has found a row whose answer changes with the rows beside it. The analysis
+    itself never says so; what it cannot follow may be harmless."""
     UNKNOWN = "unknown"
-    """There is no rule for an operation, or no proof."""
+    """There is no proof: an operation has no rule, or puts rows together as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,13 @@ class Verdict:
     loops_follow_inputs: bool = False
     """Whether the trip count of some loop is not known to be a constant."""
 
+    @property
+    def advice(self) -> str:
+        """Return what to write instead, in a clause; empty where everything is proved."""
+        if self.independence is Independence.PROVED:
+            return ""
+        return _ADVICE.get(self.operation, _FOR_EACH)
+
     def __str__(self) -> str:
         """Say it in one line, for a log or a terminal."""
         place = f" ({self.location})" if self.location else ""
@@ -41,3 +51,43 @@ class Verdict:
         reason = f": {self.reason}" if self.reason and not self.operation else ""
         output = f", seen in output '{self.output}'" if self.output else ""
         return f"{self.independence}{operation}{reason}{output}"
+
+
+_FOR_EACH = "write the function of one row and jax.vmap it"
+_AXIS = "give another axis than the first, as x.max(axis=-1) for x.max()"
+_LOOP = "jax.vmap the loop of one row, in place of a loop that ends for all rows at once"
+_PLACES = (
+    "keep the first axis as it is, and take or put along others, or jax.vmap what one row does"
+)
+_NOISE = "take a seed for each row as an input, and jax.vmap over it"
+_NUMBER = "take a constant, or the size of another dimension, in place of the size of the batch"
+
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.sort", "chlo.top_k"), _AXIS
+        ),
+        **dict.fromkeys(
+            (
+                "stablehlo.gather",
+                "stablehlo.scatter",
+                "stablehlo.dynamic_slice",
+                "stablehlo.dynamic_update_slice",
+                "stablehlo.slice",
+                "stablehlo.concatenate",
+                "stablehlo.pad",
+                "stablehlo.reverse",
+                "stablehlo.reshape",
+                "stablehlo.transpose",
+            ),
+            _PLACES,
+        ),
+        "stablehlo.while": _LOOP,
+        "stablehlo.case": "use jnp.where, or jax.vmap lax.cond",
+        "stablehlo.if": "use jnp.where, or jax.vmap lax.cond",
+        "stablehlo.rng_bit_generator": _NOISE,
+        "stablehlo.constant": _NUMBER,
+        "stablehlo.batch_norm_training": "normalise by statistics that were learned",
+    }
+)
+"""What to write instead, by the operation that prevents the proof."""

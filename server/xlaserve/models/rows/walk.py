@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from xlaserve.models.rows import invariants
 from xlaserve.models.rows.domain import Value, blocked
 from xlaserve.models.rows.findings import Finding, Problem, Unfollowed
 from xlaserve.models.rows.program import Operation, Region
@@ -23,6 +24,11 @@ class Rule:
     """Returns what is known of the results; raises Mixes or NoRule."""
     takes_unknown: bool = False
     """Whether it is asked where nothing is known of an operand; else nothing is of the results."""
+    grows: frozenset[str] = frozenset()
+    """Attributes that it reads as sizes, which may differ with the batch. Where any other does,
+    the operation has no rule."""
+    ignored: Callable[[int], Collection[int]] = lambda count: ()
+    """Positions, of so many operands, of those that a result may turn out not to depend on."""
 
 
 Rules: TypeAlias = Mapping[str, Rule]
@@ -73,11 +79,16 @@ class Walker:
         try:
             if rule is None:
                 return self._stopped(operation, mixed=False, reason="has no rule")
+            reason = invariants.unread(operation, rule.grows)
+            if reason:
+                return self._stopped(operation, mixed=False, reason=reason)
             if not rule.takes_unknown and any(one.blocked is not None for one in operands):
                 return [blocked(operands)] * len(operation.results)
-            return rule.compute(operation, operands, self)
+            results = rule.compute(operation, operands, self)
         except Problem as problem:
             return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
+        reason = invariants.broken(operation, operands, results, rule.ignored(len(operands)))
+        return self._stopped(operation, mixed=False, reason=reason) if reason else results
 
     @staticmethod
     def _stopped(operation: Operation, *, mixed: bool, reason: str) -> list[Value]:

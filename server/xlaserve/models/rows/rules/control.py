@@ -19,8 +19,18 @@ from xlaserve.models.rows.findings import Finding, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Region
 from xlaserve.models.rows.rules.constant import known
 from xlaserve.models.rows.rules.elementwise import direction_of
+from xlaserve.models.rows.rules.frozen import (
+    DoneRow,
+    Loop,
+    Term,
+    all_of,
+    made_in,
+    question_of,
+    stays_done,
+    terms_of,
+    writes_nothing_new,
+)
 from xlaserve.models.rows.rules.indexing import ONE_BY_ONE
-from xlaserve.models.rows.rules.reduction import only_operation
 from xlaserve.models.rows.walk import Walker
 
 MAX_ROUNDS = 64
@@ -43,12 +53,8 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
     found = [walker.region(region, ()) for region in regions]
     if len(found) == 1:
         return found[0]
-    if index.blocked is not None and _is_masked(operation, walker):
-        return found[_WHERE_ANY[operation.name]]
     if index.blocked is not None:
-        reason = "takes a branch by a value of several rows"
-        finding = Finding(index.blocked.mixed, operation.name, reason, operation.location())
-        return [Value((), finding)] * len(operation.results)
+        return _asked_by_rows(operation, index.blocked, found, walker)
     sized = None
     if index.sized is not None:
         reason = "takes a branch by the size of the batch"
@@ -56,62 +62,75 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
     return [_sized(_either(operation, branches), sized) for branches in zip(*found, strict=True)]
 
 
-_WHERE_ANY = {"stablehlo.case": 1, "stablehlo.if": 0}
+_WHERE_TRUE = {"stablehlo.case": 1, "stablehlo.if": 0}
 """The branch that is taken where a predicate is true."""
 
 
-def _is_masked(operation: Operation, walker: Walker) -> bool:
-    """Tell whether a branch for rows of a predicate changes no other row.
+def _asked_by_rows(
+    operation: Operation, ended_by: Finding, found: Sequence[list[Value]], walker: Walker
+) -> list[Value]:
+    """Return the results of a branch that is taken where any row asks for it.
 
-    It is taken where the predicate holds for any row, and returns `select(predicate, new, old)`;
-    the other branch returns `old`. Were it always taken, the result would be the same: where the
-    predicate holds for no row, the `select` is `old` too.
+    Rows are apart in those that are the same in both branches for a row that does not ask. Were the
+    branch always taken, these would be the same: where no row asks, all are such rows.
     """
-    predicate = _predicate_of(operation.operands[0], walker)
-    if predicate is None or len(operation.regions) != 2:
-        return False
-    chosen = _WHERE_ANY[operation.name]
+    reason = "takes a branch by a value of several rows"
+    finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
+    asked = _asked(operation, walker)
+    if asked is None:
+        return [Value((), finding)] * len(operation.results)
+    term, chosen, is_more = asked
     taken, other = operation.regions[chosen], operation.regions[1 - chosen]
-    return all(
-        _is_selected(walker, new, old, predicate)
-        for new, old in zip(taken.returned, other.returned, strict=True)
-    )
+    keys: dict[Hashable, int] = {}
+    labels = labelled(taken, {}, keys) | labelled(other, {}, keys)
+    row = DoneRow(walker, walker.made_by, labels)
+    row.assume(term)
+    results = []
+    for place, both in enumerate(zip(taken.returned, other.returned, strict=True)):
+        if not row.is_same(*both) and not row.is_same(*both[::-1]):
+            results.append(Value((), finding))
+        elif is_more:
+            results.append(_either(operation, (found[chosen][place], found[1 - chosen][place])))
+        else:
+            results.append(found[chosen][place])
+    return results
 
 
-def _is_selected(walker: Walker, new: int, old: int, predicate: int) -> bool:
-    """Tell whether a value is another one wherever a predicate, in any shape, is false."""
-    if new == old:
-        return True
-    found = walker.made_by(new)
-    if found is None or found.name != "stablehlo.select" or found.operands[2] != old:
-        return False
-    mask = found.operands[0]
-    while mask != predicate:
-        spread = walker.made_by(mask)
-        if spread is None or spread.name not in _SPREAD:
-            return False
-        mask = spread.operands[0]
-    return True
+def _asked(operation: Operation, walker: Walker) -> tuple[Term, int, bool] | None:
+    """Return what is asked of rows, which branch is taken where one asks, and if more is asked.
+
+    None where something else decides.
+    """
+    if len(operation.regions) != 2:
+        return None
+    where_true = _WHERE_TRUE[operation.name]
+    index = _truth_of(operation.operands[0], walker)
+    of_all = all_of(index, walker.made_by)
+    if of_all is not None:
+        return (of_all, 1 - where_true, False) if _is_followed(of_all, walker) else None
+    terms = terms_of(index, walker.made_by)
+    asking = [one for one in terms if walker.value(one).blocked is not None]
+    if len(asking) != 1 or any(walker.value(one).sized for one in terms):
+        return None
+    term = question_of(asking[0], walker.made_by)
+    if term is None or not _is_followed(term, walker):
+        return None
+    return term, where_true, len(terms) > 1
 
 
-def _predicate_of(index: int, walker: Walker) -> int | None:
-    """Return the predicate of which the index of a branch says whether it holds anywhere."""
+def _is_followed(term: Term, walker: Walker) -> bool:
+    """Tell whether rows are apart, and sizes no matter, in what is asked about."""
+    values = [walker.value(n) for n in (term.predicate, term.above) if n is not None]
+    return all(value.blocked is None and value.sized is None for value in values)
+
+
+def _truth_of(index: int, walker: Walker) -> int:
+    """Return the truth value that the index of a branch was made of."""
     made = walker.made_by(index)
-    while made is not None and made.name in {"stablehlo.reshape", "stablehlo.convert"}:
-        if made.operand_types[0].dtype != "i1":
-            return None
-        made = walker.made_by(made.operands[0])
-    is_any = made is not None and _is_or(made)
-    return made.operands[0] if is_any and made is not None else None
-
-
-def _is_or(operation: Operation) -> bool:
-    return (
-        operation.name == "stablehlo.reduce"
-        and len(operation.operands) == 2
-        and operation.types[0].dtype == "i1"
-        and only_operation(operation.regions[0]) == "stablehlo.or"
-    )
+    is_number = made is not None and made.name == "stablehlo.convert"
+    if made is not None and is_number and made.operand_types[0].dtype == "i1":
+        return made.operands[0]
+    return index
 
 
 def _sized(value: Value, finding: Finding | None) -> Value:
@@ -147,7 +166,7 @@ def _finding(operation: Operation, problem: Problem) -> Finding:
 
 def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
     """Repeat a body until nothing new is found out; then look at what ends the loop."""
-    condition, body = operation.regions
+    condition = operation.regions[0]
     if not _is_counted(operation, operands, walker):
         walker.loops_follow_inputs = True
     carried = _fixpoint(operation, operands, walker)
@@ -163,13 +182,7 @@ def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
             for number, value in enumerate(carried)
         ]
     walker.loops_follow_rows = True
-    problem = _not_frozen(operation, carried, walker, going_on.blocked)
-    if problem is not None:
-        kept = _unchanged(body)
-        return [
-            value if number in kept else Value((), problem) for number, value in enumerate(carried)
-        ]
-    return carried
+    return _until_all_are_done(operation, carried, walker, going_on.blocked)
 
 
 def _unchanged(body: Region) -> set[int]:
@@ -232,43 +245,70 @@ def _without_fact(value: Value) -> Value:
 # --- loops that run for as long as some row goes on --------------------------------------------
 
 
-def _not_frozen(
-    operation: Operation, carried: Sequence[Value], walker: Walker, ended_by: Finding
-) -> Finding | None:
-    """Return why other rows can be seen by how long a loop runs; None where they cannot.
+def _until_all_are_done(
+    operation: Operation, carried: list[Value], walker: Walker, ended_by: Finding
+) -> list[Value]:
+    """Return the carried values behind a loop that goes on for as long as some row does.
 
-    What `vmap` makes of a loop goes on while a predicate holds for any row, and carries on for each
-    row what it had when its own predicate failed. Then trips beyond a row's own leave it alone.
+    Other rows decide how many trips are made after a row is done. What these leave as it is, in a
+    row that is done, is proved; what they change counts the trips of all.
     """
-    condition, body = operation.regions
-    predicate = _any_of(condition)
-    value = None if predicate is None else walker.value(predicate)
-    if value is None or value.blocked is not None:
+    kept = _unchanged(operation.regions[1])
+    asked = _asked_by_loop(operation, walker, ended_by)
+    if isinstance(asked, Finding):
+        return [
+            value if number in kept else Value((), asked) for number, value in enumerate(carried)
+        ]
+    changes = Finding(
+        False,
+        operation.name,
+        "runs until all rows are done, and changes those that are done before",
+        operation.location(),
+    )
+    same = _same_when_done(operation, walker, asked)
+    return [
+        value if number in kept or number in same or value.blocked else Value((), changes)
+        for number, value in enumerate(carried)
+    ]
+
+
+def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
+    """Return what a condition asks about rows, or why other rows can be seen by that."""
+    (returned,) = operation.regions[0].returned
+    terms = terms_of(returned, walker.made_by)
+    asking = [one for one in terms if walker.value(one).blocked is not None]
+    term = question_of(asking[0], walker.made_by) if len(asking) == 1 else None
+    if term is None or not _is_apart(term, walker):
         reason = "runs for as long as a value of several rows says"
-        surely = ended_by.mixed and not _asks_for_any(condition)
-        return Finding(surely, operation.name, reason, operation.location())
-    if value.sized is not None:
-        return value.sized
-    labels, body_labels = _labels(operation)
-    going_on = _label_of(predicate, labels)
-    for number, returned in enumerate(body.returned):
-        if returned == body.arguments[number]:
-            continue
-        if not _is_frozen(body, number, going_on, body_labels):
-            return Finding(
-                False,
-                operation.name,
-                "runs until all rows are done, and changes those that are done before",
-                operation.location(),
-            )
-    return None
+        return Finding(ended_by.mixed, operation.name, reason, operation.location())
+    numbers = [*terms, term.predicate, *(() if term.above is None else (term.above,))]
+    sized = [found for one in numbers if (found := walker.value(one).sized) is not None]
+    return sized[0] if sized else term
 
 
-def _label_of(number: int | None, labels: Labels) -> Hashable:
-    return labels.get(number, ("outside", number)) if number is not None else None
+def _is_apart(term: Term, walker: Walker) -> bool:
+    numbers = [term.predicate, *(() if term.above is None else (term.above,))]
+    return all(walker.value(one).blocked is None for one in numbers)
 
 
-def _labels(operation: Operation) -> tuple[Labels, Labels]:
+def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozenset[int]:
+    """Return the numbers of the carried values that stay as they are in a row that is done."""
+    body = operation.regions[1]
+    made = made_in(body)
+    loop = Loop(operation, walker, frozenset(_unchanged(body)))
+    row = DoneRow(walker, walker.made_by, _labels(operation), writes=writes_nothing_new(loop, made))
+    row.assume(term)
+    same = frozenset(
+        number
+        for number, (argument, returned) in enumerate(
+            zip(body.arguments, body.returned, strict=True)
+        )
+        if row.is_same(returned, argument)
+    )
+    return same if stays_done(loop, term, same, made) else frozenset()
+
+
+def _labels(operation: Operation) -> Labels:
     """Label the values of condition and body alike."""
     condition, body = operation.regions
     kept = _unchanged(body)
@@ -282,51 +322,7 @@ def _labels(operation: Operation) -> tuple[Labels, Labels]:
         labelled(region, dict(zip(region.arguments, of_arguments, strict=True)), keys)
         for region in (condition, body)
     ]
-    return found[0], found[1]
-
-
-def _any_of(condition: Region) -> int | None:
-    """Return the predicate of which a condition asks whether it holds anywhere."""
-    made = {result: one for one in condition.operations for result in one.results}
-    found = made.get(condition.returned[0])
-    while found is not None and found.name in {"stablehlo.reshape", "stablehlo.convert"}:
-        if found.types[0].dtype != "i1" or found.operand_types[0].dtype != "i1":
-            return None
-        found = made.get(found.operands[0])
-    # What it starts with is a constant of no row; where it is true, the loop has no end.
-    return found.operands[0] if found is not None and _is_or(found) else None
-
-
-def _asks_for_any(condition: Region) -> bool:
-    """Tell whether a condition asks, among others, whether something holds for any row.
-
-    Rows that are done may then be kept in a way that is not known here.
-    """
-    return any(
-        operation.name == "stablehlo.reduce"
-        and only_operation(operation.regions[0]) in {"stablehlo.or", "stablehlo.and"}
-        for operation in condition.operations
-    )
-
-
-_SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
-
-
-def _is_frozen(body: Region, number: int, going_on: Hashable, labels: Labels) -> bool:
-    """Tell whether a carried value stays as it is for rows whose predicate has failed."""
-    made = {result: one for one in body.operations for result in one.results}
-    found = made.get(body.returned[number])
-    if found is None or found.name != "stablehlo.select":
-        return False
-    predicate, _, otherwise = found.operands
-    if otherwise != body.arguments[number]:
-        return False
-    while labels.get(predicate, ("outside", predicate)) != going_on:
-        spread = made.get(predicate)
-        if spread is None or spread.name not in _SPREAD:
-            return False
-        predicate = spread.operands[0]
-    return True
+    return found[0] | found[1]
 
 
 # --- trip counts -------------------------------------------------------------------------------

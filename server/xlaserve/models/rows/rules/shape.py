@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from xlaserve.models.rows.domain import (
     Along,
     Dimension,
     Dimensions,
-    Factor,
     Parts,
     RowNumber,
+    Segments,
     Value,
     factor,
     has_rows,
@@ -28,7 +29,7 @@ from xlaserve.models.rows.domain import (
 )
 from xlaserve.models.rows.findings import Finding, Mixes, NoRule
 from xlaserve.models.rows.program import Operation, Shape
-from xlaserve.models.rows.rules import parts
+from xlaserve.models.rows.rules import parts, segments
 from xlaserve.models.rows.rules.elementwise import of_constant
 from xlaserve.models.rows.rules.row_numbers import WIDE
 from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
@@ -44,9 +45,10 @@ def depends_on_size(operation: Operation, reason: str, *, surely: bool = True) -
 
 def static_shape(shape: Shape) -> tuple[int, ...] | None:
     """Return a shape without the batch that is small enough to look at its elements."""
+    if not all(size.is_static for size in shape):
+        return None
     found = tuple(size.fixed for size in shape)
-    is_small = all(size.is_static for size in shape) and 0 < np.prod(found) <= MAX_ELEMENTS
-    return found if is_small else None
+    return found if 0 < np.prod(found) <= MAX_ELEMENTS else None
 
 
 def kept(operation: Operation, operands: Sequence[Value]) -> list[Value]:
@@ -124,6 +126,17 @@ def transpose(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Put dimensions in another order."""
     (value,), order = operands, operation.integers("permutation")
     fact = value.fact
+    if isinstance(fact, Segments) and value.blocked is not None:
+        blocks = [_transposed(block, order) for block in fact.values]
+        axis = order.index(fact.dimension)
+        return [segments.put_together(blocks, fact.sizes, axis, value.blocked)]
+    return [_transposed(value, order)]
+
+
+def _transposed(value: Value, order: Sequence[int]) -> Value:
+    if value.blocked is not None:
+        return Value((), value.blocked)
+    fact = value.fact
     if isinstance(fact, Constant) and not fact.is_splat:
         fact = fact.map(lambda a: a.transpose(order))
     elif isinstance(fact, RowNumber):
@@ -131,7 +144,7 @@ def transpose(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     elif isinstance(fact, Parts):
         fact = None
     dimensions = tuple(value.dimensions[place] for place in order)
-    return [Value(dimensions, sized=value.sized, fact=fact)]
+    return Value(dimensions, sized=value.sized, fact=fact)
 
 
 def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
@@ -151,8 +164,25 @@ def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
             ]
             return [parts.put_together(each, axis, operation)]
     if value.blocked is not None:
-        return [Value((), value.blocked)]
+        return [_blocks_regrouped(value, before, shape) or Value((), value.blocked)]
     return [_regrouped(value, shape, moved)]
+
+
+def _blocks_regrouped(value: Value, before: Shape, shape: Shape) -> Value | None:
+    """Regroup what lies behind the dimension along which blocks were put together."""
+    fact = value.fact
+    if not isinstance(fact, Segments) or value.blocked is None:
+        return None
+    axis = _still_at(before, fact.dimension, shape)
+    if axis is None:
+        return None
+    blocks = [
+        block
+        if block.blocked is not None
+        else _regrouped(block, (*shape[:axis], size, *shape[axis + 1 :]), None)
+        for block, size in zip(fact.values, fact.sizes, strict=True)
+    ]
+    return segments.put_together(blocks, fact.sizes, axis, value.blocked)
 
 
 def _regrouped(value: Value, shape: Shape, moved: dict[int, int] | None) -> Value:
@@ -166,6 +196,22 @@ def _regrouped(value: Value, shape: Shape, moved: dict[int, int] | None) -> Valu
     elif isinstance(fact, Parts):
         fact = None
     return Value(reshaped(value.dimensions, shape), sized=value.sized, fact=fact)
+
+
+def _still_at(before: Shape, axis: int, after: Shape) -> int | None:
+    """Return where a dimension lies that no other is merged with; None where it lies nowhere."""
+    major, whole = _product(before[:axis]), _product(before)
+    for place, size in enumerate(after):
+        if size == before[axis] and major is not None and _product(after[:place]) == major:
+            return place if _product(after) == whole else None
+    return None
+
+
+def _product(shape: Shape) -> Size | None:
+    whole: Size | None = ONE
+    for size in shape:
+        whole = whole and sizes.product(whole, size)
+    return whole
 
 
 def _ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
@@ -226,7 +272,49 @@ def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     (value,) = operands
     shape = operation.types[0].shape
     starts, limits = operation.sizes("start_indices") or (), operation.sizes("limit_indices") or ()
-    strides = operation.integers("strides")
+    slices = Slices(shape, starts, limits, operation.integers("strides"))
+    return [sliced_at(operation, value, slices)]
+
+
+class Slices(NamedTuple):
+    """What is taken of each dimension."""
+
+    shape: Shape
+    starts: Shape
+    limits: Shape
+    strides: Sequence[int]
+
+    def at(self, axis: int, start: Size, taken: Size) -> Slices:
+        """Return it with other bounds in one dimension."""
+        new = taken, start, sizes.plus(start, taken)
+        shape, starts, limits = (
+            (*old[:axis], one, *old[axis + 1 :])
+            for old, one in zip((self.shape, self.starts, self.limits), new, strict=True)
+        )
+        return Slices(shape, starts, limits, self.strides)
+
+
+def sliced_at(operation: Operation, value: Value, slices: Slices) -> Value:
+    """Return a part of a value, or of the blocks that it was put together from."""
+    fact = value.fact
+    if isinstance(fact, Segments) and slices.strides[fact.dimension] == 1:
+        axis = fact.dimension
+
+        def of_block(block: Value, start: Size, taken: Size) -> Value:
+            return _sliced(operation, block, slices.at(axis, start, taken))
+
+        found = segments.cut(value, slices.starts[axis], slices.shape[axis], of_block)
+        if found is not None:
+            return found
+    if value.blocked is not None:
+        return Value((), value.blocked)
+    return _sliced(operation, value, slices)
+
+
+def _sliced(operation: Operation, value: Value, slices: Slices) -> Value:
+    shape, starts, limits, strides = slices
+    if ZERO in shape:
+        return Value(uniform(shape))
     found: list[Dimension] = []
     sized = value.sized
     for axis, dimension in enumerate(value.dimensions):
@@ -237,18 +325,26 @@ def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         sized = sized or finding
     fact = value.fact
     if isinstance(fact, Constant) and not fact.is_splat:
-        bounds = tuple(
-            slice(start.fixed, limit.fixed, stride)
-            for start, limit, stride in zip(starts, limits, strides, strict=True)
-        )
-        fact = fact.map(lambda a: a[bounds])
+        fact = _constant_cut(fact, starts, limits, strides)
+    if isinstance(fact, Constant) and not fact.is_splat:
         found = list(of_constant(fact, shape, operation).dimensions)
         sized = sized if not fact.is_static else None
     elif not isinstance(fact, Constant):
         fact = None
-    if ZERO in shape:
-        return [Value(uniform(shape))]
-    return [Value(tuple(found), sized=sized, fact=fact)]
+    return Value(tuple(found), sized=sized, fact=fact)
+
+
+def _constant_cut(
+    fact: Constant, starts: Shape, limits: Shape, strides: Sequence[int]
+) -> Constant | None:
+    """Cut known elements; None where the place that they are taken from moves with the batch."""
+    if not all(bound.is_static for bound in (*starts, *limits)):
+        return None
+    bounds = tuple(
+        slice(start.fixed, limit.fixed, stride)
+        for start, limit, stride in zip(starts, limits, strides, strict=True)
+    )
+    return fact.map(lambda a: a[bounds])
 
 
 # --- putting together --------------------------------------------------------------------------
@@ -263,13 +359,34 @@ def concatenate(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         return [_constants_joined(operation, known, axis)]
     if all(kind.shape[axis] == ONE for kind in operation.operand_types):
         return [parts.put_together(operands, axis, operation)]
-    together = joined([_without(value, axis) for value in operands])
+    blocks, of = _apart(operation, operands, axis)
+    together = joined([_without(value, axis) for value in blocks])
     if together.blocked is not None:
         return [together]
-    along, finding = _one_behind_the_other(operation, operands, axis)
+    try:
+        along, finding = _one_behind_the_other(operation, blocks, of, axis)
+    except NoRule as reason:
+        finding = Finding(False, operation.name, str(reason), operation.location())
+        return [segments.put_together(blocks, of, axis, finding)]
     dimensions = (*together.dimensions[:axis], along, *together.dimensions[axis + 1 :])
     result = Value(dimensions, sized=together.sized)
     return [with_finding(result, finding) if finding else result]
+
+
+def _apart(
+    operation: Operation, operands: Sequence[Value], axis: int
+) -> tuple[list[Value], list[Size]]:
+    """Return the blocks that are put together, with those that operands were put together from."""
+    blocks: list[Value] = []
+    of: list[Size] = []
+    for value, kind in zip(operands, operation.operand_types, strict=True):
+        if isinstance(value.fact, Segments) and value.fact.dimension == axis:
+            blocks.extend(value.fact.values)
+            of.extend(value.fact.sizes)
+        elif kind.shape[axis] != ZERO:
+            blocks.append(value)
+            of.append(kind.shape[axis])
+    return blocks, of
 
 
 def _without(value: Value, axis: int) -> Value:
@@ -280,7 +397,7 @@ def _without(value: Value, axis: int) -> Value:
 
 
 def _one_behind_the_other(
-    operation: Operation, operands: Sequence[Value], axis: int
+    operation: Operation, operands: Sequence[Value], of: Sequence[Size], axis: int
 ) -> tuple[Dimension, Finding | None]:
     dimensions = [value.dimensions[axis] for value in operands]
     size = operation.types[0].shape[axis]
@@ -294,9 +411,8 @@ def _one_behind_the_other(
         if any(others):
             raise Mixes("computes something for every pair of rows")
         return _blocks_joined(dimensions), None
-    moves = any(not kind.shape[axis].is_static for kind in operation.operand_types[:-1])
-    last = operation.operand_types[-1].shape[axis]
-    moves = moves or (not last.is_static and len(dimensions[-1]) > 1)
+    moves = any(not one.is_static for one in of[:-1])
+    moves = moves or (not of[-1].is_static and len(dimensions[-1]) > 1)
     finding = depends_on_size(
         operation, "puts elements at a place that moves with the batch", surely=False
     )
@@ -314,9 +430,11 @@ def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
         if not places or outer is None or not outer.is_static:
             raise NoRule("puts rows behind one another with something that is no row")
         rest = dimension[place:]
+        if inner is not None and size_of(inner) != size_of(rest):
+            raise NoRule("puts blocks of rows of different lengths behind one another")
         inner = rest if inner is None else joined_dimension(inner, rest)
         count += outer.fixed
-    return (Factor(static(count), Along.ANY), *(inner or ()))
+    return (*factor(static(count), Along.ANY), *(inner or ()))
 
 
 def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int) -> Value:
@@ -342,20 +460,37 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     between = operation.integers("interior_padding")
     shape, sized = operation.types[0].shape, value.sized or filler.sized
     found: list[Dimension] = []
+    rows: int | None = None
     for axis, dimension in enumerate(value.dimensions):
         if low[axis] == high[axis] == ZERO and not between[axis]:
             found.append(dimension)
             continue
         if has_rows(dimension):
-            # What is behind the rows may be cut off again.
-            problem = NoRule if low[axis] == ZERO and not between[axis] else Mixes
-            raise problem("puts other elements before, between or behind the rows")
+            if between[axis] or not _is_none_or_more(low[axis], high[axis]):
+                raise Mixes("puts other elements between the rows, or cuts rows off")
+            rows = axis
+            found.append(dimension)
+            continue
         found.append(factor(shape[axis], Along.ANY))
         if not low[axis].is_static or not operation.operand_types[0].shape[axis].is_static:
             sized = sized or depends_on_size(
                 operation, "puts elements at a place that moves with the batch", surely=False
             )
-    return [Value(tuple(found), sized=sized)]
+    result = Value(tuple(found), sized=sized)
+    if rows is None:
+        return [result]
+    # What is put beside the rows may be cut off again.
+    reason = "puts other elements before or behind the rows"
+    finding = Finding(False, operation.name, reason, operation.location())
+    of = low[rows], operation.operand_types[0].shape[rows], high[rows]
+    beside = [
+        Value(uniform((*shape[:rows], size, *shape[rows + 1 :])), sized=filler.sized) for size in of
+    ]
+    return [segments.put_together([beside[0], result, beside[2]], of, rows, finding)]
+
+
+def _is_none_or_more(*counts: Size) -> bool:
+    return all(one.per_row >= 0 and one.at(1) >= 0 for one in counts)
 
 
 def reverse(operation: Operation, operands: Sequence[Value]) -> list[Value]:

@@ -1,0 +1,247 @@
+"""What holds of every result of every rule, and what a rule may not leave unread."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.honest_rows import HONEST
+from support.rows import exported, verdict_of
+
+from xlaserve.models.rows import Independence, program, proof, refining
+from xlaserve.models.rows.constants import Constant
+from xlaserve.models.rows.domain import (
+    ROWS,
+    Along,
+    Factor,
+    RowNumber,
+    Value,
+    joined_dimension,
+    varying,
+)
+from xlaserve.models.rows.findings import Finding, NoRule
+from xlaserve.models.rows.program import Operation, Pair
+from xlaserve.models.rows.sizes import BATCH, Size, fitted, static
+from xlaserve.models.rows.table import RULES
+from xlaserve.models.rows.walk import Rule, Walker
+
+F4 = [((4,), "float32")]
+FOUR = (Factor(static(4), Along.ANY),)
+THREE = (Factor(static(3), Along.ANY),)
+SIZED = Finding(True, "stablehlo.constant", "takes the size of the batch for a number")
+
+
+def planted(
+    monkeypatch: pytest.MonkeyPatch, results: Callable[[Sequence[Value]], Sequence[Value]]
+) -> None:
+    """Have a rule for `tanh` that says the same of whatever it is given."""
+    rule = Rule(lambda operation, operands, walker: results(operands))
+    rules = MappingProxyType({**RULES, "stablehlo.tanh": rule})
+    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", rules)
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (Value(((ROWS,), THREE)), "gives dimensions of other sizes"),
+        (Value(((ROWS, *FOUR), FOUR)), "gives dimensions of other sizes"),
+        (Value(((ROWS,),)), "gives another number of dimensions"),
+        (Value(((Factor(Size(2, 0), Along.ROW),), FOUR)), "gives dimensions of other sizes"),
+        (Value(((ROWS,), FOUR), fact=RowNumber(1)), "gives elements of another shape"),
+        (Value(((ROWS,), FOUR), fact=Constant(np.arange(3))), "gives elements of another shape"),
+        (Value(varying((BATCH, static(4)))), "depends on rows, of which"),
+    ],
+)
+def test_what_a_rule_says_must_fit_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch, result: Value, reason: str
+) -> None:
+    planted(monkeypatch, lambda operands: [result])
+
+    verdict = verdict_of(jnp.tanh, F4)
+
+    assert (verdict.independence, verdict.operation) == (Independence.UNKNOWN, "stablehlo.tanh")
+    assert reason in verdict.reason
+
+
+def test_a_rule_of_too_few_results_makes_nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda operands: [])
+
+    assert "another number of results" in verdict_of(jnp.tanh, F4).reason
+
+
+def test_a_rule_may_not_forget_the_size_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda operands: [Value(operands[0].dimensions)])
+
+    verdict = verdict_of(lambda x: jnp.tanh(x * x.shape[0]), F4)
+
+    assert "depends on the size of the batch, of which" in verdict.reason
+
+
+def test_a_rule_that_says_what_is_so_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, list)
+
+    assert str(verdict_of(jnp.tanh, F4)) == "proved"
+
+
+# --- attributes --------------------------------------------------------------------------------
+
+
+def operations_of(region: program.Region) -> Iterator[Operation]:
+    for operation in region.operations:
+        yield operation
+        for inner in operation.regions:
+            yield from operations_of(inner)
+
+
+def test_an_attribute_that_differs_and_is_not_read_as_a_size_is_no_rule() -> None:
+    """Every attribute of one operation of each kind, of networks all of which are proved."""
+    rows = proof.PAIRS[0]
+    seen: set[tuple[str, str]] = set()
+    for name in ("cnn", "fourier", "softmax", "cholesky", "sorted", "top_k", "embedding"):
+        if name not in HONEST:
+            continue
+        artifact = exported(*HONEST[name])
+        with jax.enable_x64(True), refining.parsing():
+            refinery = refining.Refinery(artifact, {}, "b")
+            module = refining.parse(refinery.refined(refinery.open_module(rows[0], "cpu")))
+            read = program.read(module, module, rows)
+            for operation in operations_of(read.body):
+                for attribute, said in operation.attributes.items():
+                    if (operation.name, attribute) in seen or operation.name not in RULES:
+                        continue
+                    seen.add((operation.name, attribute))
+                    if attribute not in RULES[operation.name].grows:
+                        assert not is_known(operation, attribute, Pair(said, said))
+
+    assert len(seen) >= 20
+
+
+def is_known(operation: Operation, attribute: str, said: Pair) -> bool:
+    """Tell whether something is known of a result where an attribute differs."""
+    changed = replace(operation, attributes={**operation.attributes, attribute: said})
+    walker = Walker(RULES, float("inf"))
+    operands = tuple(range(1000, 1000 + len(operation.operand_types)))
+    values = [Value(varying(kind.shape)) for kind in operation.operand_types]
+    region = program.Region(operands, (replace(changed, operands=operands),), operation.results)
+    return all(value.blocked is None for value in walker.region(region, values))
+
+
+# --- sizes -------------------------------------------------------------------------------------
+
+
+def test_a_size_that_grows_has_no_fixed_value() -> None:
+    assert static(4).fixed == 4
+    with pytest.raises(NoRule):
+        _ = Size(1, 4).fixed
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((ROWS, *FOUR), (ROWS, *THREE)),
+        ((ROWS,), (Factor(Size(2, 0), Along.UNIFORM),)),
+        (FOUR, (Factor(static(3), Along.UNIFORM),)),
+        ((Factor(static(2), Along.ANY), *THREE), (Factor(static(8), Along.UNIFORM),)),
+    ],
+)
+def test_dimensions_of_different_sizes_are_never_joined(
+    left: tuple[Factor, ...], right: tuple[Factor, ...]
+) -> None:
+    for one, other in ((left, right), (right, left)):
+        with pytest.raises(NoRule):
+            joined_dimension(one, other)
+
+
+def test_a_size_is_fitted_by_what_it_is_at_both() -> None:
+    assert fitted(41, 45, (37, 41)) == Size(1, 4)
+
+
+# --- blocks of rows ----------------------------------------------------------------------------
+
+INPUTS = [((5, 6), "float32"), ((3, 6), "float32"), ((2, 6), "float32")]
+
+
+def flat(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, 6)
+
+
+def cut_as_another(x: jax.Array, y: jax.Array, _: jax.Array) -> jax.Array:
+    b = x.shape[0]
+    _, c, _ = jnp.split(jnp.concatenate([flat(y), flat(x)]), [3 * b, 6 * b])
+    return c.reshape(b, 3, 6)
+
+
+def lengths_of_the_same_sum(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    """Blocks of 3, 5 and 2 behind one another have ten, as ten of one have."""
+    b = x.shape[0]
+    z = jnp.concatenate([flat(w), flat(w[:, :1]), flat(y)])
+    return z.reshape(3, b, 2, 6)[1]
+
+
+def one_too_far(x: jax.Array, y: jax.Array, _: jax.Array) -> jax.Array:
+    b = x.shape[0]
+    return jnp.concatenate([flat(y), flat(x)])[3 * b + 1 :][: 5 * b - 1][: 3 * b].reshape(b, 3, 6)
+
+
+def by_stride(x: jax.Array, y: jax.Array, _: jax.Array) -> jax.Array:
+    b = x.shape[0]
+    return jnp.concatenate([flat(y), flat(x)])[::8].reshape(b, 6)
+
+
+def behind_padding(x: jax.Array, *_: jax.Array) -> jax.Array:
+    return jnp.pad(x, ((1, 0), (0, 0), (0, 0)))[:-1]
+
+
+@pytest.mark.parametrize(
+    "model", [cut_as_another, lengths_of_the_same_sum, one_too_far, by_stride, behind_padding]
+)
+def test_blocks_of_rows_that_are_cut_elsewhere_are_not_proved(
+    model: Callable[..., jax.Array],
+) -> None:
+    assert verdict_of(model, INPUTS).independence != Independence.PROVED
+
+
+def cut_back(x: jax.Array, y: jax.Array, w: jax.Array) -> list[jax.Array]:
+    """An encoder is run once over all the parts of all rows."""
+    b = x.shape[0]
+    z = jnp.tanh(jnp.concatenate([flat(y), flat(x), flat(w)])) * 2.0 + jnp.arange(6.0)
+    one, two, three = jnp.split(z, [3 * b, 8 * b])
+    return [two.reshape(b, 5, 6), one.reshape(b, 3, 6), three.reshape(b, 12)]
+
+
+def cut_back_in_steps(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    b = x.shape[0]
+    z = jnp.concatenate([jnp.concatenate([flat(y), flat(x)]), flat(w)]).T.reshape(2, 3, -1)
+    both = z[..., 3 * b :]
+    return both[..., : 5 * b].transpose(2, 0, 1).reshape(b, 5, 2, 3)
+
+
+def cut_from_padding(x: jax.Array, *_: jax.Array) -> jax.Array:
+    b = x.shape[0]
+    return jnp.pad(x, ((2, 1), (0, 0), (1, 0)))[2 : b + 2]
+
+
+def cut_from_behind_a_row(x: jax.Array, *_: jax.Array) -> jax.Array:
+    return jnp.concatenate([jnp.zeros((1, 5, 6)), x])[1:]
+
+
+def whole_blocks(x: jax.Array, *_: jax.Array) -> jax.Array:
+    """Two of three blocks of all rows, and one of them."""
+    b = x.shape[0]
+    z = jnp.concatenate([x, x * 2, x * 3])
+    return z[b:][:b] + z[: 2 * b][b:]
+
+
+@pytest.mark.parametrize(
+    "model", [cut_back, cut_back_in_steps, cut_from_padding, cut_from_behind_a_row, whole_blocks]
+)
+def test_blocks_of_rows_that_are_cut_where_they_were_joined_are_proved(
+    model: Callable[..., object],
+) -> None:
+    assert str(verdict_of(model, INPUTS)) == "proved"

@@ -1,0 +1,196 @@
+"""Loops that run until all rows are done, and branches that are taken where any row asks for it."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support.rows import verdict_of
+
+from xlaserve.models.rows import Independence
+
+F4 = [((4,), "float32")]
+WEIGHTS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)
+END, PAD, LENGTH = 2, 3, 7
+
+Array = jax.Array
+Step = Callable[[Array, Array, Array], Array]
+"""Takes tokens, which rows are done, and the new ones with their place; returns tokens."""
+
+
+def generated(
+    x: Array,
+    *,
+    put: Callable[[Array, Array, Array, Array], Array],
+    begin: Callable[[Array], Array] | None = None,
+    first: int = 0,
+    goes_on: Callable[[Array], Array] = lambda done: ~done.all(),
+    ends: Callable[[Array, Array], Array] = lambda done, new: done | (new == END),
+) -> tuple[Array, ...]:
+    """Generate until all rows are done: count, tokens, which are done, lengths, a cache."""
+    b = x.shape[0]
+    tokens = jnp.full((b, LENGTH), PAD, jnp.int32) if begin is None else begin(x)
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, tokens, done, lengths, cache = s
+        cache = cache * 0.9 + x
+        new = jnp.argmax(cache @ WEIGHTS, -1).astype(jnp.int32)
+        lengths = lengths + (~done).astype(jnp.int32)
+        return i + 1, put(tokens, done, new, i), ends(done, new), lengths, cache
+
+    begun = (first, tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
+    return lax.while_loop(lambda s: (s[0] < LENGTH) & goes_on(s[2]), step, begun)
+
+
+def pad_is_put(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return tokens.at[:, i].set(jnp.where(done, PAD, new))
+
+
+def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return jnp.where(done[:, None], tokens, tokens.at[:, i].set(new))
+
+
+def behind_a_prompt(x: Array, told: int = 3) -> Array:
+    asked = (x[:, :told] > 0).astype(jnp.int32)
+    return jnp.pad(asked, ((0, 0), (0, LENGTH - told)), constant_values=PAD)
+
+
+def joined_to_a_prompt(x: Array) -> Array:
+    rest = jnp.full((x.shape[0], LENGTH - 3), PAD, jnp.int32)
+    return jnp.concatenate([(x[:, :3] > 0).astype(jnp.int32), rest], 1)
+
+
+def halved(x: Array, which: int) -> Any:
+    """Frozen rows, beside a count of the trips of all."""
+
+    def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
+        going = (s[1] > 1).any(-1, keepdims=True)
+        return s[0] + 1, jnp.where(going, s[1] * 0.5, s[1])
+
+    found = lax.while_loop(lambda s: (s[1] > 1).any() & (s[0] < 9), step, (0, x))
+    return found[which] if which < 2 else found[1] + found[0]
+
+
+def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str = "max") -> Array:
+    n = jnp.abs(x[:, 0]).astype(jnp.int32)
+
+    def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
+        return s[0] + 1, jnp.where(within(s[0], n)[:, None], jnp.tanh(s[1] + 1), s[1])
+
+    return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (0, x))[1]
+
+
+def positive(x: Array) -> Array:
+    return x[:, :1] > 0
+
+
+def asked(
+    on: Callable[[Array], Array],
+    where: Callable[[Array, Array], Array],
+    other: Callable[[Array, Array], Array],
+) -> Callable[[Array], Array]:
+    def model(x: Array) -> Array:
+        asks = positive(x)
+        return lax.cond(on(asks), lambda: where(asks, x), lambda: other(asks, x))
+
+    return model
+
+
+PROVED: dict[str, Callable[[Array], Any]] = {
+    "padding is put where padding is": lambda x: generated(x, put=pad_is_put)[1],
+    "which rows are done": lambda x: generated(x, put=pad_is_put)[2],
+    "lengths": lambda x: generated(x, put=pad_is_put)[3],
+    "tokens of rows that are done are kept": lambda x: generated(x, put=done_are_kept)[1],
+    "any that is not done": lambda x: generated(
+        x, put=pad_is_put, goes_on=lambda done: (~done).any()
+    )[1],
+    "done by a selection": lambda x: generated(
+        x, put=done_are_kept, ends=lambda done, new: jnp.where(done, True, new == END)
+    )[1],
+    "behind a prompt": lambda x: generated(x, put=pad_is_put, begin=behind_a_prompt, first=3)[1],
+    "joined to a prompt": lambda x: generated(x, put=pad_is_put, begin=joined_to_a_prompt, first=3)[
+        1
+    ],
+    "frozen beside a count": lambda x: halved(x, 1),
+    "up to the longest": lambda x: up_to_lengths(x, lambda i, n: i < n),
+    "up to the longest, the other way round": lambda x: up_to_lengths(x, lambda i, n: ~(n <= i)),
+    "gamma distribution": lambda x: jax.scipy.stats.gamma.cdf(jnp.abs(x), 2.0),
+    "beta distribution": lambda x: jax.scipy.special.betainc(
+        jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x)
+    ),
+    "where any asks": asked(lambda a: a.any(), lambda a, x: jnp.where(a, x * 2, x), lambda a, x: x),
+    "where all are done": asked(
+        lambda a: a.all(), lambda a, x: x, lambda a, x: jnp.where(a, x, x * 2)
+    ),
+    "where not all are done": asked(
+        lambda a: ~a.all(), lambda a, x: jnp.where(~a, x * 2, x), lambda a, x: x
+    ),
+    "where any asks, and a parameter": asked(
+        lambda a: a.any() & (jnp.asarray(WEIGHTS)[0, 0] > 0),
+        lambda a, x: jnp.where(a, x * 2, x),
+        lambda a, x: jnp.where(a, x, x),
+    ),
+}
+
+NOT_PROVED: dict[str, Callable[[Array], Any]] = {
+    "something else is put": lambda x: generated(
+        x, put=lambda t, done, new, i: t.at[:, i].set(jnp.where(done, PAD + 1, new))
+    )[1],
+    "tokens go on": lambda x: generated(x, put=lambda t, done, new, i: t.at[:, i].set(new))[1],
+    "written before": lambda x: generated(
+        x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
+    )[1],
+    "put at one place again and again": lambda x: generated(
+        x, put=lambda t, done, new, i: t.at[:, 0 * i].set(jnp.where(done, PAD, new))
+    )[1],
+    "the last place again and again": lambda x: generated(
+        x,
+        put=lambda t, done, new, i: lax.dynamic_update_slice(
+            t[:, :5], jnp.where(done, PAD, new)[:, None], (0, i)
+        ),
+        begin=lambda x: jnp.full((x.shape[0], 5), PAD, jnp.int32),
+    )[1],
+    "the trips": lambda x: generated(x, put=pad_is_put)[0] + x,
+    "the cache": lambda x: generated(x, put=pad_is_put)[4],
+    "done no more": lambda x: generated(x, put=pad_is_put, ends=lambda done, new: new == END)[1],
+    "until any is done": lambda x: generated(x, put=pad_is_put, goes_on=lambda done: ~done.any())[
+        1
+    ],
+    "a count of the trips": lambda x: halved(x, 0) + x,
+    "with a count of the trips": lambda x: halved(x, 2),
+    "one trip too many": lambda x: up_to_lengths(x, lambda i, n: i <= n),
+    "begun after the end": lambda x: up_to_lengths(x, lambda i, n: i > n),
+    "up to the shortest": lambda x: up_to_lengths(x, lambda i, n: i < n, "min"),
+    "up to all together": lambda x: up_to_lengths(x, lambda i, n: i < n, "sum"),
+    "all are changed where any asks": asked(lambda a: a.any(), lambda a, x: x * 2, lambda a, x: x),
+    "others are changed where any asks": asked(
+        lambda a: a.any(), lambda a, x: jnp.where(~a, x * 2, x), lambda a, x: x
+    ),
+    "others are changed where all are done": asked(
+        lambda a: a.all(), lambda a, x: x, lambda a, x: jnp.where(a, x + 1, x * 2)
+    ),
+    "those that ask are changed where all do": asked(
+        lambda a: a.all(), lambda a, x: jnp.where(a, x * 2, x), lambda a, x: x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_rows_that_are_done_are_left_alone(name: str) -> None:
+    verdict = verdict_of(PROVED[name], F4)
+
+    assert str(verdict) == "proved"
+
+
+@pytest.mark.parametrize("name", NOT_PROVED)
+def test_rows_that_others_change_are_not_proved(name: str) -> None:
+    verdict = verdict_of(NOT_PROVED[name], F4)
+
+    assert verdict.independence == Independence.UNKNOWN
+    assert verdict.operation in {"stablehlo.while", "stablehlo.case"}
