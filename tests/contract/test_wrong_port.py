@@ -39,7 +39,9 @@ class Client:
         async with asyncio.timeout(MOST_SECONDS):
             while True:
                 self.writer.write(self.h2.data_to_send())
-                for event in self.h2.receive_data(await self.reader.read(1 << 16)):
+                data = await self.reader.read(1 << 16)
+                assert data, "the connection has ended"
+                for event in self.h2.receive_data(data):
                     match event:
                         case ResponseReceived():
                             found = dict(event.headers)
