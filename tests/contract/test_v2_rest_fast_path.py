@@ -121,7 +121,7 @@ CASES = [
     case("all outputs binary", tensor(), parameters={"binary_data_output": True}),
     case("a version", tensor(), path="/v2/models/floats/versions/1/infer"),
     case("a query and a slash", tensor(), path="/v2/models/floats/infer/?a=b"),
-    case("an address", tensor(), path="http://there/v2/models/floats/infer"),
+    case("an address", tensor(), path="http://localhost:10/v2/models/floats/infer"),
     case("a large answer", tensor([0.1] * 9000, (1, 9000)), model="wide"),
     binary("binary", tail=FOUR),
     binary("binary both ways", tail=FOUR, parameters={"binary_data_output": True}),

@@ -2,7 +2,7 @@
 compresses what they are answered."""
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -27,6 +27,9 @@ CODINGS: Mapping[str, int] = MappingProxyType(
 
 _LEVEL = 1
 """Tensors compress badly: more effort is spent on the time than on the size."""
+_TRIED_BYTES = 64 << 10
+_MOST_LEFT = 0.75
+"""Share of an answer that may be left of it where it is sent compressed."""
 
 
 def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
@@ -34,6 +37,29 @@ def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
     pieces = [stream.compress(part) for part in parts]
     return b"".join([*pieces, stream.flush()])
+
+
+def deflate_where_worth(coding: str, parts: Sequence[Buffer], size: int) -> bytes | None:
+    """Compress what is in pieces; None where that saves too little to be worth its time.
+
+    Of what is long the start is tried: numbers of a model are as good as random, and took ten times
+    as long to compress as to send.
+    """
+    if size > _TRIED_BYTES:
+        tried = _first(parts, _TRIED_BYTES)
+        if len(deflate(coding, [tried])) > _MOST_LEFT * len(tried):
+            return None
+    whole = deflate(coding, parts)
+    return whole if len(whole) <= _MOST_LEFT * size else None
+
+
+def _first(parts: Iterable[Buffer], size: int) -> bytes:
+    found = bytearray()
+    for part in parts:
+        found += memoryview(part).cast("B")[: size - len(found)]
+        if len(found) >= size:
+            break
+    return bytes(found)
 
 
 class BadCompression(Exception):

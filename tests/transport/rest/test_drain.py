@@ -205,15 +205,19 @@ class Arriving:
     """A body of which a piece comes whenever the reader asks; it notes how long it waits."""
 
     def __init__(self, reader: BodyReader, length: int | None, pieces: int) -> None:
-        self.body_exists = True
+        self.body = self
         self.headers: dict[str, str] = {}
+        self.waited_seconds = 0.0
         self.reader = reader
-        self.content_length = length
-        self.content = self
+        self.length = length
+        self.chunks = 0
         self.left = pieces
         self.waits: list[float] = []
 
-    async def readany(self) -> bytes:
+    def let_body_come(self) -> None:
+        pass
+
+    async def read(self) -> bytes:
         (timeout,) = self.reader._timeouts
         when = timeout.when()
         assert when is not None
@@ -225,9 +229,6 @@ class Arriving:
         timeout.reschedule(when - 0.25)
         self.left -= 1
         return b"x" if self.left >= 0 else b""
-
-    async def readchunk(self) -> tuple[bytes, bool]:
-        return await self.readany(), False
 
 
 @pytest.mark.parametrize("length", [5, None], ids=["length", "chunks"])

@@ -203,13 +203,16 @@ async def test_what_there_is_memory_for_is_answered(size: int) -> None:
     assert 0 == ledger.refused
 
 
-async def test_what_is_around_chunks_is_bounded() -> None:
-    """Extensions of chunks mean nothing here (RFC 9112, 7.1.1), and have no length of their own."""
+@pytest.mark.parametrize(
+    "line", [b"1;" + b"x" * 100_000, b"1;" + b"x" * 15_000 + b"\r\ny\r\n"], ids=["one", "many"]
+)
+async def test_what_is_around_chunks_is_bounded(line: bytes) -> None:
+    """Extensions of chunks mean nothing here (RFC 9112, 7.1.1): not one of them, nor all."""
     ledger = Ledger(LIMIT)
     async with serving(ledger) as address, connect(address) as client:
-        await client.send(message("POST", "/length", CHUNKS) + b"1;")
-        for _ in range(16):
-            await client.send(b"x" * 100_000)
+        await client.send(message("POST", "/length", CHUNKS))
+        for _ in range(95):
+            await client.send(line)
         answer = await client.answer()
 
     assert 400 == answer.status

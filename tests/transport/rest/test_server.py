@@ -11,13 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from aiohttp import web
 from support.gateway import serving_routes
 from support.http import Answer, ask, chunked, connect, message
 
 from xlaserve.core.serving.call import Operation
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.connection import Connection
 from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
@@ -161,11 +161,11 @@ async def test_a_large_answer_is_written_in_turns(
     """The system copies what it is given at once: others would wait for all of it."""
     loop, turns = asyncio.get_running_loop(), 0
     written: list[tuple[int, int]] = []
-    write = web.StreamResponse.write
+    write = Connection.write
 
-    async def noting(response: web.StreamResponse, data: Any) -> None:
+    async def noting(connection: Connection, data: Any) -> None:
         written.append((turns, len(data)))
-        await write(response, data)
+        await write(connection, data)
 
     def turn() -> None:
         nonlocal turns
@@ -173,7 +173,7 @@ async def test_a_large_answer_is_written_in_turns(
         if turns:
             loop.call_soon(turn)
 
-    monkeypatch.setattr(web.StreamResponse, "write", noting)
+    monkeypatch.setattr(Connection, "write", noting)
     turn()
     answer = await ask(address, "GET", "/large")
     turns = -1  # the last one

@@ -5,10 +5,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from aiohttp import ClientConnectionResetError, web
 from structlog.testing import capture_logs
 from support.http import chunked, message
 
@@ -18,8 +17,10 @@ from xlaserve.transport.rest import fast_path, states
 from xlaserve.transport.rest.connection import Connection, Server
 from xlaserve.transport.rest.fast_path import FastPath
 from xlaserve.transport.rest.heads import Heads
-from xlaserve.transport.rest.messages import Answered, HttpResponse
+from xlaserve.transport.rest.messages import Answered, HttpResponse, json_response
 from xlaserve.transport.rest.plans import Plan
+from xlaserve.transport.rest.request import Request
+from xlaserve.transport.rest.sending import send
 from xlaserve.transport.rest.states import (
     COLUMNS,
     TRANSITIONS,
@@ -65,20 +66,20 @@ def test_a_connection_that_closes_takes_nothing_up_again() -> None:
     assert {State.CLOSING, State.CLOSED} == set(TRANSITIONS[State.CLOSING].values())
 
 
-def test_bytes_change_hands_only_where_a_request_begins() -> None:
-    """To aiohttp from states without a request, or with one that has not been executed."""
-    to_aiohttp = {before for before, happening, _ in ROWS if happening is Input.GENERAL_BEGUN}
-    from_aiohttp = {
+def test_a_request_goes_one_way_from_its_beginning_to_its_end() -> None:
+    """The general one from states without a request, or with one that has not been executed."""
+    to_general = {before for before, happening, _ in ROWS if happening is Input.GENERAL_BEGUN}
+    from_general = {
         (before, happening)
         for before, happening, after in ROWS
-        if before in AIOHTTP and after not in {*AIOHTTP, State.CLOSING, State.CLOSED}
+        if before in GENERAL and after not in {*GENERAL, State.CLOSING, State.CLOSED}
     }
 
-    assert {State.IDLE, State.RECEIVING} == to_aiohttp
-    assert {(State.ANSWERING, Input.GENERAL_DONE)} == from_aiohttp
+    assert {State.IDLE, State.RECEIVING} == to_general
+    assert {(State.ANSWERING, Input.GENERAL_DONE)} == from_general
 
 
-AIOHTTP = {State.GENERAL, State.ANSWERING, State.ADOPTED}
+GENERAL = {State.GENERAL, State.ANSWERING}
 
 
 # --- what really happens -----------------------------------------------------------------------
@@ -113,6 +114,9 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 
@@ -135,11 +139,11 @@ class Bench:
             self.respond,
             listener="http_endpoint",
             max_connections=10,
+            max_header_bytes=1 << 14,
+            idle_seconds=30.0,
             heads=heads,
             body_seconds=30.0,
             ledger=Ledger(1 << 30),
-            handler_cancellation=True,
-            access_log=None,
         )
         self.wire = Wire()
         self.done: Answered | None = None
@@ -148,7 +152,7 @@ class Bench:
         """What callbacks raised, which the event loop only logs."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: self.errors.append(context))
-        self.connection = Connection(self.server, {"access_log": None})
+        self.connection = Connection(self.server)
         self.connection.connection_made(self.wire)
         self.wire.protocol = self.connection
         fast = self.connection._fast
@@ -169,11 +173,9 @@ class Bench:
     def cancel(self) -> None:
         self.done = None
 
-    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        assert isinstance(request.protocol, Connection)
-        request.protocol.begin(request)
+    async def respond(self, request: Request) -> None:
         await self.gate.wait()
-        return web.Response(text="general")
+        await send(request, json_response("general"))
 
     # --- steps ---
 
@@ -224,12 +226,13 @@ async def settled(bench: Bench) -> None:
 
 
 async def opened(bench: Bench) -> None:
-    """Have aiohttp's handler answer."""
+    """Have the handler answer."""
     bench.gate.set()
     await bench.settle()
 
 
 KNOWN, LATER, UNKNOWN = post("now"), post("later"), post("unknown")
+LAST = message("POST", "/last", ("Connection", "close"), body=b"abc")
 CHUNKED = message("POST", "/u", ("Transfer-Encoding", "chunked"), length=None) + chunked(b"abc")
 
 CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
@@ -282,7 +285,7 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (Bench.fill, State.CLOSING),
         (Bench.empty, State.CLOSING),
     ],
-    "read by aiohttp": [
+    "the general path": [
         (sends(UNKNOWN[:-1]), State.GENERAL),
         (settled, State.GENERAL),
         (sends(b"c"), State.ANSWERING),
@@ -291,36 +294,56 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
     ],
     "a head in two parts": [
         (sends(UNKNOWN[:10]), State.GENERAL),
-        (sends(UNKNOWN[10:]), State.GENERAL),
-        # Of a head that came in parts nothing is known.
-        (settled, State.ADOPTED),
+        (sends(UNKNOWN[10:]), State.ANSWERING),
+        (opened, State.IDLE),
     ],
-    "where it ends is not known": [
-        (sends(CHUNKED), State.GENERAL),
-        (settled, State.ADOPTED),
-        (opened, State.ADOPTED),
-        (sends(KNOWN), State.ADOPTED),
+    "a known head in two parts": [
+        (sends(KNOWN[:10]), State.GENERAL),
+        (sends(KNOWN[10:]), State.ANSWERING),
+        (opened, State.IDLE),
     ],
-    "sent ahead while aiohttp answers": [
-        (sends(UNKNOWN), State.GENERAL),
-        (settled, State.ANSWERING),
+    "in chunks": [
+        (sends(CHUNKED[:-1]), State.GENERAL),
+        (settled, State.GENERAL),
+        (sends(CHUNKED[-1:] + KNOWN), State.ANSWERING),
+        (opened, State.IDLE),
+        (sends(KNOWN), State.IDLE),
+    ],
+    "in chunks that are none": [
+        (sends(CHUNKED[:-9] + b"?"), State.GENERAL),
+        (sends(KNOWN), State.GENERAL),
+        (opened, State.CLOSING),
+    ],
+    "answered before its body has come": [
+        (sends(UNKNOWN[:-1]), State.GENERAL),
+        (opened, State.GENERAL),
+        (sends(b"c" + KNOWN), State.ANSWERING),
+        (settled, State.IDLE),
+    ],
+    "sent ahead while a request is answered": [
+        (sends(UNKNOWN), State.ANSWERING),
         (sends(KNOWN), State.ANSWERING),
         (opened, State.IDLE),
     ],
-    "sent ahead in part while aiohttp answers": [
-        (sends(UNKNOWN), State.GENERAL),
-        (settled, State.ANSWERING),
+    "sent ahead in part while a request is answered": [
+        (sends(UNKNOWN), State.ANSWERING),
         (sends(KNOWN[:-1]), State.ANSWERING),
         (opened, State.RECEIVING),
         (sends(b"c"), State.IDLE),
     ],
-    "two at once for aiohttp": [(sends(UNKNOWN * 2), State.GENERAL), (settled, State.ADOPTED)],
-    "more than the body": [
-        (sends(UNKNOWN[:-1]), State.GENERAL),
-        (settled, State.GENERAL),
-        (sends(b"c" + KNOWN), State.ADOPTED),
+    "two at once": [(sends(UNKNOWN * 2), State.ANSWERING), (opened, State.IDLE)],
+    "the last one": [
+        (sends(LAST + KNOWN), State.ANSWERING),
+        (opened, State.CLOSING),
+        (sends(KNOWN), State.CLOSING),
     ],
-    "an answer of aiohttp that is not read": [
+    "malformed": [(sends(b"?"), State.CLOSING), (sends(KNOWN), State.CLOSING)],
+    "malformed behind others": [
+        (sends(KNOWN + UNKNOWN + b"?"), State.QUEUED),
+        (settled, State.ANSWERING),
+        (opened, State.CLOSING),
+    ],
+    "an answer that is not read": [
         (sends(UNKNOWN[:-1]), State.GENERAL),
         (settled, State.GENERAL),
         (Bench.full, State.GENERAL),
@@ -330,16 +353,17 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (Bench.empty, State.ANSWERING),
         (sends(KNOWN), State.ANSWERING),
         (Bench.fill_next, State.ANSWERING),
-        # aiohttp has written its answer, and is done with it once the client has read.
+        # The answer has been written, and the next one is begun once the client has read.
         (opened, State.ANSWERING),
         (Bench.empty, State.ANSWERING),
         (settled, State.IDLE),
     ],
-    "an adopted connection whose client does not read": [
-        (sends(CHUNKED), State.GENERAL),
-        (settled, State.ADOPTED),
-        (Bench.full, State.ADOPTED),
-        (Bench.empty, State.ADOPTED),
+    "the last answer is not read, of the general path": [
+        (sends(LAST), State.ANSWERING),
+        (Bench.fill_next, State.ANSWERING),
+        (opened, State.ANSWERING),
+        (Bench.empty, State.ANSWERING),
+        (settled, State.CLOSING),
     ],
     "cancelled": [(sends(LATER), State.EXECUTING), (Bench.fail, State.CLOSING)],
 }
@@ -351,8 +375,7 @@ TO: dict[State, Sequence[tuple[Step, State]]] = {
     State.QUEUED: [(sends(KNOWN * 2), State.QUEUED)],
     State.BLOCKED: [(Bench.fill, State.BLOCKED)],
     State.GENERAL: [(sends(UNKNOWN[:10]), State.GENERAL)],
-    State.ANSWERING: [(sends(UNKNOWN), State.GENERAL), (settled, State.ANSWERING)],
-    State.ADOPTED: [(sends(CHUNKED), State.GENERAL), (settled, State.ADOPTED)],
+    State.ANSWERING: [(sends(UNKNOWN), State.ANSWERING)],
     State.CLOSING: [(Bench.drain, State.IDLE), (sends(KNOWN), State.CLOSING)],
 }
 """How to come into each state but the last one."""
@@ -397,18 +420,17 @@ async def test_a_connection_may_be_lost_or_closed_in_every_state(state: State) -
 
     assert (State.CLOSED, State.CLOSING) == (lost.fast.state, closed.fast.state)
     assert written[0] == lost.wire.written
-    assert state in AIOHTTP or written[1] == closed.wire.written
+    assert state in GENERAL or written[1] == closed.wire.written
     await end(closed)
 
 
-IN_FLIGHT = {State.RECEIVING, State.EXECUTING, State.QUEUED, State.ANSWERING, State.ADOPTED}
+IN_FLIGHT = {State.RECEIVING, State.EXECUTING, State.QUEUED, State.ANSWERING}
 
 
 @pytest.mark.parametrize("state", TO, ids=lambda state: state.name)
 async def test_only_a_connection_without_a_request_is_closed_as_idle(state: State) -> None:
     """A header block of which only a part has come is no request yet."""
     bench = Bench()
-    await bench.settle()  # before 3.12 aiohttp begins to wait for a request in its own task
     await follow(bench, TO[state])
     bench.connection.close_idle()
     expected = state if state in IN_FLIGHT else State.CLOSING
@@ -463,34 +485,51 @@ def test_only_the_table_sets_a_state() -> None:
     assert fast_path._ANSWERED_LAST is COLUMNS[Input.LAST_ANSWER]
 
 
-async def test_an_answer_of_the_fast_path_restarts_the_idle_time() -> None:
-    """aiohttp knows nothing of it, and looks whether the time is over only when it may be."""
+@pytest.mark.parametrize("answered", [KNOWN, UNKNOWN])
+async def test_an_answer_restarts_the_idle_time(answered: bytes) -> None:
+    """It is looked whether that is over only when it may be, so that no answer sets a timer."""
     bench = Bench()
     bench.gate.set()
-    bench.send(UNKNOWN)
-    await bench.settle()
-    bench.send(KNOWN)
     connection = bench.connection
+    connection._since = -1e9  # it was opened long ago
+    bench.send(answered)
+    await bench.settle()
 
-    connection._next_keepalive_close_time = 0.0
-    connection._process_keepalive()
+    connection._look()
     assert not bench.wire.closed
-    bench.fast.answered_at = -1e9
-    # It did not, since aiohttp's own answers count as well.
-    connection._process_keepalive()
-    assert not bench.wire.closed
-    connection._next_keepalive_close_time = 0.0
-    connection._process_keepalive()
+    connection._since = bench.fast.answered_at = -1e9
+    connection._look()
     assert bench.wire.closed
 
 
+@pytest.mark.parametrize("state", sorted(set(TO) - {State.IDLE, State.GENERAL, State.CLOSING}))
+async def test_a_connection_with_a_request_is_not_idle(state: State) -> None:
+    bench = Bench()
+    await follow(bench, TO[state])
+    bench.connection._since = bench.fast.answered_at = -1e9
+    bench.connection._look()
+    found = bench.fast.state
+    await end(bench)
+
+    assert state is found
+
+
 @pytest.mark.parametrize(
-    ("error", "logged"), [(ClientConnectionResetError("gone"), 0), (ValueError("wrong"), 1)]
+    ("error", "logged"), [(ConnectionResetError("gone"), 0), (ValueError("wrong"), 1)]
 )
 async def test_a_client_that_leaves_within_its_answer_is_not_logged(
     error: Exception, logged: int
 ) -> None:
+    bench = Bench()
+
+    async def respond(request: Request) -> None:
+        raise error
+
+    bench.server.respond = respond
     with capture_logs() as logs:
-        Bench().connection.handle_error(cast(web.BaseRequest, None), exc=error)
+        bench.send(UNKNOWN)
+        await bench.settle()
 
     assert logged == len(logs)
+    assert logged == bench.wire.written.count(b"HTTP/1.1 500")
+    assert bench.wire.closed

@@ -1,5 +1,6 @@
 """Routing of requests: to the fast path, to grpclib, or refused with a text."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol, TypeAlias
@@ -25,6 +26,7 @@ from xlaserve.transport.http2.timeout import TIMEOUT
 CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 """The content types of requests of gRPC."""
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
+_MOMENT_SECONDS = 0.1
 
 FastPaths: TypeAlias = Callable[[RequestKind[Route]], Route]
 """Finds the fast path for the requests of one method by the names of their headers."""
@@ -102,28 +104,58 @@ def _refused(head: Head[Route]) -> Route | None:
 
 
 class Answer:
-    """Answers a client at the wrong port in terms of HTTP, once the request has come.
+    """Answers a client at the wrong port in terms of HTTP, in a moment or with its whole request.
 
-    Or as much of it as shows that it is none of gRPC: what is wrong with its frames is told
-    as of any other request (RFC 9113 5.1, 8.1.1), and no body is waited for without an end.
+    What is wrong with its frames is told first, as of any other request (RFC 9113 5.1, 8.1.1). But
+    no body is waited for: its client may wait with it for a word of the server (`expect`).
     """
 
-    message_first = True
+    message_first = False
     placement: Placement | None = None
 
-    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+    def __init__(self, status: int, body: bytes, *more: tuple[str, str]) -> None:
         fields = [
             (":status", str(status)),
-            ("content-type", content_type),
+            ("content-type", "text/plain"),
             ("content-length", str(len(body))),
+            *more,
         ]
         self._block = encode_fields(fields)
         self._body = body
 
     def begin(self, stream: ServerStream) -> None:
-        """Send the answer."""
+        """Send the answer, at once where nothing more can come of the request."""
+        if stream.ended_by_client:
+            self.send(stream)
+        else:
+            stream.call = _Moment(self, stream)
+
+    def send(self, stream: ServerStream) -> None:
+        """Send the answer, to HEAD without its body (RFC 9110, 9.3.2)."""
+        if stream.head.method == "HEAD":
+            stream.send_headers(self._block, end=True)
+            return
         stream.send_headers(self._block)
         stream.send_data((self._body,), len(self._body), end=True)
+
+
+class _Moment:
+    """The time that a client at the wrong port has to send frames that are wrong."""
+
+    awaits_client = True
+
+    def __init__(self, answer: Answer, stream: ServerStream) -> None:
+        loop = asyncio.get_running_loop()
+        self._later = loop.call_later(_MOMENT_SECONDS, self._end, answer, stream)
+
+    def _end(self, answer: Answer, stream: ServerStream) -> None:
+        stream.call = None
+        if stream.open:
+            answer.send(stream)
+
+    def cancel(self, reason: str) -> None:
+        """Send nothing: the stream has ended."""
+        self._later.cancel()
 
 
 class Refused:
@@ -172,13 +204,10 @@ class Malformed:
 _REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     (
         lambda kind: kind.too_large,
-        Answer(431, "text/plain", b"The headers are too large (max_header_bytes).\n"),
+        Answer(431, b"The headers are too large (max_header_bytes).\n"),
     ),
-    (lambda kind: kind.method != "POST", Answer(405, "text/plain", _HINT)),
-    (
-        lambda kind: kind.get("content-type") not in CONTENT_TYPES,
-        Answer(415, "text/plain", _HINT),
-    ),
+    (lambda kind: kind.method != "POST", Answer(405, _HINT, ("allow", "POST"))),
+    (lambda kind: kind.get("content-type") not in CONTENT_TYPES, Answer(415, _HINT)),
     (lambda kind: "te" not in kind.places, Malformed()),
 )
 """Check for a request that is not gRPC, and its route; the first match counts."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from aiohttp import web
 from grpclib.protocol import Stream
 
 from xlaserve.core.serving.call import Operation
@@ -36,7 +35,7 @@ class GrpcWeb:
         """Tell whether a body of a type is one of gRPC-Web."""
         return media_type in CONTENT_TYPES
 
-    async def answer(self, exchange: Exchange) -> web.StreamResponse:
+    async def answer(self, exchange: Exchange) -> None:
         """Answer a request; its call passes the gates, and the answer says its status at its end.
 
         An answer that the client does not want any more, or that was given up, has no end.
@@ -63,7 +62,7 @@ class GrpcWeb:
             await self._runner.run(cast(Stream, stream), headers, exchange.peer)
         else:
             await stream.send_headers(refusal_headers(*refused), end_stream=True)
-        return await stream.end()
+        stream.end()
 
 
 def _fields(exchange: Exchange) -> Sequence[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import NoReturn
 
-from aiohttp import web
 from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.protocol import Peer
@@ -18,6 +17,7 @@ from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.messages import PREFIX, Problem
 from xlaserve.transport.http2.stream import Buffer
 from xlaserve.transport.rest.exchange import Exchange
+from xlaserve.transport.rest.sending import Stream
 from xlaserve.transport.rest.threads import OffLoop
 
 _OF_HTTP = frozenset({":status", "content-type"})
@@ -36,10 +36,7 @@ class WebConnection:
     last_message_received: float | None = None
 
     def __init__(self, exchange: Exchange) -> None:
-        transport = exchange.request.transport
-        if transport is None:
-            raise StreamClosedError(_STREAM)
-        self.transport = transport
+        self.transport = exchange.request.transport
 
     def get_peer(self) -> Peer:
         """Return who the client is."""
@@ -74,7 +71,7 @@ class WebStream:
         """None until the body was read."""
         self._message: Buffer | None = None
         """The message whose prefix was read."""
-        self._response: web.StreamResponse | None = None
+        self._answer: Stream | None = None
         self._has_ended = False
 
     # --- as methods with many requests call it ---
@@ -125,7 +122,7 @@ class WebStream:
     async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
         """Send headers, or the trailers, which are the end of the body."""
         own = [(name, value) for name, value in headers if name not in _OF_HTTP]
-        if self._response is None:
+        if self._answer is None:
             await self._begin([] if end_stream else own)
         if end_stream:
             await self._write(trailers(own))
@@ -133,17 +130,16 @@ class WebStream:
 
     async def _begin(self, metadata: Headers) -> None:
         exchange = self._exchange
-        response = self._response = web.StreamResponse(headers=exchange.headers)
+        answer = self._answer = Stream(exchange.request, exchange.headers)
         for name, value in metadata:
-            response.headers.add(name, value)
+            answer.headers.add(name, value)
         if metadata and _EXPOSED in exchange.headers:
             names = ", ".join(dict(metadata))
-            response.headers[_EXPOSED] = f"{exchange.headers[_EXPOSED]}, {names}"
+            answer.headers[_EXPOSED] = f"{exchange.headers[_EXPOSED]}, {names}"
         text = "-text" if self._is_text else ""
-        response.content_type = f"application/grpc-web{text}+proto"
-        exchange.begin(response)
+        answer.headers["Content-Type"] = f"application/grpc-web{text}+proto"
         try:
-            await response.prepare(exchange.request)
+            answer.begin()
         except ConnectionError:
             self._raise_closed()
 
@@ -152,15 +148,15 @@ class WebStream:
         await self._write(data)
 
     async def _write(self, data: bytes) -> None:
-        held, response = self._exchange.held, self._response
-        if response is None or self._transport.is_closing():
+        held, answer = self._exchange.held, self._answer
+        if answer is None or self._transport.is_closing():
             self._raise_closed()
         if not held.begin_part(2 * len(data) if self._is_text else len(data)):
             raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
         try:
             if self._is_text:
                 data = await self._threads.run(len(data), partial(to_text, data))
-            await response.write(data)
+            await answer.write(data)
         except ConnectionError:
             self._raise_closed()
         finally:
@@ -169,14 +165,12 @@ class WebStream:
     def _raise_closed(self) -> NoReturn:
         raise StreamClosedError(_STREAM)
 
-    async def end(self) -> web.StreamResponse:
-        """Return the answer, which has been sent whole; cut the client off where it was not."""
-        response = self._response or web.StreamResponse()
-        if self._has_ended:
-            await response.write_eof()
+    def end(self) -> None:
+        """End the answer, which has been sent whole; cut the client off where it was not."""
+        if self._answer is not None and self._has_ended:
+            self._answer.end()
         else:
             self.reset_nowait()
-        return response
 
     async def reset(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Cut the client off."""

@@ -20,7 +20,7 @@ class Ahead:
         """Keep bytes behind those that are kept."""
         self.data += data
         if len(self.data) > _AHEAD_BYTES:
-            # Each time: aiohttp, too, resumes reading, when it has read a body.
+            # Each time: a body, too, has reading resumed, when all of it was read.
             self._is_paused = True
             self._transport.pause_reading()
 

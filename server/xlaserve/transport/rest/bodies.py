@@ -4,17 +4,16 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from aiohttp import ClientPayloadError, StreamReader, web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from xlaserve.core.serving.call import outside_call
 from xlaserve.errors import BodyTimeout, InvalidBody, ShuttingDown, TooLarge
 from xlaserve.transport.http2.messages import Allocate
 from xlaserve.transport.rest import compression
+from xlaserve.transport.rest.chunks import BodyFault
 from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.request import Request
+from xlaserve.transport.rest.request_body import Body
 from xlaserve.transport.rest.threads import OffLoop
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_BYTES = 64 << 10
 """Bytes reserved for a body of unknown length."""
 _AROUND_A_BODY = 64 << 10
@@ -22,7 +21,6 @@ _AROUND_A_CHUNK = 32
 """Bytes allowed besides a body in chunks: sizes, line ends, extensions, trailers."""
 _STALL_SECONDS = 1.0
 """Seconds that a draining server waits for the next bytes of a body."""
-_FAULTS = (web.RequestPayloadError, ClientPayloadError, HttpProcessingError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,7 @@ class BodyReader:
             stalled = asyncio.get_running_loop().time() + _STALL_SECONDS
             timeout.reschedule(stalled)
 
-    async def read(
-        self, request: web.BaseRequest, held: Held, waited_seconds: float = 0.0
-    ) -> memoryview:
+    async def read(self, request: Request, held: Held) -> memoryview:
         """Return the whole body, decompressed; some of its time may have passed already.
 
         What is held is counted, and is for the caller to end. Raises TooLarge before a byte of a
@@ -67,21 +63,22 @@ class BodyReader:
         in time, BodyTimeout, InvalidBody, UnsupportedEncoding, or ShuttingDown where the server
         drains and the body does not come.
         """
-        if not request.body_exists:
+        length = request.body.length
+        if length == 0:
             return memoryview(b"")
         coding = compression.request_coding(request.headers.get("Content-Encoding", ""))
-        length = request.content_length
         if length is not None and length > self._limits.max_bytes:
             self._raise_too_large()
-        await _let_it_come(request)
-        seconds = self._limits.timeout_seconds - waited_seconds
-        body = await self._receive_in_time(request.content, length, held, seconds)
+        # Only now: a request that is refused before its body is wanted need not send it.
+        request.let_body_come()
+        seconds = self._limits.timeout_seconds - request.waited_seconds
+        body = await self._receive_in_time(request.body, length, held, seconds)
         if coding == compression.IDENTITY:
             return body
         return await self._inflate(coding, body, held)
 
     async def _receive_in_time(
-        self, content: StreamReader, length: int | None, held: Held, seconds: float
+        self, content: Body, length: int | None, held: Held, seconds: float
     ) -> memoryview:
         timeout = asyncio.timeout(None)
         due = asyncio.get_running_loop().time() + seconds
@@ -99,19 +96,19 @@ class BodyReader:
             if self._is_draining:
                 raise ShuttingDown from None
             raise BodyTimeout(self._limits.timeout_seconds) from None
-        except _FAULTS as error:
+        except BodyFault as error:
             raise InvalidBody(f"the body is broken: {error}") from error
         finally:
             self._timeouts.discard(timeout)
 
     async def _receive(
-        self, content: StreamReader, length: int | None, held: Held, timeout: asyncio.Timeout
+        self, content: Body, length: int | None, held: Held, timeout: asyncio.Timeout
     ) -> memoryview:
         if length is None:
             return await self._receive_bounded(content, held, timeout)
         # All of it, so that it can always come to its end, whatever others do.
         await held.reserve(length)
-        first = await content.readany()
+        first = await content.read()
         if len(first) == length:
             return memoryview(first)
         # Not zeroed: what a client only announces never becomes resident.
@@ -121,11 +118,11 @@ class BodyReader:
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
             self._expect_more(timeout)
-            piece = await content.readany()
+            piece = await content.read()
         return whole[:filled]
 
     async def _receive_bounded(
-        self, content: StreamReader, held: Held, timeout: asyncio.Timeout
+        self, content: Body, held: Held, timeout: asyncio.Timeout
     ) -> memoryview:
         """Receive a body in chunks, with no more around them than they need."""
         overran = False
@@ -151,13 +148,18 @@ class BodyReader:
             held.unbound_wire()
 
     async def _receive_chunks(
-        self, content: StreamReader, held: Held, timeout: asyncio.Timeout
+        self, content: Body, held: Held, timeout: asyncio.Timeout
     ) -> memoryview:
-        whole, chunks, reserved = bytearray(), 0, _FIRST_BYTES
+        whole, reserved = bytearray(), _FIRST_BYTES
         await held.reserve(reserved)
         while True:
-            piece, ends_chunk = await content.readchunk()
-            if not piece and not ends_chunk:
+            piece = await content.read()
+            if content.chunks > self._limits.max_chunks:
+                raise InvalidBody(
+                    f"expected a body of at most {self._limits.max_chunks} chunks "
+                    "(max_http_chunks), got more"
+                )
+            if not piece:
                 held.grow(len(whole) - reserved)
                 return memoryview(whole)
             if len(whole) + len(piece) > reserved:
@@ -165,17 +167,10 @@ class BodyReader:
                 more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
                 held.grow(more)
                 reserved += more
-            if piece:
-                self._expect_more(timeout)
+            self._expect_more(timeout)
             whole += piece
-            chunks += ends_chunk
             if len(whole) > self._limits.max_bytes:
                 self._raise_too_large()
-            if chunks > self._limits.max_chunks:
-                raise InvalidBody(
-                    f"expected a body of at most {self._limits.max_chunks} chunks "
-                    "(max_http_chunks), got more"
-                )
 
     def _raise_too_large(self) -> None:
         raise TooLarge("the body", self._limits.max_bytes, "max_message_bytes")
@@ -187,10 +182,3 @@ class BodyReader:
         )
         held.grow(-len(body))
         return inflated
-
-
-async def _let_it_come(request: web.BaseRequest) -> None:
-    # Only now: a request that is refused before its body is wanted need not send it.
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0

@@ -65,7 +65,7 @@ class Drain:
         await self._closed(loop.time() + _FAREWELL_SECONDS)
 
     def _connections(self) -> list[Connection]:
-        return [c for c in self._server.connections if isinstance(c, Connection)]
+        return list(self._server.connections)
 
     async def _closed(self, until: float) -> None:
         """Return when every connection is closed, or the time has come."""

@@ -4,17 +4,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiohttp import web
-
 from xlaserve.core.serving.call import Peer
 from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A request whose host and origin were checked, and nothing else."""
 
-    request: web.BaseRequest
+    request: Request
     path: str
     """Its target without what stands behind a question mark."""
     media_type: str
@@ -25,8 +24,6 @@ class Exchange:
     """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
     headers: Mapping[str, str]
     """Headers that the answer has besides its own."""
-    begin: Callable[[web.StreamResponse], None]
-    """Is called with the answer before its headers are sent."""
 
 
 class OtherProtocol(Protocol):
@@ -36,6 +33,6 @@ class OtherProtocol(Protocol):
         """Tell whether a POST with a body of this type, in lower case, is of the protocol."""
         ...
 
-    async def answer(self, exchange: Exchange) -> web.StreamResponse:
-        """Answer a request, and return what was sent."""
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer a request, and return when that was sent."""
         ...

@@ -1,7 +1,7 @@
 """The fast path of HTTP: a request whose header block is known needs neither a parser nor a task.
 
-It knows no aiohttp: what a header block means it was told when aiohttp had read the same bytes. It
-only accepts. What it does not recognise goes to the general path, which has the last word.
+It parses nothing: what a header block means it was told when the general path had read the same
+bytes. It only accepts. What it does not recognise goes the general path, which has the last word.
 """
 
 import asyncio
@@ -200,6 +200,11 @@ class FastPath(Lifecycle):
     def _count_ahead(self) -> None:
         self._owner.held.set_ahead(len(self._ahead.data) + len(self._part))
 
+    @property
+    def has_ahead(self) -> bool:
+        """Tell whether bytes are kept that nobody has looked at."""
+        return bool(self._ahead.data)
+
     def _keep(self, data: bytes | memoryview) -> None:
         if self.state is State.CLOSING:
             return
@@ -217,7 +222,7 @@ class FastPath(Lifecycle):
             self._turn = self._loop.call_soon(self._take_turn)
 
     def return_from_general(self) -> None:
-        """Begin with what came while aiohttp answered a request, all of which has left."""
+        """Begin with what came while the general path answered a request, all of which has left."""
         self.change(Input.GENERAL_DONE)
         self._queue()
 
@@ -282,7 +287,7 @@ class FastPath(Lifecycle):
         if isinstance(error, Exception):
             self._finish(plan, translate(error, method=plan.method, path=plan.path))
         else:
-            # It was cancelled: aiohttp as well closes a connection whose handler is.
+            # It was cancelled: so ends a connection whose handler is.
             self.end(Input.CLOSE)
             self._owner.force_close()
 

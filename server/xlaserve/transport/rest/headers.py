@@ -4,6 +4,8 @@ Several of one name are one list (RFC 9110, 5.3), on both paths alike: a gate th
 value of a header which may be there once refuses two of them, whatever their order.
 """
 
+import re
+
 import msgspec
 from multidict import CIMultiDictProxy
 
@@ -13,10 +15,13 @@ _MAX_STARTS = 64
 """Names that are asked for: those that the code looks up."""
 _STARTS = MakingCache[str, bytes](lambda name: b"\r\n" + name.lower().encode() + b":", _MAX_STARTS)
 """Name of a header -> start of its line, in lower case."""
+_HOST = "host"
+_AUTHORITY = re.compile(rb"[A-Z]+ +https?://([^/?# ]+)", re.IGNORECASE)
+"""Start of a block whose target names the host, whatever Host says (RFC 9112, 3.2.2)."""
 
 
 class ReadHeaders:
-    """The headers of a request that aiohttp has read."""
+    """The headers of a request that was read."""
 
     __slots__ = ("_headers",)
 
@@ -33,8 +38,8 @@ class ReadHeaders:
 class BlockHeaders(msgspec.Struct, gc=False):
     """The headers in a header block of the fast path, which is read when one is asked for.
 
-    Each line of it is one header: `size_of` saw to that when aiohttp had read the block, or a block
-    that differs from it by whole lines.
+    Each line of it is one header: `Heads.learn` saw to that of the block, or of one that differs
+    from it by whole lines.
     """
 
     block: bytes
@@ -43,6 +48,10 @@ class BlockHeaders(msgspec.Struct, gc=False):
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header, None where it is absent."""
+        if name == _HOST:
+            authority = _AUTHORITY.match(self.block)
+            if authority is not None:
+                return authority[1].decode(errors="surrogateescape")
         fields = self.fields
         if fields is None:
             # Of most blocks nothing else is read: they hold what is looked for once, or not at all.

@@ -16,7 +16,7 @@ _LEAST_READ_BYTES = 16 << 10
 
 
 def read_bytes(limit: int) -> int:
-    """Return how many bytes of a body that is not wanted aiohttp reads; up to twice as many come.
+    """Return how many bytes of a body that is not wanted are read; up to twice as many come.
 
     `limit` is that of the ledger: what all who wait have sent ahead is a small part of it.
     """
@@ -32,6 +32,7 @@ class Held:
         "_transport",
         "_wire_left",
         "account",
+        "has_overrun",
         "is_waiting",
         "on_overrun",
     )
@@ -47,6 +48,8 @@ class Held:
         self.is_waiting = False
         """Whether the request waits for memory."""
         self._wire_left = 0
+        self.has_overrun = False
+        """Whether that has happened: nothing is read of the connection any more."""
         self.on_overrun: Callable[[], None] | None = None
         """Called once when more came for a body than it may have with all that is around it."""
 
@@ -119,6 +122,7 @@ class Held:
             self._wire_left -= count
             if self._wire_left < 0:
                 self.on_overrun = None
+                self.has_overrun = True
                 # The rest is not even read to be dropped: the connection is closed.
                 self._transport.pause_reading()
                 overrun()

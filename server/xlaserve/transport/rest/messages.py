@@ -16,6 +16,7 @@ from xlaserve.transport.rest.json_text import check_depth
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
+HTML_TYPE = "text/html"
 
 JOINED_BYTES = 64 << 10
 """Answers up to this size leave in one write; the pieces of larger ones are not copied."""

@@ -1,13 +1,15 @@
-"""Status line and headers of an answer, as aiohttp writes them and in its order."""
+"""Status line and headers of an answer."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
 from xlaserve.core.server import NAME
 from xlaserve.transport.rest.messages import HttpResponse
+
+Fields = Iterable[tuple[str, str]]
 
 
 def response_head(answer: HttpResponse, size: int, *, is_last: bool) -> bytes:
@@ -27,12 +29,19 @@ def short_head(
     headers: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Write a header block with a date; the same call, by far the most common, runs no Python."""
+    framing = (("Content-Length", str(size)),)
+    fields = (("Content-Type", content_type), ("Server", NAME), *headers, *framing)
+    return any_head(status, fields, date_seconds)
+
+
+def any_head(status: HTTPStatus, fields: Fields, date_seconds: int) -> bytes:
+    """Write a header block of any fields, and a date; raises ValueError for what is more lines."""
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",
-        f"Content-Type: {content_type}",
-        f"Server: {NAME}",
-        *[f"{name}: {value}" for name, value in headers],
-        f"Content-Length: {size}",
+        *[f"{name}: {value}" for name, value in fields],
         f"Date: {formatdate(date_seconds, usegmt=True)}",
     ]
-    return "\r\n".join([*lines, "", ""]).encode()
+    block = "\r\n".join([*lines, "", ""])
+    if not block.count("\n") == block.count("\r") == len(lines) + 1:
+        raise ValueError("a header of an answer has a line end in it")
+    return block.encode(errors="surrogateescape")

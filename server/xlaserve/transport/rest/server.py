@@ -1,4 +1,4 @@
-"""The HTTP server: aiohttp's parser and connections under our table of routes."""
+"""The HTTP server: what answers a request of the general path, by the table of routes."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,33 +7,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
-
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
-from xlaserve.tensors import Buffer
 from xlaserve.transport.accepting import Acceptor, Handshakes
-from xlaserve.transport.compression import deflate
+from xlaserve.transport.compression import deflate_where_worth
 from xlaserve.transport.endpoints import Listening
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
 from xlaserve.transport.rest.calls import call_of
-from xlaserve.transport.rest.connection import Beginning, Connection, Server
+from xlaserve.transport.rest.connection import Connection, Server
 from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.exchange import Exchange, OtherProtocol
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
-from xlaserve.transport.rest.held import read_bytes
-from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse, HttpStream
+from xlaserve.transport.rest.messages import HTML_TYPE, HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.plans import Finish
+from xlaserve.transport.rest.request import Request
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
+from xlaserve.transport.rest.sending import Stream, joined, send
 from xlaserve.transport.rest.threads import OffLoop
 from xlaserve.transport.rounds import Rounds
 from xlaserve.transport.stall import LOOKS
@@ -41,12 +38,17 @@ from xlaserve.transport.tls import MakeContext
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
-_WRITTEN_BYTES = 512 << 10
-"""Bytes of an answer that are written before others have their turn."""
-_LINGER_SECONDS = 2.0
-"""Seconds the rest of an unwanted body is read, so that its sender sees the answer."""
 _NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers with which proxies neither keep a stream nor collect it before they pass it on."""
+_SERVER = "*"
+"""Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
+_VARIED = {"Vary": "Accept-Encoding"}
+_FRESH = {"Cache-Control": "no-store"}
+"""What is asked for is as the server is now: a cache would tell of one that is gone."""
+_KEPT_METHODS = frozenset({"GET", "HEAD"})
+"""Methods whose answers caches keep unasked (RFC 9111, 4.2.2); pages say themselves how long."""
+_ALIKE = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+"""Statuses that no cache keeps unasked: an answer that tells nothing is the same to each method."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -97,7 +99,7 @@ class HttpServer:
         self._server: Server | None = None
         self._acceptor: Acceptor | None = None
         self._drain: Drain | None = None
-        self._looks: Rounds[RequestHandler] | None = None
+        self._looks: Rounds[Connection] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
         """Calls whose answers are being sent part by part."""
@@ -118,17 +120,11 @@ class HttpServer:
             self._respond,
             listener=name,
             max_connections=limits.max_connections,
+            max_header_bytes=limits.max_header_bytes,
+            idle_seconds=limits.idle_seconds,
             heads=self._heads,
             body_seconds=limits.body.timeout_seconds,
             ledger=self._ledger,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=limits.idle_seconds,
-            lingering_time=_LINGER_SECONDS,
-            max_line_size=limits.max_header_bytes,
-            max_field_size=limits.max_header_bytes,
-            read_bufsize=read_bytes(self._ledger.limit),
         )
         acceptor = Acceptor(
             listening,
@@ -140,7 +136,9 @@ class HttpServer:
         self._acceptor = acceptor
         self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
         self._looks = Rounds(
-            lambda: server.connections, self._look, seconds=lambda: self._answer_seconds / LOOKS
+            lambda: tuple(server.connections),
+            self._look,
+            seconds=lambda: self._answer_seconds / LOOKS,
         )
         self._looks.begin()
 
@@ -159,9 +157,9 @@ class HttpServer:
         if self._looks is not None:
             self._looks.begin()
 
-    def _look(self, connection: RequestHandler) -> None:
+    def _look(self, connection: Connection) -> None:
         """Cut a connection off whose client does not read."""
-        if isinstance(connection, Connection) and connection.looks_without_progress() > LOOKS:
+        if connection.looks_without_progress() > LOOKS:
             connection.abort()
 
     @property
@@ -174,104 +172,106 @@ class HttpServer:
         """Return how many accepted connections are none yet."""
         return self._acceptor.in_handshake if self._acceptor else 0
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        method, path = request.method, request.raw_path
-        held = connection_of(request).held
+    async def _respond(self, request: Request) -> None:
+        """Answer a request of the general path; raises ConnectionError if its client is gone."""
+        method, path, held = request.method, request.target, request.connection.held
         try:
-            answer = await translate_errors(
-                self._answer(method, path, request), method=method, path=path
-            )
-            if isinstance(answer, web.StreamResponse):
-                return answer
+            answer = await translate_errors(self._answer(request), method=method, path=path)
+            if answer is None:
+                return
+            if request.is_begun:
+                # Of an answer that was begun nothing can be taken back.
+                request.connection.abort()
+                return
             answer = held.begin_answer(answer, answer.size, method, path)
         finally:
             held.end_request()
         try:
-            return await self._send(request, answer)
+            await self._send(request, answer)
         finally:
             held.end_answer()
 
-    async def _answer(
-        self, method: str, path: str, request: web.BaseRequest
-    ) -> HttpResponse | web.StreamResponse:
-        connection = connection_of(request)
-        beginning = connection.begin(request)
+    async def _answer(self, request: Request) -> HttpResponse | None:
+        """Return the answer to a request; None where it was sent."""
+        method, path, connection = request.method, request.target, request.connection
         headers = ReadHeaders(request.headers)
         preflight = self._origins.preflight(method, headers)
         if preflight is not None:
             return HttpResponse(HTTPStatus.NO_CONTENT, parts=[], headers=preflight)
-        if self._other is not None and method == "POST":
-            media_type = request.content_type.lower()
-            if self._other.takes(media_type):
-                exchange = self._exchange(request, headers, media_type, beginning)
-                return await self._other.answer(exchange)
+        if self._other is not None and method == "POST" and self._other.takes(request.media_type):
+            await self._other.answer(self._exchange(request, headers))
+            return None
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
-        call.opened_ns = beginning.opened_ns
+        call.opened_ns = request.opened_ns
         with self._gates.passing(call):
             origin = self._origins.check(headers, connection.peer)
             if match.route is None:
-                return _noted(call, _no_route(method, path, match.allowed))
+                return _noted(call, self._no_route(method, path, match.allowed))
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
             if cross_site and origin is None and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
-            asked = self._asked(match.names, request, call, beginning)
-            if beginning.head:
-                self._learn(match.route, asked, request, beginning.head)
+            elsewhere = _elsewhere(match.route, path)
+            if elsewhere is not None:
+                return _noted(call, elsewhere)
+            asked = self._asked(match.names, request, call)
+            self._learn(match.route, asked, request)
             answer = await match.route.handle(asked)
             if isinstance(answer, HttpStream):
-                return await self._stream(request, call, answer)
+                await self._stream(request, call, answer)
+                return None
             return _noted(call, answer)
 
-    def _exchange(
-        self,
-        request: web.BaseRequest,
-        headers: Headers,
-        media_type: str,
-        beginning: Beginning,
-    ) -> Exchange:
+    def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
+        """Say that there is nothing, or which methods there are: to OPTIONS that is an answer."""
+        if method == "OPTIONS" and (allowed or path == _SERVER):
+            methods = allowed or (route.method for route in self._routes.routes)
+            return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
+        if allowed:
+            text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
+            headers = {"Allow": ", ".join(allowed)}
+            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, headers, path=path)
+        return error_response(
+            f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path
+        )
+
+    def _exchange(self, request: Request, headers: Headers) -> Exchange:
         """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
-        connection = connection_of(request)
+        connection = request.connection
         origin = self._origins.check(headers, connection.peer)
         if origin is None and headers.get("sec-fetch-site") == "cross-site":
             raise CrossSiteRequest
-        held, waited = connection.held, beginning.waited_seconds
         return Exchange(
             request,
-            request.raw_path.partition("?")[0],
-            media_type,
+            request.target.partition("?")[0],
+            request.media_type,
             connection.peer,
-            held,
-            partial(self._bodies.read, request, held, waited),
+            connection.held,
+            partial(self._bodies.read, request, connection.held),
             {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
-            self._close_after,
         )
 
-    def _asked(
-        self, names: Mapping[str, str], request: web.BaseRequest, call: Call, beginning: Beginning
-    ) -> HttpRequest:
-        held, waited = connection_of(request).held, beginning.waited_seconds
+    def _asked(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
+        held = request.connection.held
 
         async def read() -> memoryview:
-            body = await self._bodies.read(request, held, waited)
+            body = await self._bodies.read(request, held)
             if call.record is not None:
                 call.record.received(len(body))
             return body
 
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
-    def _learn(
-        self, route: Route, asked: HttpRequest, request: web.BaseRequest, head: bytes
-    ) -> None:
+    def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
         """Have the fast path know the header block of a request, if it can answer such."""
         if route.prepare is None:
             return
         with suppress(XlaserveError):  # the handler raises it in its turn
             begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
             if begin is not None:
-                self._heads.learn(head, request, begin, self._finish(request))
+                self._heads.learn(request, begin, self._finish(request))
 
-    def _finish(self, request: web.BaseRequest) -> Finish | None:
+    def _finish(self, request: Request) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
         coding = compression.accepted_coding(accepted)
         return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
@@ -283,32 +283,16 @@ class HttpServer:
             return None
         return asyncio.ensure_future(self._compress(coding, answer))
 
-    async def _send(self, request: web.BaseRequest, answer: HttpResponse) -> web.StreamResponse:
+    async def _send(self, request: Request, answer: HttpResponse) -> None:
         coding = compression.accepted_coding(request.headers.get("Accept-Encoding", ""))
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
-        size, parts = answer.size, answer.parts
-        headers = {
-            "Content-Type": answer.content_type,
-            "Server": NAME,
-            **self._origins.answer_headers(ReadHeaders(request.headers)),
-            **answer.headers,
-        }
-        if request.method == "HEAD" or size > JOINED_BYTES:
-            stream = web.StreamResponse(status=answer.status, headers=headers)
-            stream.content_length = size
-            self._close_after(stream)
-            await stream.prepare(request)
-            if request.method != "HEAD":
-                await _write_in_turns(stream, parts)
-            return stream
-        response = web.Response(status=answer.status, headers=headers, body=b"".join(parts))
-        self._close_after(response)
-        return response
+        headers = self._origins.answer_headers(ReadHeaders(request.headers))
+        if request.method in _KEPT_METHODS and answer.status not in _ALIKE:
+            headers = joined(_FRESH, headers, _VARIED if answer.compressible else {})
+        await send(request, answer, headers)
 
-    async def _stream(
-        self, request: web.BaseRequest, call: Call, answer: HttpStream
-    ) -> web.StreamResponse:
+    async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
         """Send the parts of an answer, each when the client has read those before it."""
         headers = {
             "Content-Type": answer.content_type,
@@ -316,38 +300,35 @@ class HttpServer:
             **self._origins.answer_headers(ReadHeaders(request.headers)),
             **_NOT_KEPT,
         }
-        response = web.StreamResponse(headers=headers)
+        stream = Stream(request, headers)
         async with aclosing(answer.parts) as parts:
             part = await anext(parts, None)
             self._streams.add(call)
             try:
-                self._close_after(response)
-                await response.prepare(request)
+                stream.begin()
                 while part is not None:
                     if call.record is not None:
                         call.record.sent(len(part))
-                    await response.write(part)
+                    await stream.write(part)
                     part = await anext(parts, None)
-                self._close_after(response)
-                await response.write_eof()
+                stream.end()
             finally:
                 self._streams.discard(call)
-        return response
 
     def _end_streams(self) -> None:
         """Tell the clients of answers that go on that the server ends."""
         for call in tuple(self._streams):
             call.fail(ShuttingDown())
 
-    def _close_after(self, response: web.StreamResponse) -> None:
-        """Say `Connection: close` in the last answers of a server that drains (RFC 9112, 9.6)."""
-        if self._server is not None and self._server.is_draining:
-            response.force_close()
-
     async def _compress(self, coding: str, answer: HttpResponse) -> HttpResponse:
-        pack = partial(deflate, coding, answer.parts)
-        body = await self._threads.run(answer.size, pack)
-        headers = {**answer.headers, "Content-Encoding": coding, "Vary": "Accept-Encoding"}
+        """Return an answer in a coding, or as it is where that would hardly be shorter."""
+        size = answer.size
+        body = await self._threads.run(
+            size, partial(deflate_where_worth, coding, answer.parts, size)
+        )
+        if body is None:
+            return answer
+        headers = joined(answer.headers, {"Content-Encoding": coding}, _VARIED)
         return HttpResponse(answer.status, answer.content_type, [body], headers)
 
 
@@ -371,36 +352,28 @@ def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
     return call
 
 
-def connection_of(request: web.BaseRequest) -> Connection:
-    """Return the connection that a request came on."""
-    connection = request.protocol
-    assert isinstance(connection, Connection)
-    return connection
-
-
 def _to_compress(coding: str, answer: HttpResponse) -> bool:
     if coding == compression.IDENTITY or not answer.compressible:
         return False
     return answer.size >= _COMPRESSED_BYTES
 
 
-def _no_route(method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
-    if allowed:
-        text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
-        headers = {"Allow": ", ".join(allowed)}
-        return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, headers, path=path)
-    return error_response(f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path)
+def _allow(methods: Iterable[str]) -> Mapping[str, str]:
+    """Return the header that names what may be asked where those are the methods of routes."""
+    every = {*methods, "OPTIONS"}
+    return {"Allow": ", ".join(sorted({*every, "HEAD"} if "GET" in every else every))}
 
 
-async def _write_in_turns(stream: web.StreamResponse, parts: Iterable[Buffer]) -> None:
-    """Write the parts of an answer, so that others have their turn in between.
+def _elsewhere(route: Route, target: str) -> HttpResponse | None:
+    """Send a browser that has added a slash to a page to where its links are right.
 
-    The system copies what it is given into the socket at once, and hands it to a client of the same
-    machine: 10 MB kept the event loop for 4.5 ms.
+    The place is a relative one: a proxy may have put something before the path.
     """
-    for part in parts:
-        view = memoryview(part).cast("B")
-        for start in range(0, len(view), _WRITTEN_BYTES):
-            if start:
-                await asyncio.sleep(0)
-            await stream.write(view[start : start + _WRITTEN_BYTES])
+    path, mark, query = target.partition("?")
+    name = path.rstrip("/").rpartition("/")[2]
+    if not (path.endswith("/") and name and HTML_TYPE in route.answer.media_types):
+        return None
+    headers = {"Location": f"../{name}{mark}{query}"}
+    return HttpResponse(
+        HTTPStatus.PERMANENT_REDIRECT, parts=[], headers=headers, compressible=False
+    )

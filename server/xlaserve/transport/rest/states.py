@@ -1,29 +1,30 @@
 """The states of an HTTP/1.1 connection as a table, and its theory of operation.
 
 A connection carries one request after the other, and answers them in their order (RFC 9112, 9.3).
-Two engines share it. The fast path answers requests whose header block is known, see `plans.py`;
-the general path is aiohttp, which reads everything else and has the last word. Bytes belong to one
-of the two at any time, and the state says to which. They change hands only where a request begins:
-the fast path never sees the middle of a request that aiohttp has begun, and aiohttp is given a
-request of the fast path only from its first byte, while nothing of it has been executed.
+One is looked at when the one before it has been answered, and not sooner: so what is behind a
+request, be it malformed, cannot change its answer, and what is behind the last one is dropped.
+
+There are two ways to an answer, and one reader. The fast path answers requests whose header block
+is known, see `plans.py`, without a parser and a task; every other one goes the general path: llhttp
+reads its header block, its body is framed by what that says, and a task answers it. On both, the
+bytes of a request are told from those behind it before it is answered, and the latter are kept:
+there is no request that takes the connection with it.
 
 The ordinary life is short. In IDLE the first bytes of a request come. If its header block is known
 and the body is there, it is executed: what is answered at once never leaves IDLE, what takes longer
 is EXECUTING until ANSWER. If the body is not there, the connection is RECEIVING until it is, or
-until `message_timeout_seconds`, when aiohttp takes the request over and refuses it as it refuses
-any other. If the header block is not known, the connection is GENERAL until all bytes of the
-request have come, and ANSWERING until aiohttp waits for the next request: GENERAL_DONE. A client
-may have its answer, and send the next request, before that; its bytes are kept until then. Where
-the next request begins cannot be told behind a chunked body, or when bytes of it came together with
-the last ones that aiohttp was given: such a connection is ADOPTED by aiohttp for good.
+until `message_timeout_seconds`, when the request goes the general path, and is refused there as any
+other. If the header block is not known, the connection is GENERAL until all bytes of the request
+have come, and ANSWERING until its answer has left: GENERAL_DONE.
 
 Clients may send ahead. Such bytes are kept, up to a bound at which the connection reads no more,
 and in QUEUED the connection waits for its turn of the event loop, so that one client that sends
 ahead cannot starve the others. A client that does not read its answers makes the connection
 BLOCKED: nothing more is begun for it, so that what waits for it is bounded by one answer.
 
-An answer that is the last one, since the server drains, ends in CLOSING: the transport sends what
-it has and closes. CLOSED is the end, and whatever was in flight has been cancelled then.
+An answer that is the last one, since the client or the server wants it so, or since it cannot be
+told where the next request begins, ends in CLOSING: the transport sends what it has and closes.
+CLOSED is the end, and whatever was in flight has been cancelled then.
 
 Two things are not states. Whether the server drains is the same for all connections, and decides
 only between ANSWER and LAST_ANSWER. And the amount of bytes that came ahead decides only whether
@@ -50,14 +51,12 @@ class State(IntEnum):
     BLOCKED = 4
     """No request is in flight; the client does not read its answers, so none is begun."""
     GENERAL = 5
-    """aiohttp reads a request, of which not all bytes have come."""
+    """A request comes on the general path: its header block, or what is missing of its body."""
     ANSWERING = 6
-    """aiohttp has all bytes of a request, and none behind them; those that come are kept."""
-    ADOPTED = 7
-    """aiohttp has the connection for good: where its requests begin is not known."""
-    CLOSING = 8
+    """All bytes of a request of the general path have come; those behind them are kept."""
+    CLOSING = 7
     """The transport sends what it has and closes; nothing is read any more."""
-    CLOSED = 9
+    CLOSED = 8
     """The connection is gone."""
 
 
@@ -83,16 +82,14 @@ class Input(IntEnum):
     RESUME = 8
     """The write buffer is below its low-water mark again."""
     GENERAL_BEGUN = 9
-    """aiohttp is given bytes that begin a request."""
+    """A request that comes is one of the general path."""
     GENERAL_WHOLE = 10
-    """aiohttp has been given all bytes of the request, and none behind them."""
+    """The last bytes of such a request came."""
     GENERAL_DONE = 11
-    """aiohttp waits for the next request."""
-    UNFRAMED = 12
-    """The end of aiohttp's request, or the start of the next one, cannot be told."""
-    CLOSE = 13
+    """The answer to such a request has left, and the connection stays."""
+    CLOSE = 12
     """The server closes the connection."""
-    LOST = 14
+    LOST = 13
     """The transport is gone."""
 
 
@@ -137,7 +134,6 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
             Input.PAUSE: State.GENERAL,
             Input.RESUME: State.GENERAL,
             Input.GENERAL_WHOLE: State.ANSWERING,
-            Input.UNFRAMED: State.ADOPTED,
             **_ENDS,
         },
         State.ANSWERING: {
@@ -145,11 +141,6 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
             Input.RESUME: State.ANSWERING,
             Input.AHEAD: State.ANSWERING,
             Input.GENERAL_DONE: State.IDLE,
-            **_ENDS,
-        },
-        State.ADOPTED: {
-            Input.PAUSE: State.ADOPTED,
-            Input.RESUME: State.ADOPTED,
             **_ENDS,
         },
         State.CLOSING: {

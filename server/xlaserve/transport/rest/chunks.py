@@ -1,0 +1,104 @@
+"""Bodies in chunks (RFC 9112, 7.1), decoded as they come and not an octet more."""
+
+import re
+from collections.abc import Callable
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t -~\x80-\xff]*)?\r\n")
+_SIZE_PART = re.compile(rb"[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}((;[\t -~\x80-\xff]*)?\r?)")
+"""What may become such a line."""
+_TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t -~\x80-\xff]*\r\n")
+_TRAILER_PART = re.compile(rb"\r|([!#$%&'*+\-.^_`|~0-9A-Za-z]+(:[\t -~\x80-\xff]*\r?)?)?")
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
+"""Headers that mean something else to whoever merges trailers (RFC 9110, 6.5.1)."""
+_MOST_LINE_BYTES = 16 << 10
+_MOST_TRAILER_BYTES = 64 << 10
+_BREAK = b"\r\n"
+_IN_LINE, _IN_TRAILERS = -1, -2
+"""What is read where no chunk is: the size of the next one, or what is behind the last one."""
+
+
+class BodyFault(Exception):
+    """A body that ends where it should not, or is not framed as it says."""
+
+
+class Chunks:
+    """Decodes one body in chunks."""
+
+    __slots__ = ("_left", "_rest", "_trailers", "count", "is_complete")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        """Part of a line."""
+        self._left = _IN_LINE
+        """Bytes missing of a chunk; 0 before the line end behind it."""
+        self._trailers = 0
+        self.count = 0
+        """Chunks that have come whole."""
+        self.is_complete = False
+
+    def feed(self, data: bytes, keep: Callable[[bytes], None]) -> int:
+        """Take bytes, and return how many of them belong to the body; raises BodyFault."""
+        kept = len(self._rest)
+        if kept:
+            data = self._rest + data
+            self._rest = b""
+        position, size = 0, len(data)
+        while position < size and not self.is_complete:
+            if self._left == _IN_LINE:
+                position = self._read_size(data, position)
+            elif self._left == _IN_TRAILERS:
+                position = self._read_trailer(data, position)
+            elif self._left:
+                position = self._read_content(data, position, keep)
+            else:
+                position = self._read_break(data, position)
+        return position - kept
+
+    def _read_size(self, data: bytes, position: int) -> int:
+        found = _SIZE.match(data, position)
+        if found is None:
+            return self._keep_part(data, position, _SIZE_PART, "the size of a chunk")
+        size = int(found[1], 16)
+        self._left = size or _IN_TRAILERS
+        return found.end()
+
+    def _read_content(self, data: bytes, position: int, keep: Callable[[bytes], None]) -> int:
+        content = data[position : position + self._left]
+        keep(content)
+        self._left -= len(content)
+        return position + len(content)
+
+    def _read_break(self, data: bytes, position: int) -> int:
+        if data.startswith(_BREAK, position):
+            self._left = _IN_LINE
+            self.count += 1
+            return position + len(_BREAK)
+        if data[position:] != _BREAK[:1]:
+            raise BodyFault("a chunk does not end where its size says")
+        self._rest = _BREAK[:1]
+        return len(data)
+
+    def _read_trailer(self, data: bytes, position: int) -> int:
+        if data.startswith(_BREAK, position):
+            self.is_complete = True
+            return position + len(_BREAK)
+        found = _TRAILER.match(data, position)
+        if found is None:
+            return self._keep_part(data, position, _TRAILER_PART, "a trailer")
+        if found[1].lower() in _FRAMING:
+            raise BodyFault(f"'{found[1].decode()}' is no trailer")
+        self._trailers += found.end() - position
+        if self._trailers > _MOST_TRAILER_BYTES:
+            raise BodyFault(f"the trailers are longer than {_MOST_TRAILER_BYTES} bytes")
+        return found.end()
+
+    def _keep_part(
+        self, data: bytes, position: int, pattern: "re.Pattern[bytes]", what: str
+    ) -> int:
+        rest = data[position:]
+        if len(rest) > _MOST_LINE_BYTES or pattern.fullmatch(rest) is None:
+            raise BodyFault(
+                f"{what} is malformed, or has more than {_MOST_LINE_BYTES} bytes around it"
+            )
+        self._rest = rest
+        return len(data)
