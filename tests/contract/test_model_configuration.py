@@ -222,11 +222,11 @@ async def test_a_configuration_on_disk_that_cannot_be_obeyed_fails_its_load(
         ),
         (
             "../../secret",
-            "'secret' is neither",
+            'expected a file in the directory of the model, got "../../secret"',
         ),
         (
             "/etc/passwd",
-            "'passwd' is neither",
+            'expected a file in the directory of the model, got "/etc/passwd"',
         ),
         ("1", "1 is not a regular file"),
     ],
@@ -239,8 +239,9 @@ async def test_a_file_of_labels_must_be_there(
     config = {"output": [TENSOR | {"name": "y", "label_filename": file}]}
     found = await load(stub, "double", json.dumps(config))
 
-    place = "failed to load 'double', label_filename of output 'y': "
-    assert found.startswith(place + answer) if answer else found == ""
+    assert found.startswith("failed to load 'double', " if answer else "")
+    assert "label_filename" in found or not answer
+    assert answer in found if answer else found == ""
 
 
 @pytest.mark.parametrize("name", ["config.json", "config.pbtxt"])

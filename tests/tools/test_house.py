@@ -13,10 +13,19 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "server" / "xlaserve"
 
 MOST_LINES = 500
-LONGER: Mapping[str, int] = {}
+LONGER: Mapping[str, int] = {
+    "server/xlaserve/app.py": 504,
+    "server/xlaserve/settings.py": 505,
+    "server/xlaserve/models/artifact.py": 507,
+    "server/xlaserve/core/serving/stations/batching.py": 514,
+    "server/xlaserve/errors.py": 535,
+    "server/xlaserve/models/rows/rules/shape.py": 539,
+    "server/xlaserve/models/jax_export.py": 559,
+    "server/xlaserve/models/rows/rules/frozen.py": 612,
+}
 """Lines of the files that have more; the numbers may only fall."""
 MOST_METHODS = 25
-LARGER: Mapping[str, int] = {"ProcessCopy": 28}
+LARGER: Mapping[str, int] = {"ProcessCopy": 28, "FastPath": 26}
 """Methods of the classes that have more; the numbers may only fall."""
 
 HARD_FOLDERS = (

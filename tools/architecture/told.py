@@ -29,7 +29,7 @@ A newcomer reads this page, then the README of the one room that the change is i
 | change | room | what to touch there | what follows by itself |
 | --- | --- | --- | --- |
 | a datatype | `tensors.py` | a row of `_ROWS`; a `TYPE_` with the number of that row \
-in `DataType` of `protos/model_config.proto`, then `python tools/generate.py` | codecs of gRPC and \
+in the enumeration of `protos/model_config.proto`, then `python tools/generate.py` | codecs of gRPC and \
 REST, checks, configurations, the client and the tests of all datatypes read the table |
 | a route | `transport/rest` | a handler beside its like, and a row of its `table()` with its \
 operation; a class of its own is put into the table by `assembly/http.py`; then `python \
@@ -454,6 +454,13 @@ WORKERS: tuple[Worker, ...] = (
         "lower, compile and serialize programs; killed when their load is cancelled or is late",
         "the artifact that they are sent; of `xlaserve plan` files of models, and a cache",
         "a program with its key and its sha256 on their standard output",
+    ),
+    Worker(
+        "models/compilers/process.py: CompilerProcess.ask",
+        "a thread for each question to such a process",
+        "kills it where its time, or what it may hold, is over",
+        "the id of the process",
+        "nothing; the reader of its pipe learns of the end",
     ),
     Worker(
         "models/targets/compiling.py: Compilers.__init__",
