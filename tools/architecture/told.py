@@ -29,8 +29,8 @@ A newcomer reads this page, then the README of the one room that the change is i
 | change | room | what to touch there | what follows by itself |
 | --- | --- | --- | --- |
 | a datatype | `tensors.py` | a row of `_ROWS`; a `TYPE_` with the number of that row \
-in the enumeration of `protos/model_config.proto`, then `python tools/generate.py` | codecs of gRPC and \
-REST, checks, configurations, the client and the tests of all datatypes read the table |
+in the enumeration of `protos/model_config.proto`, then `python tools/generate.py` | codecs of \
+gRPC and REST, checks, configurations, the client and the tests of all datatypes read the table |
 | a route | `transport/rest` | a handler beside its like, and a row of its `table()` with its \
 operation; a class of its own is put into the table by `assembly/http.py`; then `python \
 tools/access_page.py` | gates, permissions, errors, the OpenAPI document and the documentation \
