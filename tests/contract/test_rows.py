@@ -247,7 +247,8 @@ async def test_blocks_of_rows_of_two_lengths_are_never_put_together(
         for name, tensor in (("x", x), ("y", y)):
             message.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
         answer = await stub.ModelInfer(message)
-        return np.unique(np.frombuffer(answer.raw_output_contents[0], np.float32)).tolist()
+        seen = np.unique(np.frombuffer(answer.raw_output_contents[0], np.float32))
+        return [float(one) for one in seen]
 
     async with start(tmp_path / "models") as (_, stub):
         await load(stub, "blocks", PATIENT)

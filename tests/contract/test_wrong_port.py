@@ -44,7 +44,7 @@ class Client:
                 for event in self.h2.receive_data(data):
                     match event:
                         case ResponseReceived():
-                            found = dict(event.headers)
+                            found = {str(k): str(v) for k, v in event.headers}
                         case DataReceived():
                             body += event.data
                         case StreamEnded() | StreamReset():

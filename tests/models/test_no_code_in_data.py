@@ -25,6 +25,7 @@ RUNS_CODE = {
     "__init__.py": "the homes of public names, a table of its own",
     "content_types.py": "codecs, by a table of its own",
     "core/serving/opentelemetry.py": "an optional package, by its name",
+    "models/custom_calls.py": "libraries of jaxlib, by a table of its own",
     "models/loaders.py": "loaders, by a table of its own",
     "models/rows/__init__.py": "rules, by a table of its own",
     "models/storage/fsspec_store.py": "an optional package, by its name",

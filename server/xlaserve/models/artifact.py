@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.export
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.export import Exported
 from jax.extend.mlir import ir
@@ -343,8 +343,8 @@ def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
             )
         if custom_calls.is_missing(target):
             raise InvalidModel(
-                f"{name} calls '{target[:64]}', which jaxlib {jaxlib.__version__} does not have: "
-                "serve it with the jax that exported it, or export it again with this one"
+                f"{name} calls '{target[:64]}', which jaxlib {jaxlib.version.__version__} does "
+                "not have: serve it with the jax that exported it, or export it again with this one"
             )
 
 

@@ -44,7 +44,7 @@ def generated(
         lengths = lengths + (~done).astype(jnp.int32)
         return i + 1, put(tokens, done, new, i), ends(done, new), lengths, cache
 
-    begun = (first, tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
+    begun = (jnp.int32(first), tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
     return lax.while_loop(lambda s: (s[0] < LENGTH) & goes_on(s[2]), step, begun)
 
 
@@ -73,7 +73,7 @@ def halved(x: Array, which: int) -> Any:
         going = (s[1] > 1).any(-1, keepdims=True)
         return s[0] + 1, jnp.where(going, s[1] * 0.5, s[1])
 
-    found = lax.while_loop(lambda s: (s[1] > 1).any() & (s[0] < 9), step, (0, x))
+    found = lax.while_loop(lambda s: (s[1] > 1).any() & (s[0] < 9), step, (jnp.int32(0), x))
     return found[which] if which < 2 else found[1] + found[0]
 
 
@@ -83,7 +83,7 @@ def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str 
     def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
         return s[0] + 1, jnp.where(within(s[0], n)[:, None], jnp.tanh(s[1] + 1), s[1])
 
-    return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (0, x))[1]
+    return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (jnp.int32(0), x))[1]
 
 
 def positive(x: Array) -> Array:
@@ -97,7 +97,8 @@ def asked(
 ) -> Callable[[Array], Array]:
     def model(x: Array) -> Array:
         asks = positive(x)
-        return lax.cond(on(asks), lambda: where(asks, x), lambda: other(asks, x))
+        found: Array = lax.cond(on(asks), lambda: where(asks, x), lambda: other(asks, x))
+        return found
 
     return model
 

@@ -126,7 +126,7 @@ FOLLOWING = {
 
 
 async def respond(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(content_type=BINARY_TYPE, parts=[b"<%b>" % await request.read()])
+    return HttpResponse(content_type=BINARY_TYPE, parts=[b"<%b>" % bytes(await request.read())])
 
 
 async def hello(request: HttpRequest) -> HttpResponse:

@@ -147,7 +147,7 @@ TAKEN = {
 
 
 async def echo(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(content_type=BINARY_TYPE, parts=[b"<%b>" % await request.read()])
+    return HttpResponse(content_type=BINARY_TYPE, parts=[b"<%b>" % bytes(await request.read())])
 
 
 async def hello(request: HttpRequest) -> HttpResponse:
