@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def python(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-def run(stages: Sequence[Sequence[tuple[str, Sequence[str], float]]], whole: float = 1000.0) -> str:
+def run(stages: Sequence[Sequence[tuple[Any, ...]]], whole: float = 1000.0) -> str:
     """Run a gate in a process of its own: it adopts what its steps leave."""
     ended = subprocess.run(
         [sys.executable, "-c", DRIVER.format(stages=repr(stages), whole=whole)],
@@ -85,6 +86,15 @@ def test_steps_of_a_stage_run_though_one_fails_and_the_next_stage_does_not() -> 
     assert re.search(r"^bad +\d+ s  failed with 3$", said, re.MULTILINE)
     assert re.search(r"^good +\d+ s  passed$", said, re.MULTILINE)
     assert "later" not in said
+
+
+def test_what_may_be_left_out_is_named_and_left_out_where_its_limit_does_not_fit() -> None:
+    first, late = ("first", python("print('here')"), 100.0), ("late", python("print(1)"), 900.0)
+    said = run([[first], [(*late, True), ("last", python("print('end')"), 100.0)]], whole=500.0)
+
+    assert "\npassed\n" in said
+    assert re.search(r"^late +0 s  LEFT OUT: 4\d\d s are left of the whole", said, re.MULTILINE)
+    assert re.search(r"^last +\d+ s  passed$", said, re.MULTILINE)
 
 
 def test_stages_run_one_after_the_other() -> None:
