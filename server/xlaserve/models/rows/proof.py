@@ -36,7 +36,8 @@ PAIRS = ((37, 41), (53, 61), (101, 109))
 them, which refinement would make one with the batch. Where the two are not alike, the next."""
 
 MAX_SECONDS = 20.0
-"""For one walk, without the tracing and refinement of JAX."""
+"""Seconds of a processor for one walk, without the tracing and refinement of JAX: whoever else is
+busy changes no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def has_open_loops(asked: Asked) -> bool:
 def _has_open_loop(refinery: Refinery, platform: str) -> bool:
     module = refining.parse(refinery.refined(refinery.open_module(PAIRS[0][0], platform)))
     read = program.read(module, module, PAIRS[0])
-    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
+    walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     walker.region(read.body, [Value(varying(read.types[one].shape)) for one in read.body.arguments])
     return walker.loops_follow_inputs
 
@@ -136,7 +137,7 @@ def walked(
     `batched` are the positions of the arguments that have rows; `question` prevents a proof
     where nothing else does. Raises Unfollowed.
     """
-    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
+    walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     arguments = [
         _argument(read.types[number], is_batched=place in batched)
         for place, number in enumerate(read.body.arguments)

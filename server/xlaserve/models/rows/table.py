@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from xlaserve.models.rows.domain import Value
+from xlaserve.models.rows.findings import Finding, Problem
 from xlaserve.models.rows.program import Operation
 from xlaserve.models.rows.rules import (
     constant,
@@ -13,6 +14,7 @@ from xlaserve.models.rows.rules import (
     elementwise,
     indexing,
     linear,
+    places,
     reduction,
     shape,
 )
@@ -31,7 +33,23 @@ def _rule(compute: _Plain, *, takes_unknown: bool = False) -> Rule:
     return Rule(without_walker, takes_unknown)
 
 
-_ELEMENTWISE = _rule(elementwise.elementwise, takes_unknown=True)
+def _traced(rule: Rule) -> Rule:
+    """Return a rule for integers, of which more is known when they are traced back."""
+
+    def with_places(
+        operation: Operation, operands: Sequence[Value], walker: Walker
+    ) -> Sequence[Value]:
+        try:
+            found = rule.compute(operation, operands, walker)
+        except Problem as problem:
+            stopped = Finding(problem.mixed, operation.name, str(problem), operation.location())
+            found = [Value((), stopped)] * len(operation.results)
+        return places.settled(operation, found, walker)
+
+    return Rule(with_places, takes_unknown=True)
+
+
+_ELEMENTWISE = _traced(_rule(elementwise.elementwise))
 
 RULES: Rules = MappingProxyType(
     {
@@ -39,23 +57,23 @@ RULES: Rules = MappingProxyType(
         "stablehlo.constant": _rule(constant.constant),
         # Elements are moved.
         "stablehlo.iota": _rule(shape.iota),
-        "stablehlo.broadcast_in_dim": _rule(shape.broadcast_in_dim, takes_unknown=True),
+        "stablehlo.broadcast_in_dim": _traced(_rule(shape.broadcast_in_dim)),
         "stablehlo.transpose": _rule(shape.transpose),
-        "stablehlo.reshape": _rule(shape.reshape, takes_unknown=True),
+        "stablehlo.reshape": _traced(_rule(shape.reshape)),
         "stablehlo.slice": _rule(shape.slice_),
-        "stablehlo.concatenate": _rule(shape.concatenate, takes_unknown=True),
+        "stablehlo.concatenate": _traced(_rule(shape.concatenate)),
         "stablehlo.pad": _rule(shape.pad),
         "stablehlo.reverse": _rule(shape.reverse),
         "stablehlo.bitcast_convert": _rule(shape.bitcast_convert),
         "stablehlo.optimization_barrier": _rule(shape.kept, takes_unknown=True),
         # Several elements make one.
-        "stablehlo.reduce": Rule(reduction.reduce, takes_unknown=True),
+        "stablehlo.reduce": _traced(Rule(reduction.reduce)),
         "stablehlo.reduce_window": Rule(reduction.reduce_window),
         "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
         "stablehlo.sort": Rule(reduction.sort),
         "chlo.top_k": _rule(reduction.top_k),
         # Elements are looked up, and put.
-        "stablehlo.gather": _rule(indexing.gather, takes_unknown=True),
+        "stablehlo.gather": Rule(indexing.gather, takes_unknown=True),
         "stablehlo.scatter": Rule(indexing.scatter, takes_unknown=True),
         "stablehlo.dynamic_slice": _rule(indexing.dynamic_slice, takes_unknown=True),
         "stablehlo.dynamic_update_slice": _rule(indexing.dynamic_update_slice, takes_unknown=True),
