@@ -34,7 +34,7 @@ from xlaserve.models.declared import (
 )
 from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.rows.verdict import Independence, Verdict, worst
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
 from xlaserve.models.trees import Nesting
@@ -58,8 +58,8 @@ class Exportable:
     """The names of what `fn` returns; None where it returns a dict, which has them."""
     max_batch_size: int | None = None
     """The most rows of one request, which may be put together with others where that is proved to
-    change no answer. None for 64 where every input starts with -1; 0 for any number, and never put
-    together, and for shapes that are all fixed."""
+    change no answer: each server proves it for its platform. None for 64 where every input starts
+    with -1; 0 for any number, and never put together, and for shapes that are all fixed."""
     platforms: Sequence[str] | None = None
     """Platforms of the artifact. They must include the one that exports it. None for the CPU, CUDA
     and TPUs, but for those that have no kernel for a part of it."""
@@ -68,8 +68,8 @@ class Exportable:
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
     batch_independent: bool | None = None
     """Whether each row of a batch is computed from itself alone. None for what is proved: where
-    nothing is, the model is exported with max_batch_size 0. True is for what cannot be proved; it
-    is tried, and refused where the contrary is proved or seen. With False nothing is padded or put
+    nothing is, no request is put together with another. True is for what cannot be proved; it is
+    tried, and refused where the contrary is proved or seen. With False nothing is padded or put
     together, and every batch size is compiled, 64 at most."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
@@ -116,10 +116,8 @@ class Exportable:
             platforms=self.platforms,
             x64=self.x64,
         )
-        verdict = _tried(lowered, self.batch_independent)
-        notice = _notice(batch, verdict, self.batch_independent)
-        if notice:
-            batch = 0
+        verdicts = _tried(lowered, self.batch_independent)
+        notice = _notice(batch, verdicts, self.batch_independent)
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -135,7 +133,7 @@ class Exportable:
                     max_batch_size=batch,
                     exported_at=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
                     batch_independent=self.batch_independent,
-                    verdict=verdict,
+                    verdict=worst(verdicts) if verdicts else None,
                     compiled_shapes={k: tuple(v) for k, v in (self.compiled_shapes or {}).items()},
                     max_on_demand_shapes=self.max_on_demand_shapes,
                     steps=steps,
@@ -260,43 +258,43 @@ def with_parameters(model: Writable, source: str) -> Writable:
 # --- what is known of its rows -----------------------------------------------------------------
 
 
-def _tried(lowered: Lowered, declared: bool | None) -> Verdict | None:
-    """Return what is known of the rows, after a trial where nothing is proved of them.
+def _tried(lowered: Lowered, declared: bool | None) -> Mapping[str, Verdict]:
+    """Return what is known of the rows by platform, after a trial where nothing is proved of them.
 
     Raises InvalidModel where they are declared independent, and are not.
     """
-    verdict = lowered.verdict
-    if verdict is None or declared is False:
-        return verdict
-    if verdict.independence is Independence.UNKNOWN:
+    verdicts = lowered.verdicts
+    if not verdicts or declared is False:
+        return verdicts
+    if any(one.independence is Independence.UNKNOWN for one in verdicts.values()):
         difference = lowered.find_difference()
         if difference is not None:
-            verdict = replace(
-                verdict, independence=Independence.MIXED, operation="", reason=str(difference)
-            )
-    if declared and verdict.independence is Independence.MIXED:
+            seen = {"independence": Independence.MIXED, "operation": "", "reason": str(difference)}
+            verdicts = {
+                name: replace(one, **seen) if one.independence is Independence.UNKNOWN else one
+                for name, one in verdicts.items()
+            }
+    found = worst(verdicts)
+    if declared and found.independence is Independence.MIXED:
         raise InvalidModel(
-            f"batch_independent: rows are declared independent, but they are not: {verdict}"
+            f"batch_independent: rows are declared independent, but they are not: {found}"
         )
-    return verdict
+    return verdicts
 
 
-def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
+def _notice(batch: int, verdicts: Mapping[str, Verdict], declared: bool | None) -> str:
     """Say why requests are not put together, though the author did not ask for that."""
-    if (
-        not batch
-        or verdict is None
-        or declared is not None
-        or verdict.independence is Independence.PROVED
-    ):
+    proved = [name for name, one in verdicts.items() if one.independence is Independence.PROVED]
+    if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
+    verdict = worst(verdicts)
+    where = ""
+    if proved:
+        where = f" on {', '.join(name for name in verdicts if name not in proved)}"
     way_out = ""
     if verdict.independence is Independence.UNKNOWN:
         way_out = "; a trial found nothing against it, batch_independent=True declares it"
-    return (
-        f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
-        f"instead of {batch}{way_out}"
-    )
+    return f"rows are {verdict}; no request will be put together with another{where}{way_out}"
 
 
 def _unsized(

@@ -23,7 +23,7 @@ from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.computation import Computation, lasting, to_file
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
-from xlaserve.models.rows import prove
+from xlaserve.models.rows import prove_each
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.tolerances import TOLERANCES
 from xlaserve.models.trees import flatten_outputs
@@ -61,8 +61,8 @@ class Lowered:
     """The same in the form that lasts."""
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
-    verdict: Verdict | None
-    """Verdict on the rows; None where the first dimension is fixed."""
+    verdicts: Mapping[str, Verdict]
+    """Verdicts on the rows by platform; none where the first dimension is fixed."""
     find_difference: Callable[[], Difference | None]
     """Makes a trial of them."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -144,14 +144,16 @@ def lower(
         read_back = artifact.from_computation(computation, jax.__version__)
         _check_runs_alike(read_back, function, inputs, specs, shapes)
         parameters = function.parameters.arrays
-        verdict = None
+        verdicts: Mapping[str, Verdict] = {}
         if shapes.batched:
             names, count = function.output_names, len(parameters)
             again = partial(_export, function, inputs, exported.platforms, shapes)
-            verdict = _verdict(lambda e: prove(e, count, names, shapes.checked), read_back, again)
+            verdicts = _verdicts(
+                lambda e: prove_each(e, count, names, shapes.checked), read_back, again
+            )
     trial = partial(_find_difference, read_back, list(parameters.values()), inputs, specs, shapes)
     trial = partial(trial, wide=wide)
-    return Lowered(data, computation, parameters, specs, verdict, trial, MappingProxyType(not_for))
+    return Lowered(data, computation, parameters, specs, verdicts, trial, MappingProxyType(not_for))
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:
@@ -292,20 +294,28 @@ def _export_where_possible(
 # --- what is known of its rows -----------------------------------------------------------------
 
 
-def _verdict(
-    prove_it: Callable[[Exported], Verdict], exported: Exported, again: Callable[[], Exported]
-) -> Verdict:
-    """Return what is proved of an artifact, with the author's line that prevents the proof.
+def _verdicts(
+    prove_it: Callable[[Exported], Mapping[str, Verdict]],
+    exported: Exported,
+    again: Callable[[], Exported],
+) -> Mapping[str, Verdict]:
+    """Return what is proved of an artifact, with the author's line that prevents each proof.
 
     For that the function is exported `again`.
     """
-    verdict = prove_it(exported)
-    if verdict.independence is Independence.PROVED:
-        return verdict
+    verdicts = prove_it(exported)
+    if all(one.independence is Independence.PROVED for one in verdicts.values()):
+        return verdicts
     with _source_locations(_LOCATED_FRAMES):
         found = prove_it(again())
-    same = (found.independence, found.operation) == (verdict.independence, verdict.operation)
-    return replace(verdict, location=found.location) if same else verdict
+    return {
+        name: replace(one, location=found[name].location) if _is_alike(one, found[name]) else one
+        for name, one in verdicts.items()
+    }
+
+
+def _is_alike(one: Verdict, other: Verdict) -> bool:
+    return (one.independence, one.operation) == (other.independence, other.operation)
 
 
 def _find_difference(

@@ -185,6 +185,8 @@ class _Tracing:
             found = None
         finally:
             self._depth -= 1
+        if found is None and part is not None:
+            found = _only(self.place(number), part)
         if found is None:
             return self.leaf(number, ranges.of_dtype(kind.dtype), part)
         return _fitting(found, kind.dtype)
@@ -213,6 +215,19 @@ class _Tracing:
         found = _Tracing(self._walker, self._news, made, arguments)
         found._steps, found._depth = self._steps, self._depth
         return found
+
+
+def _only(found: Place | None, part: Part) -> Place | None:
+    """Return what is known of a part of integers that are followed as a whole; None for nothing."""
+    if found is None or not found.stride or found.offset.blocked is not None:
+        return None
+    if has_rows(found.rows[part.axis]) or has_rows(found.offset.dimensions[part.axis]):
+        return None
+
+    def cut(dimensions: Dimensions) -> Dimensions:
+        return (*dimensions[: part.axis], (), *dimensions[part.axis + 1 :])
+
+    return _moved(found, cut)
 
 
 def _size(dimension: Dimension) -> Size:
@@ -732,8 +747,14 @@ def _slice(trace: _Trace) -> Place | None:
         start = starts[part.axis]
         if not start.is_static:
             return None
-        number = start.fixed + part.number * strides[part.axis]
-        part = Part(part.axis, number)
+        part = Part(part.axis, start.fixed + part.number * strides[part.axis])
+    else:
+        ones = (
+            Part(axis, starts[axis].fixed)
+            for axis, size in enumerate(shape)
+            if size == ONE != before[axis] and starts[axis].is_static
+        )
+        part = next(ones, None)
 
     def move(dimensions: Dimensions) -> Dimensions:
         left = list(dimensions)
@@ -748,6 +769,19 @@ def _slice(trace: _Trace) -> Place | None:
         return tuple(left)
 
     return _moved(trace.other(0, part), move)
+
+
+def _sliced_at(trace: _Trace) -> Place | None:
+    """Return what is taken by a slice that has one element of one dimension, at a constant place."""
+    shape, before = trace.operation.types[0].shape, trace.operation.operand_types[0].shape
+    cut = [axis for axis, size in enumerate(shape) if size != before[axis]]
+    if len(cut) != 1 or trace.part is not None or shape[cut[0]] != ONE:
+        return _of_operand(trace)
+    (axis,), start = cut, trace.other(1 + cut[0])
+    number = None if start is None else start.item()
+    if number is None or not before[axis].is_static:
+        return _of_operand(trace)
+    return trace.other(0, Part(axis, min(max(number, 0), before[axis].fixed - 1)))
 
 
 def _concatenated(trace: _Trace) -> Place | None:
@@ -934,7 +968,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "stablehlo.optimization_barrier": _kept,
         "stablehlo.reverse": _of_operand,
         "stablehlo.gather": _gathered,
-        "stablehlo.dynamic_slice": _of_operand,
+        "stablehlo.dynamic_slice": _sliced_at,
         "stablehlo.sort": _sorted,
         "chlo.top_k": _largest,
         "stablehlo.reduce": _reduced,
