@@ -166,7 +166,7 @@ async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
     assert (0, "") == (status, err)
     assert (
         "rows are mixed: stablehlo.reduce reduces over the rows (mixing.py:5), seen in output 'y'; "
-        "no request will be put together with another"
+        "no request will be put together with another, max_batch_size is 0 instead of 64"
     ) == out.strip().splitlines()[-1]
 
 

@@ -629,16 +629,14 @@ def test_shapes_that_cannot_be_served_are_refused(
 
 
 @pytest.mark.parametrize("asked", [3, None])
-def test_rows_that_are_mixed_are_exported_with_what_the_author_wishes(
-    tmp_path: Path, asked: int | None
-) -> None:
-    """It says why nothing will come of it, with the operation and the author's line."""
+def test_rows_that_are_mixed_are_exported_unbatched(tmp_path: Path, asked: int | None) -> None:
+    """It says so, with the operation and the author's line."""
     notices: list[str] = []
     exportable = Exportable(_mixing, None, X, outputs=["y"], max_batch_size=asked)
     described = manifest.read(exportable.write(tmp_path / "m" / "1", on_notice=notices.append))
 
     assert described.verdict is not None
-    assert ("mixed", "stablehlo.reduce", asked or 64, None) == (
+    assert ("mixed", "stablehlo.reduce", 0, None) == (
         described.verdict.independence,
         described.verdict.operation,
         described.max_batch_size,
@@ -647,7 +645,8 @@ def test_rows_that_are_mixed_are_exported_with_what_the_author_wishes(
     line = inspect.getsourcelines(_mixing)[1] + 1
     assert [
         f"rows are mixed: stablehlo.reduce reduces over the rows (test_export.py:{line}), seen in "
-        "output 'y'; no request will be put together with another"
+        "output 'y'; no request will be put together with another, max_batch_size is 0 instead of "
+        f"{asked or 64}"
     ] == notices
 
 

@@ -68,9 +68,9 @@ class Exportable:
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
     batch_independent: bool | None = None
     """Whether each row of a batch is computed from itself alone. None for what is proved: where
-    nothing is, no request is put together with another. True is for what cannot be proved; it is
-    tried, and refused where the contrary is proved or seen. With False nothing is padded or put
-    together, and every batch size is compiled, 64 at most."""
+    nothing is on any platform, the model is exported with max_batch_size 0. True is for what cannot
+    be proved; it is tried, and refused where the contrary is proved or seen. With False nothing is
+    padded or put together, and every batch size is compiled, 64 at most."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
@@ -117,7 +117,10 @@ class Exportable:
             x64=self.x64,
         )
         verdicts = _tried(lowered, self.batch_independent)
-        notice = _notice(batch, verdicts, self.batch_independent)
+        proved = [n for n, one in verdicts.items() if one.independence is Independence.PROVED]
+        notice = _notice(batch, verdicts, proved, self.batch_independent)
+        if notice and not proved:
+            batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -282,13 +285,14 @@ def _tried(lowered: Lowered, declared: bool | None) -> Mapping[str, Verdict]:
     return verdicts
 
 
-def _notice(batch: int, verdicts: Mapping[str, Verdict], declared: bool | None) -> str:
+def _notice(
+    batch: int, verdicts: Mapping[str, Verdict], proved: Sequence[str], declared: bool | None
+) -> str:
     """Say why requests are not put together, though the author did not ask for that."""
-    proved = [name for name, one in verdicts.items() if one.independence is Independence.PROVED]
     if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
     verdict = worst(verdicts)
-    where = ""
+    where = f", max_batch_size is 0 instead of {batch}"
     if proved:
         where = f" on {', '.join(name for name in verdicts if name not in proved)}"
     way_out = ""

@@ -130,11 +130,11 @@ def test_rows_that_depend_on_one_another_are_imported_by_themselves(tmp_path: Pa
     imported = import_model(path, tmp_path / "m")
 
     assert imported.manifest.verdict is not None
-    assert ("mixed", 32) == (
+    assert ("mixed", 0) == (
         imported.manifest.verdict.independence,
         imported.manifest.max_batch_size,
     )
-    assert imported.notice.endswith("no request will be put together with another")
+    assert imported.notice.endswith("max_batch_size is 0 instead of 32")
     assert imported.checked is not None
     assert (1, 3) == imported.checked.batches
 

@@ -54,7 +54,9 @@ def test_linear_algebra_is_proved_on_every_platform(name: str) -> None:
 
 def _differing(params: object, x: jax.Array) -> jax.Array:
     del params
-    return jax.lax.platform_dependent(x, tpu=lambda v: v - v.mean(0, keepdims=True), default=lambda v: v * 2)
+    return jax.lax.platform_dependent(
+        x, tpu=lambda v: v - v.mean(0, keepdims=True), default=lambda v: v * 2
+    )
 
 
 def test_a_platform_that_mixes_rows_does_not_decide_for_the_others(tmp_path: Path) -> None:

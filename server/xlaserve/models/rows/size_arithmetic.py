@@ -177,16 +177,20 @@ class _Scan:
             return [self._like(operation, operands)]
         if any(one is _DATA for one in operands):
             return [_DATA] * count
+        return self._of_constants(operation, operands)
+
+    def _of_constants(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
+        count = len(operation.results)
         if count == 1 and all(isinstance(one, Constant) for one in operands):
             found = _result(operation, operands)
             if found is not None:
                 return [found]
-        if operation.name == "stablehlo.dynamic_broadcast_in_dim" and _is_size(operands[0]):
+        if not any(map(_is_size, operands)):
+            return [_OPAQUE] * count
+        if operation.name == "stablehlo.dynamic_broadcast_in_dim":
             return [_SPREAD]
-        if any(one is _SPREAD or _is_size(one) for one in operands):
-            self._note(operation)
-            return [_DATA] * count
-        return [_OPAQUE] * count
+        self._note(operation)
+        return [_DATA] * count
 
     @staticmethod
     def _like(operation: Any, operands: list[Any]) -> Any:
@@ -272,7 +276,7 @@ def _is_of_computed(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, Constant) and not value.is_static
+    return value is _SPREAD or (isinstance(value, Constant) and not value.is_static)
 
 
 def _is_assertion(operation: Any) -> bool:

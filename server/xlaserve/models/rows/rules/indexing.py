@@ -103,7 +103,7 @@ class _Blocked(Exception):
 
 
 def _is_own_row(place: Place, dimension: Dimension, taken: int) -> bool:
-    """Tell whether a slice of a dimension, whole blocks of which are rows, is in the block of its row.
+    """Tell whether a slice of a dimension that has a block for each row is in that of its row.
 
     The element `number * k + i` of `[b * k]` is `[number][i]` of `[b][k]`, as long as `i` is in it.
     """

@@ -107,17 +107,20 @@ def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Se
     if value.blocked is None and value.sized is None:
         return values
     found = _Tracing(walker, {operation.results[0]: value}).place(operation.results[0])
-    if found is None:
-        return values
-    item, shape = found.item(), operation.types[0].shape
+    better = None if found is None else _better(value, found, operation.types[0].shape)
+    return values if better is None else [better]
+
+
+def _better(value: Value, found: Place, shape: Shape) -> Value | None:
+    """Return what a place says of integers that is more than is known; None for nothing."""
+    item = found.item()
     if item is not None:
-        return [Value(uniform(shape), fact=Constant(item))]
+        return Value(uniform(shape), fact=Constant(item))
     if found.stride or found.offset.blocked is not None:
-        return values
+        return None
     if value.blocked is None and found.offset.sized is not None:
-        return values
-    fact = value.fact if isinstance(value.fact, Parts) else None
-    return [replace(found.offset, fact=fact)]
+        return None
+    return replace(found.offset, fact=value.fact if isinstance(value.fact, Parts) else None)
 
 
 _INTEGERS = frozenset({"i1", *(f"{sign}i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
@@ -772,7 +775,7 @@ def _slice(trace: _Trace) -> Place | None:
 
 
 def _sliced_at(trace: _Trace) -> Place | None:
-    """Return what is taken by a slice that has one element of one dimension, at a constant place."""
+    """Return what a slice takes that has one element of one dimension, at a constant place."""
     shape, before = trace.operation.types[0].shape, trace.operation.operand_types[0].shape
     cut = [axis for axis, size in enumerate(shape) if size != before[axis]]
     if len(cut) != 1 or trace.part is not None or shape[cut[0]] != ONE:
@@ -919,16 +922,15 @@ def _truth_of_all(trace: _Trace, neutral: int) -> Place | None:
     size = trace.operation.operand_types[0].shape[axes[0]]
     if len(axes) != 1 or not size.is_static or not 0 < size.fixed <= parts.MAX_PARTS:
         return None
-    (axis,) = axes
-    left: list[Place] = []
-    for number in range(size.fixed):
-        one = trace.other(0, Part(axis, number))
-        if one is None:
-            return None
-        if one.item() == 1 - neutral:
-            return _known(trace, 1 - neutral)
-        if one.item() is None:
-            left.append(one)
+    each = [trace.other(0, Part(axes[0], number)) for number in range(size.fixed)]
+    return _truth_of_each(trace, [one or Place(_NOTHING, TRUTH) for one in each], neutral)
+
+
+def _truth_of_each(trace: _Trace, each: Sequence[Place], neutral: int) -> Place:
+    (axis,) = trace.operation.integers("dimensions")
+    if any(one.item() == 1 - neutral for one in each):
+        return _known(trace, 1 - neutral)
+    left = [one for one in each if one.item() is None]
     if not left:
         return _known(trace, neutral)
     together = _together(trace, *left)
