@@ -272,9 +272,11 @@ def _tried(lowered: Lowered, declared: bool | None) -> Mapping[str, Verdict]:
     if any(one.independence is Independence.UNKNOWN for one in verdicts.values()):
         difference = lowered.find_difference()
         if difference is not None:
-            seen = {"independence": Independence.MIXED, "operation": "", "reason": str(difference)}
+            seen = str(difference)
             verdicts = {
-                name: replace(one, **seen) if one.independence is Independence.UNKNOWN else one
+                name: replace(one, independence=Independence.MIXED, operation="", reason=seen)
+                if one.independence is Independence.UNKNOWN
+                else one
                 for name, one in verdicts.items()
             }
     found = worst(verdicts)

@@ -550,10 +550,10 @@ def _logical(trace: _Trace, neutral: int) -> Place | None:
     for one, other in ((left, right), (right, left)):
         if one.item() == neutral:
             return other
-    for one, other in ((0, 1), (1, 0)):
-        assumed = _assuming(trace, trace.operation.operands[one], is_true=bool(neutral))
+    for first, second in ((0, 1), (1, 0)):
+        assumed = _assuming(trace, trace.operation.operands[first], is_true=bool(neutral))
         if assumed is not None:
-            follows = trace.operand(other, assumed)
+            follows = trace.operand(second, assumed)
             if follows is not None and follows.item() == 1 - neutral:
                 return _known(trace, 1 - neutral)
     return Place(_together(trace, left, right), TRUTH)
