@@ -79,6 +79,17 @@ class InPlace(nn.Module):
         return y, part + 1
 
 
+class ByNumber(nn.Module):
+    """Looks up what belongs to each row at the number of the row, as models of transformers do."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last of each row that the mask has, and the rows without the others."""
+        rows, places = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+        seen = mask[rows[:, None], places[None, :]].bool()
+        last = x[rows, mask.cumsum(1).argmax(1)]
+        return last, x * seen[..., None].to(x.dtype)
+
+
 def _convnet() -> nn.Module:
     made = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
@@ -125,6 +136,11 @@ def _models() -> Mapping[str, Callable[[], _Made]]:
             ({0: batch, 1: tokens}, {0: batch, 1: tokens}),
         ),
         "in-place": lambda: (InPlace(), (rows,), ({0: batch},)),
+        "by-number": lambda: (
+            ByNumber(),
+            (torch.randn(2, 7, 3), mask),
+            ({0: batch}, {0: batch}),
+        ),
         "fixed": lambda: (nn.Linear(6, 2), (torch.randn(4, 6),), None),
     }
 

@@ -99,6 +99,59 @@ def steps(number: int) -> dict[str, Tensor]:
     return {"x": np.random.default_rng(number).standard_normal((1, 6, 8), np.float32)}
 
 
+def text_by_number() -> Any:
+    """Return attention whose mask and whose result are looked up at the numbers of rows.
+
+    As exporters of PyTorch write it: the mask at vectors `[row, column]`, and the last word of each
+    row, where its end is, in the rows one behind the other.
+    """
+    nodes = [
+        node("Shape", ["input_ids"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"]),
+        node("Range", ["zero", "n", "one"], ["rows"]),
+        node("Unsqueeze", ["n", "first"], ["n1"]),
+        node("Concat", ["n1", "middle"], ["wide"], axis=0),
+        node("Unsqueeze", ["rows", "last_two"], ["rows3"]),
+        node("Expand", ["rows3", "wide"], ["row_column"]),
+        node("Expand", ["columns", "wide"], ["column_column"]),
+        node("Unsqueeze", ["row_column", "end"], ["row4"]),
+        node("Unsqueeze", ["column_column", "end"], ["column4"]),
+        node("Concat", ["row4", "column4"], ["vectors"], axis=-1),
+        node("Cast", ["attention_mask"], ["seen"], to=BOOL),
+        node("GatherND", ["seen", "vectors"], ["seen3"]),
+        node("Gather", ["table", "input_ids"], ["words"]),
+        node("Transpose", ["words"], ["turned"], perm=[0, 2, 1]),
+        node("MatMul", ["words", "turned"], ["alike"]),
+        node("Where", ["seen3", "alike", "never"], ["masked"]),
+        node("Softmax", ["masked"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "words"], ["mixed"]),
+        node("Equal", ["input_ids", "end_word"], ["is_end"]),
+        node("Cast", ["is_end"], ["ends"], to=INT64),
+        node("ArgMax", ["ends"], ["at"], axis=1, keepdims=0),
+        node("Mul", ["rows", "length"], ["starts"]),
+        node("Add", ["starts", "at"], ["flat_at"]),
+        node("Reshape", ["mixed", "flat"], ["all_words"]),
+        node("Gather", ["all_words", "flat_at"], ["y"]),
+    ]
+    integers = {
+        "zero": 0,
+        "one": 1,
+        "first": [0],
+        "middle": [1, 6],
+        "last_two": [1, 2],
+        "end": [-1],
+        "columns": [[list(range(6))]],
+        "end_word": 9,
+        "length": 6,
+        "flat": [-1, 4],
+    }
+    constants: dict[str, Tensor] = {name: np.asarray(one) for name, one in integers.items()}
+    constants["table"] = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    constants["never"] = np.asarray(-1e9, np.float32)
+    given = {name: (INT64, ["N", 6]) for name in ("input_ids", "attention_mask")}
+    return model(nodes, given, ["y"], constants)
+
+
 NETWORKS: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]], Make]] = {
     "ResNet-50": (lambda: networks.resnet50(32), {}, pixels(32)),
     "DistilBERT, 2 layers": (
@@ -107,6 +160,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]], Make]] 
         tokens(100, 16),
     ),
     "loops": (repeated, {}, steps),
+    "text by number": (text_by_number, {}, tokens(10, 6)),
 }
 FULL_SIZE: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]], Make]] = {
     "ResNet-50, 224 pixels": (networks.resnet50, {}, pixels(224)),
@@ -153,6 +207,7 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "text by number",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("DistilBERT, 2 layers", "loops")),
         pytest.param("ResNet-50", marks=pytest.mark.large),
     ],

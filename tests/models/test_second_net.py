@@ -20,6 +20,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.lowering import PLATFORMS
 from xlaserve.models.program_table import Program
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.second_net import within
@@ -64,7 +65,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def proved(*_: Any, **__: Any) -> Verdict:
             return Verdict(Independence.PROVED)
 
-        monkeypatch.setattr(lowering, "prove", proved)
+        def proved_on_each(*_: Any, **__: Any) -> dict[str, Verdict]:
+            return {name: proved() for name in PLATFORMS}
+
+        monkeypatch.setattr(lowering, "prove_each", proved_on_each)
         monkeypatch.setattr(proving, "prove", proved)
 
     return planted

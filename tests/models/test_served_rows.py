@@ -98,6 +98,7 @@ def test_nothing_is_tried_where_nobody_declares_anything() -> None:
     [
         (PROVED, '{"dynamic_batching": {}}', ""),
         (MIXED, '{"max_batch_size": 0}', ""),
+        (PROVED, '{"max_batch_size": 0}', ""),
         (MIXED, "{}", MIXED_NOTICE),
         (
             UNKNOWN,
@@ -112,3 +113,23 @@ def test_log_is_told_why_requests_are_not_put_together(
     verdict: Verdict, text: str, notice: str
 ) -> None:
     assert notice == decide(verdict, parse_json(text)).notice
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (ModelConfig(), True),
+        (ModelConfig(max_batch_size=8), False),
+        (ModelConfig(parameters=FALSE), False),
+    ],
+)
+def test_log_is_told_why_rows_that_are_proved_are_not_put_together(
+    config: ModelConfig, says: bool
+) -> None:
+    """Manifests of older versions have 0 where rows were not proved for some other platform."""
+    expected = (
+        "rows are proved, and the model was written with max_batch_size 0; one in its "
+        "configuration lets requests be put together"
+    )
+
+    assert (expected if says else "") == decide(PROVED, config, exported=0).notice

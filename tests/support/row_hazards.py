@@ -257,6 +257,31 @@ def scatter_at_another_row(x):
     return x.at[(rows(x) + 1) % x.shape[0]].add(x)
 
 
+def diagonal(x):
+    return x[:, 0] * jnp.zeros((x.shape[0],) * 2).at[rows(x), rows(x)].set(1.0)[:, 0]
+
+
+def diagonal_of_each(x):
+    of_one = jax.vmap(lambda zeros, at: zeros.at[at].set(1.0))
+    return x[:, 0] * of_one(jnp.zeros((x.shape[0],) * 2), rows(x))[:, 0]
+
+
+def cut_of_rows(n):
+    """An integer of the first row, of which more is computed before it is looked at."""
+    return lax.slice(n, (0,), (1,)) + 1
+
+
+def repeated_to(x):
+    """Each place five times in turn, of which four are cut: which these are, the size says."""
+    places = jnp.broadcast_to(jnp.arange(5)[:, None], (5, x.shape[0])).reshape(-1)
+    return lax.slice(places, (0,), (4,))
+
+
+def one_of_repeated(x):
+    places = jnp.broadcast_to(jnp.arange(5)[:, None], (5, x.shape[0])).reshape(-1)
+    return lax.slice(places, (3,), (4,)) + 1
+
+
 def scatter_the_sum(x):
     return jnp.zeros_like(x).at[:, jnp.zeros(3, jnp.int32)].add(1.0).at[0].add(x.sum(0))
 
@@ -468,6 +493,18 @@ HAZARDS: Mapping[str, Hazard] = {
     "next row": (index_past_the_row_number, F4, None),
     "row before": (index_before_the_row_number, F4, None),
     "scatter to the next": (scatter_at_another_row, F4, None),
+    "a diagonal": (diagonal, F4, "stablehlo.scatter"),
+    "a diagonal, row by row": (diagonal_of_each, F4, "stablehlo.scatter"),
+    "integer of the first row": (
+        lambda x, n: x * cut_of_rows(n), [F4[0], INT[0]], "stablehlo.slice"
+    ),
+    "column of the first row": (
+        lambda x, n: x[:, cut_of_rows(n)[0] % 4], [F4[0], INT[0]], "stablehlo.slice"
+    ),
+    "places that move": (lambda x: x * (repeated_to(x) + 1), F4, None),
+    "columns that move": (lambda x: x[:, repeated_to(x) + 0], F4, None),
+    "place that moves": (lambda x: x * one_of_repeated(x), F4, None),
+    "column that moves": (lambda x: x[:, one_of_repeated(x)], F4, None),
     "scatter of a sum": (scatter_the_sum, F4, "stablehlo.reduce"),
     "one hot of the place": (one_hot_of_the_place, F4, None),
     "turned in a branch": (flip_in_a_cond, F4, "stablehlo.gather"),

@@ -35,7 +35,7 @@ from xlaserve.models.declared import (
 )
 from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.rows.verdict import Independence, Verdict, worst
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
 from xlaserve.models.trees import Nesting
@@ -60,8 +60,8 @@ class Exportable:
     """The names of what `fn` returns; None where it returns a dict, which has them."""
     max_batch_size: int | None = None
     """The most rows of one request, which may be put together with others where that is proved to
-    change no answer. None for 64 where every input starts with -1; 0 for any number, and never put
-    together, and for shapes that are all fixed."""
+    change no answer: each server proves it for its platform. None for 64 where every input starts
+    with -1; 0 for any number, and never put together, and for shapes that are all fixed."""
     platforms: Sequence[str] | None = None
     """Platforms of the artifact. They must include the one that exports it. None for the CPU, CUDA
     and TPUs, but for those that have no kernel for a part of it."""
@@ -70,9 +70,9 @@ class Exportable:
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
     batch_independent: bool | None = None
     """Whether each row of a batch is computed from itself alone. None for what is proved: where
-    nothing is, the model is exported with max_batch_size 0. True is for what cannot be proved; it
-    is tried, and refused where the contrary is proved or seen. With False nothing is padded or put
-    together, and every batch size is compiled, 64 at most."""
+    nothing is on any platform, the model is exported with max_batch_size 0. True is for what cannot
+    be proved; it is tried, and refused where the contrary is proved or seen. With False nothing is
+    padded or put together, and every batch size is compiled, 64 at most."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
@@ -123,10 +123,10 @@ class Exportable:
             x64=self.x64,
             trial_seconds=self.trial_seconds,
         )
-        verdict, unfinished = _tried(lowered, self.batch_independent)
-        notice = _notice(batch, verdict, self.batch_independent, unfinished)
+        verdicts, unfinished = _tried(lowered, self.batch_independent)
+        notice = _notice(batch, verdicts, self.batch_independent, unfinished)
         untried = f"its rows were not tried to the end: {unfinished}" if unfinished else ""
-        if notice:
+        if notice and not _proved(verdicts):
             batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class Exportable:
                     max_batch_size=batch,
                     exported_at=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
                     batch_independent=self.batch_independent,
-                    verdict=verdict,
+                    verdict=worst(verdicts) if verdicts else None,
                     compiled_shapes={k: tuple(v) for k, v in (self.compiled_shapes or {}).items()},
                     max_on_demand_shapes=self.max_on_demand_shapes,
                     steps=steps,
@@ -272,56 +272,86 @@ def with_parameters(model: Writable, source: str) -> Writable:
 # --- what is known of its rows -----------------------------------------------------------------
 
 
-def _tried(lowered: Lowered, declared: bool | None) -> tuple[Verdict | None, str]:
-    """Return what is known of the rows after a trial, and why the trial saw only a part of them.
+def _tried(lowered: Lowered, declared: bool | None) -> tuple[Mapping[str, Verdict], str]:
+    """Return what is known of the rows by platform after trials, and why these saw only a part.
 
-    Raises InvalidModel where they are declared independent, and are not.
+    They are made on the platform that is here. What is proved of it gets a brief one, and the proof
+    of no platform is believed that it contradicts. Raises InvalidModel where rows are declared
+    independent, and are not.
     """
-    verdict = lowered.verdict
-    if verdict is None or declared is False:
-        return verdict, ""
-    outcome = Outcome()
-    if verdict.independence is Independence.PROVED:
+    verdicts, outcome = lowered.verdicts, Outcome()
+    if declared is False:
+        return verdicts, ""
+    here = verdicts.get(jax.export.default_export_platform())
+    if here is not None and here.independence is Independence.PROVED:
         outcome = lowered.find_contradiction()
-        if outcome.difference is not None:
-            verdict = refused_proof(verdict, outcome.difference)
-            if declared:
-                raise _not_independent(verdict)
-    elif verdict.independence is Independence.UNKNOWN:
+        verdicts = _after(verdicts, outcome, refuse=True)
+    if any(one.independence is Independence.UNKNOWN for one in _believed(verdicts)):
+        unfinished = outcome.unfinished
         outcome = lowered.find_difference()
-        if outcome.difference is not None:
-            shown = f"{verdict.reason}: {outcome.difference}"
-            verdict = replace(verdict, independence=Independence.MIXED, reason=shown)
-    if declared and verdict.independence is Independence.MIXED:
-        raise _not_independent(verdict)
-    return verdict, outcome.unfinished
+        outcome = replace(outcome, unfinished=unfinished or outcome.unfinished)
+        verdicts = _after(verdicts, outcome, refuse=False)
+    _check_declared(verdicts, declared)
+    return verdicts, outcome.unfinished
 
 
-def _not_independent(verdict: Verdict) -> InvalidModel:
-    return InvalidModel(
-        f"batch_independent: rows are declared independent, but they are not: {verdict}"
-    )
+def _believed(verdicts: Mapping[str, Verdict]) -> list[Verdict]:
+    return [one for one in verdicts.values() if not is_contradicted(one)]
 
 
-def _notice(batch: int, verdict: Verdict | None, declared: bool | None, unfinished: str) -> str:
+def _after(
+    verdicts: Mapping[str, Verdict], outcome: Outcome, *, refuse: bool
+) -> dict[str, Verdict]:
+    """Return what is known after a trial; with `refuse`, one that no proof outlasts."""
+    difference = outcome.difference
+    if difference is None:
+        return dict(verdicts)
+    # Platforms whose computation is the same have one verdict, of which the log is told once.
+    found: dict[Verdict, Verdict] = {}
+    for one in dict.fromkeys(verdicts.values()):
+        found[one] = one
+        if one.independence is Independence.UNKNOWN:
+            shown = f"{one.reason}: {difference}"
+            found[one] = replace(one, independence=Independence.MIXED, reason=shown)
+        elif one.independence is Independence.PROVED and refuse:
+            found[one] = refused_proof(one, difference)
+    return {name: found[one] for name, one in verdicts.items()}
+
+
+def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> None:
+    """Raise InvalidModel where rows are declared independent, and a trial saw that they are not."""
+    if not declared or not verdicts:
+        return
+    found = worst(verdicts)
+    if found.independence is Independence.MIXED or any(map(is_contradicted, verdicts.values())):
+        raise InvalidModel(
+            f"batch_independent: rows are declared independent, but they are not: {found}"
+        )
+
+
+def _proved(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Return the platforms on which it is proved that rows are apart."""
+    return [name for name, one in verdicts.items() if one.independence is Independence.PROVED]
+
+
+def _notice(
+    batch: int, verdicts: Mapping[str, Verdict], declared: bool | None, unfinished: str
+) -> str:
     """Say why requests are not put together, though the author did not ask for that."""
-    if (
-        not batch
-        or verdict is None
-        or declared is not None
-        or verdict.independence is Independence.PROVED
-    ):
+    proved = _proved(verdicts)
+    if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
+    verdict = worst(verdicts)
+    where = f", max_batch_size is 0 instead of {batch}"
+    if proved:
+        where = f" on {', '.join(name for name in verdicts if name not in proved)}"
     way_out = f"; {verdict.advice}"
     if verdict.independence is Independence.UNKNOWN:
         seen = "did not end" if unfinished else "found nothing against it"
         way_out += f"; a trial {seen}, batch_independent=True declares it"
         if is_contradicted(verdict):
             way_out = ""
-    return (
-        f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
-        f"instead of {batch}{way_out}"
-    )
+    return f"rows are {verdict}; no request will be put together with another{where}{way_out}"
 
 
 def _unsized(

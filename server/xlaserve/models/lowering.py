@@ -23,7 +23,7 @@ from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.compilers.jobs import Packed
 from xlaserve.models.computation import Computation, lasting, text_of, to_file
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
-from xlaserve.models.rows import prove
+from xlaserve.models.rows import prove_each
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.tolerances import TOLERANCES
 from xlaserve.models.trees import flatten_outputs
@@ -62,8 +62,8 @@ class Lowered:
     """The same in the form that lasts."""
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
-    verdict: Verdict | None
-    """Verdict on the rows; None where the first dimension is fixed."""
+    verdicts: Mapping[str, Verdict]
+    """Verdicts on the rows by platform; none where the first dimension is fixed."""
     find_difference: Callable[[], Outcome]
     """Makes a trial of them."""
     find_contradiction: Callable[[], Outcome]
@@ -151,17 +151,19 @@ def lower(
         )
         trial.check_ends()
         _check_runs_alike(trial.call, function, inputs, specs, shapes)
-        verdict = None
+        verdicts: Mapping[str, Verdict] = {}
         if shapes.batched:
             names, count = function.output_names, len(parameters)
             again = partial(_export, function, inputs, exported.platforms, shapes)
-            verdict = _verdict(lambda e: prove(e, count, names, shapes.checked), read_back, again)
+            verdicts = _verdicts(
+                lambda e: prove_each(e, count, names, shapes.checked), read_back, again
+            )
     return Lowered(
         data,
         computation,
         parameters,
         specs,
-        verdict,
+        verdicts,
         partial(trial.made, is_thorough=True),
         partial(trial.made, is_thorough=False),
         MappingProxyType(not_for),
@@ -306,20 +308,28 @@ def _export_where_possible(
 # --- what is known of its rows -----------------------------------------------------------------
 
 
-def _verdict(
-    prove_it: Callable[[Exported], Verdict], exported: Exported, again: Callable[[], Exported]
-) -> Verdict:
-    """Return what is proved of an artifact, with the author's line that prevents the proof.
+def _verdicts(
+    prove_it: Callable[[Exported], Mapping[str, Verdict]],
+    exported: Exported,
+    again: Callable[[], Exported],
+) -> Mapping[str, Verdict]:
+    """Return what is proved of an artifact, with the author's line that prevents each proof.
 
     For that the function is exported `again`.
     """
-    verdict = prove_it(exported)
-    if verdict.independence is Independence.PROVED:
-        return verdict
+    verdicts = prove_it(exported)
+    if all(one.independence is Independence.PROVED for one in verdicts.values()):
+        return verdicts
     with _source_locations(_LOCATED_FRAMES):
         found = prove_it(again())
-    same = (found.independence, found.operation) == (verdict.independence, verdict.operation)
-    return replace(verdict, location=found.location) if same else verdict
+    return {
+        name: replace(one, location=found[name].location) if _is_alike(one, found[name]) else one
+        for name, one in verdicts.items()
+    }
+
+
+def _is_alike(one: Verdict, other: Verdict) -> bool:
+    return (one.independence, one.operation) == (other.independence, other.operation)
 
 
 def _subject(

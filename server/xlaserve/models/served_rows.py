@@ -58,7 +58,10 @@ def served_rows(
     if says:
         return ServedRows(signature.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
     if verdict.independence is Independence.PROVED:
-        return ServedRows(signature.max_batch_size, is_exact=not signature.max_batch_size)
+        notice = "" if signature.max_batch_size else _COULD_BE
+        return ServedRows(
+            signature.max_batch_size, is_exact=not signature.max_batch_size, notice=notice
+        )
     return ServedRows(config.max_batch_size, is_exact=True, notice=_notice(verdict, config))
 
 
@@ -85,6 +88,12 @@ def refuse_declared(
         because = find_difference()
     if because is not None:
         raise InvalidModel(f"{place}: rows are declared independent, but they are not: {because}")
+
+
+_COULD_BE = (
+    "rows are proved, and the model was written with max_batch_size 0; one in its configuration "
+    "lets requests be put together"
+)
 
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:

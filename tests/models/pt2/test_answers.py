@@ -27,6 +27,7 @@ def answered(name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "tolerance"),
     [
+        ("by-number", FP32),
         ("fixed", FP32),
         ("in-place", FP32),
         ("mlp", FP32),

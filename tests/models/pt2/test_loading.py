@@ -47,6 +47,14 @@ def _assert_answers(
         np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_are_looked_up_by_their_number_are_batched(tmp_path: Path) -> None:
+    """As models of transformers look up masks, and the last word of each text."""
+    model = _loaded(_version(tmp_path, "by-number"), tmp_path)
+
+    assert ("proved", 32) == (str(model.info.verdict), model.info.max_batch_size)
+    _assert_answers(model, *answers("by-number"))
+
+
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_program_is_served_as_it_lies_there(tmp_path: Path, *, is_alone: bool) -> None:
     """By its directory, or by its file; nothing stays beside it."""

@@ -4,6 +4,8 @@
 # mypy: disallow-untyped-calls=False, warn-return-any=False
 
 import dataclasses
+import itertools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -114,3 +116,16 @@ def test_a_loop_to_an_input_follows_inputs_without_a_batch() -> None:
 
     assert loops_follow_inputs(to_input)
     assert not loops_follow_inputs(to_constant)
+
+
+def test_a_busy_machine_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute passes with every look at the clock; the time that is limited is a processor's."""
+    times = itertools.count(step=60.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+
+    def many(x: jax.Array) -> jax.Array:
+        for number in range(300):
+            x = jnp.sin(x) + number
+        return x
+
+    assert "proved" == str(verdict_of(many, [((4,), "float32")]))

@@ -14,19 +14,22 @@ import pytest
 from support.honest_rows import HONEST
 from support.rows import exported, verdict_of
 
-from xlaserve.models.rows import Independence, program, proof, refining
+from xlaserve.models.rows import Independence, program, proof, ranges, refining
 from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
     ROWS,
     Along,
+    Dimensions,
     Factor,
     RowNumber,
     Value,
     joined_dimension,
+    uniform,
     varying,
 )
 from xlaserve.models.rows.findings import Finding, NoRule
 from xlaserve.models.rows.program import Operation, Pair
+from xlaserve.models.rows.rules import places
 from xlaserve.models.rows.sizes import BATCH, Size, fitted, static
 from xlaserve.models.rows.table import RULES
 from xlaserve.models.rows.walk import Rule, Walker
@@ -87,6 +90,56 @@ def test_a_rule_that_says_what_is_so_is_followed(monkeypatch: pytest.MonkeyPatch
     planted(monkeypatch, list)
 
     assert str(verdict_of(jnp.tanh, F4)) == "proved"
+
+
+NOTHING = Value((), Finding(False, "stablehlo.tanh", "is not followed"))
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        (Value(((ROWS,), FOUR)), "proved"),
+        (Value(((ROWS,), THREE)), "unknown"),
+        (Value(((ROWS,),)), "unknown"),
+        (Value(((ROWS,), (ROWS,))), "unknown"),
+        (Value(((ROWS,), FOUR), fact=RowNumber(1)), "unknown"),
+    ],
+)
+def test_what_is_settled_must_fit_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch, result: Value, verdict: str
+) -> None:
+    rule = Rule(lambda *_: [NOTHING], settle=lambda *_: [result])
+    rules = MappingProxyType({**RULES, "stablehlo.tanh": rule})
+    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", rules)
+
+    assert verdict == verdict_of(jnp.tanh, F4).independence
+
+
+SIX = (Factor(static(6), Along.UNIFORM),)
+
+
+@pytest.mark.parametrize(
+    ("offset", "rows", "verdict"),
+    [
+        (uniform([BATCH]), ((ROWS,),), "proved"),
+        (uniform([static(6)]), ((ROWS,),), "unknown"),
+        (uniform([BATCH]), ((ROWS, *SIX),), "unknown"),
+        (uniform([BATCH]), ((ROWS,), ()), "unknown"),
+        (uniform([BATCH]), uniform([BATCH]), "unknown"),
+    ],
+)
+def test_what_is_traced_back_must_fit_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch, offset: Dimensions, rows: Dimensions, verdict: str
+) -> None:
+    """A rule says where the product is, of which the elements are looked up."""
+    place = places.Place(Value(offset), ranges.of_integer(0), 6, rows)
+    traced = MappingProxyType({**places._RULES, "stablehlo.multiply": lambda trace: place})
+    monkeypatch.setattr(places, "_RULES", traced)
+
+    def model(x: jax.Array) -> jax.Array:
+        return x.reshape(-1)[jnp.arange(x.shape[0]) * 6]
+
+    assert verdict == verdict_of(model, [((6,), "float32")]).independence
 
 
 # --- attributes --------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from xlaserve.models.rows.verdict import Independence, Verdict
 
 if TYPE_CHECKING:
-    from xlaserve.models.rows.interface import loops_follow_inputs, prove
+    from xlaserve.models.rows.interface import loops_follow_inputs, prove, prove_each
 
-__all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove"]
+__all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove", "prove_each"]
 
 
 def __getattr__(name: str) -> object:
     # A verdict is shown without JAX, which the proof needs and which takes a second to import.
-    if name in ("loops_follow_inputs", "prove"):
+    if name in ("loops_follow_inputs", "prove", "prove_each"):
         return getattr(import_module("xlaserve.models.rows.interface"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

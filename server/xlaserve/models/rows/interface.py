@@ -1,15 +1,17 @@
 """Asks for the proof of one artifact: whatever it is, there is an answer."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from jax.export import Exported
 
 from xlaserve.models.rows import proof
 from xlaserve.models.rows.findings import Unfollowed
 from xlaserve.models.rows.proof import Asked
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.rows.verdict import Independence, Verdict, worst
 
-__all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove"]
+__all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove", "prove_each"]
 
 
 def prove(
@@ -27,16 +29,38 @@ def prove(
     count; all of them where none is given. Whatever the artifact is, nothing is raised: what cannot
     be told is unknown.
     """
-    asked = Asked(exported, parameters, tuple(outputs), sizes or {}, tuple(platforms))
+    return worst(prove_each(exported, parameters, outputs, sizes, platforms=platforms))
+
+
+def prove_each(
+    exported: Exported,
+    parameters: int,
+    outputs: Sequence[str],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    platforms: Sequence[str] = (),
+) -> Mapping[str, Verdict]:
+    """Tell it of each platform, whose kernels differ; what is asked is as for `prove`."""
+    wanted = tuple(platforms) or tuple(exported.platforms)
+    asked = Asked(exported, parameters, tuple(outputs), sizes or {}, wanted)
+    if not asked.batch:
+        return dict.fromkeys(wanted, _unknown("its inputs have no batch in common"))
+    if len(wanted) > 1:
+        with suppress(Exception):
+            return proof.verdicts(asked)
+    # Where one of them cannot be analysed, the others may be.
+    return {name: _on(replace(asked, platforms=(name,))) for name in wanted}
+
+
+def _on(asked: Asked) -> Verdict:
     try:
-        if not asked.batch:
-            return _unknown("its inputs have no batch in common")
-        return proof.verdict(asked)
+        (found,) = proof.verdicts(asked).values()
     except Unfollowed as reason:
         return _unknown(f"the computation {reason}")
     # What a hostile artifact meets on its way through JAX and MLIR has no class of its own.
     except Exception as error:
         return _unknown(f"the computation cannot be analysed ({type(error).__name__})")
+    return found
 
 
 def loops_follow_inputs(

@@ -45,14 +45,14 @@ def broken(
     if len(results) != len(operation.types):
         return "has another number of results than its rule gives"
     for value, kind in zip(results, operation.types, strict=True):
-        reason = _misfit(value, kind.shape) or _forgotten(operands, value, kind.shape, ignored)
+        reason = misfit(value, kind.shape) or _forgotten(operands, value, kind.shape, ignored)
         if reason:
             return reason
     return ""
 
 
-def _misfit(value: Value, shape: Shape) -> str:
-    """Return why a value cannot have a shape."""
+def misfit(value: Value, shape: Shape) -> str:
+    """Return why a value cannot have a shape, in a clause; empty where it can."""
     if isinstance(value.fact, Parts | Segments):
         reason = _parts_misfit(value.fact, shape)
         if reason:
@@ -91,7 +91,7 @@ def _parts_misfit(fact: Parts | Segments, shape: Shape) -> str:
     if axis >= len(shape) or _summed(sizes) != shape[axis] or len(sizes) != len(fact.values):
         return "is put together from parts of other sizes than its rule says"
     for value, size in zip(fact.values, sizes, strict=True):
-        reason = _misfit(value, (*shape[:axis], size, *shape[axis + 1 :]))
+        reason = misfit(value, (*shape[:axis], size, *shape[axis + 1 :]))
         if reason:
             return reason
     return ""

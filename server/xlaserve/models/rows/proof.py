@@ -37,7 +37,8 @@ PAIRS = ((37, 41), (53, 61), (101, 109))
 them, which refinement would make one with the batch. Where the two are not alike, the next."""
 
 MAX_SECONDS = 20.0
-"""For one walk, without the tracing and refinement of JAX."""
+"""Seconds of a processor for one walk, without the tracing and refinement of JAX: whoever else is
+busy changes no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +66,22 @@ class Asked:
         return frozenset(range(self.parameters, count) if self.batch else ())
 
 
-_WORST_FIRST = (Independence.MIXED, Independence.UNKNOWN, Independence.PROVED)
+def verdicts(asked: Asked) -> Mapping[str, Verdict]:
+    """Return the verdict on each platform of an artifact; raises Unfollowed, or what JAX raises.
 
-
-def verdict(asked: Asked) -> Verdict:
-    """Return the verdict on an artifact; raises Unfollowed, or whatever JAX raises."""
+    A computation that is the same on several platforms is looked at once.
+    """
+    found: dict[bytes, Verdict] = {}
+    by_platform: dict[str, Verdict] = {}
     # Wide types exist where the artifact has them; it says so itself everywhere.
     with jax.enable_x64(True), refining.parsing():
         refinery = Refinery(asked.exported, asked.sizes, asked.batch)
-        verdicts = [
-            _on_platform(asked, refinery, platform) for platform in _platforms(asked, refinery)
-        ]
-    worst = min(verdicts, key=lambda one: _WORST_FIRST.index(one.independence))
-    return Verdict(
-        worst.independence,
-        worst.output,
-        worst.operation,
-        worst.reason,
-        worst.location,
-        loops_follow_rows=any(one.loops_follow_rows for one in verdicts),
-        loops_follow_inputs=any(one.loops_follow_inputs for one in verdicts),
-    )
+        for platform in asked.platforms or asked.exported.platforms:
+            module = refinery.refined(refinery.open_module(PAIRS[0][0], platform))
+            if module not in found:
+                found[module] = _on_platform(asked, refinery, platform)
+            by_platform[platform] = found[module]
+    return by_platform
 
 
 def has_open_loops(asked: Asked) -> bool:
@@ -98,7 +94,7 @@ def has_open_loops(asked: Asked) -> bool:
 def _has_open_loop(refinery: Refinery, platform: str) -> bool:
     module = refining.parse(refinery.refined(refinery.open_module(PAIRS[0][0], platform)))
     read = program.read(module, module, PAIRS[0])
-    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
+    walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     walker.region(read.body, [Value(varying(read.types[one].shape)) for one in read.body.arguments])
     return walker.loops_follow_inputs
 
@@ -152,7 +148,7 @@ def walked(
 
 def followed(read: Program, batched: Collection[int]) -> tuple[Walker, list[Value]]:
     """Walk over a program and return what is known of its outputs; raises Unfollowed."""
-    walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
+    walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     arguments = [
         _argument(read.types[number], is_batched=place in batched)
         for place, number in enumerate(read.body.arguments)

@@ -52,7 +52,14 @@ class _Like:
     """
 
 
-_DATA, _OPAQUE, _MEASURED, _LIKE = _Data(), _Opaque(), _Measured(), _Like()
+class _Spread:
+    """Sizes that are not all alike, put into an open shape: the bounds of index vectors.
+
+    Each is `k * b + c` still, and may only be computed with together with data.
+    """
+
+
+_DATA, _OPAQUE, _MEASURED, _LIKE, _SPREAD = _Data(), _Opaque(), _Measured(), _Like(), _Spread()
 
 _SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -189,14 +196,20 @@ class _Scan:
             return [self._like(operation, operands)]
         if any(one is _DATA for one in operands):
             return [_DATA] * count
+        return self._of_constants(operation, operands)
+
+    def _of_constants(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
+        count = len(operation.results)
         if count == 1 and all(isinstance(one, Constant) for one in operands):
             found = _result(operation, operands)
             if found is not None:
                 return [found]
-        if any(isinstance(one, Constant) and not one.is_static for one in operands):
-            self._note(operation)
-            return [_DATA] * count
-        return [_OPAQUE] * count
+        if not any(map(_is_size, operands)):
+            return [_OPAQUE] * count
+        if operation.name == "stablehlo.dynamic_broadcast_in_dim":
+            return [_SPREAD]
+        self._note(operation)
+        return [_DATA] * count
 
     @staticmethod
     def _like(operation: Any, operands: list[Any]) -> Any:
@@ -319,7 +332,7 @@ def _is_of_computed(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, Constant) and not value.is_static
+    return value is _SPREAD or (isinstance(value, Constant) and not value.is_static)
 
 
 def _is_assertion(operation: Any) -> bool:
@@ -350,8 +363,18 @@ def _result(operation: Any, operands: list[Constant]) -> Constant | None:
 
 
 def _broadcast(operation: Any, operand: Constant, *_: Constant) -> Constant | None:
-    del operation
-    return operand if operand.is_splat or operand.fixed.size == 1 else None
+    if operand.is_splat or operand.fixed.size == 1:
+        return operand
+    kind = operation.results[0].type
+    if not kind.has_static_shape or np.prod(tuple(kind.shape)) > MAX_ELEMENTS:
+        return None
+    shape = tuple(kind.shape)
+    places = [int(one) for one in operation.attributes["broadcast_dimensions"]]
+    thin = [1] * len(shape)
+    for size, place in zip(operand.fixed.shape, places, strict=True):
+        thin[place] = size
+    order = np.argsort(places)
+    return operand.map(lambda a: np.broadcast_to(a.transpose(order).reshape(thin), shape))
 
 
 def _reshaped(operation: Any, operand: Constant) -> Constant | None:

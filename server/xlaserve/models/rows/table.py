@@ -7,6 +7,7 @@ may turn out not to depend on: a start of what is taken whole, the branch that i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from xlaserve.models.rows.domain import Value
@@ -16,6 +17,7 @@ from xlaserve.models.rows.rules import (
     control,
     elementwise,
     indexing,
+    known_slices,
     linear,
     places,
     reduction,
@@ -47,38 +49,44 @@ def _rule(
     return Rule(without_walker, takes_unknown, frozenset(grows), ignored)
 
 
-_ELEMENTWISE = _rule(elementwise.elementwise, takes_unknown=True)
+def _traced(
+    compute: _Plain, *, ignored: Callable[[int], Collection[int]] = lambda count: ()
+) -> Rule:
+    """Return a rule for what makes integers, of which more is known when they are traced back."""
+    plain = _rule(compute, takes_unknown=True, ignored=ignored)
+    return replace(plain, settle=places.settled)
+
 
 RULES: Rules = MappingProxyType(
     {
-        **dict.fromkeys(sorted(elementwise.NAMES), _ELEMENTWISE),
+        **dict.fromkeys(sorted(elementwise.NAMES), _traced(elementwise.elementwise)),
         # One side of it, where it is known which.
-        "stablehlo.select": _rule(elementwise.elementwise, takes_unknown=True, ignored=_all),
+        "stablehlo.select": _traced(elementwise.elementwise, ignored=_all),
         "stablehlo.constant": _rule(constant.constant, grows={"value"}),
         # Elements are moved.
         "stablehlo.iota": _rule(shape.iota),
-        "stablehlo.broadcast_in_dim": _rule(shape.broadcast_in_dim, takes_unknown=True),
+        "stablehlo.broadcast_in_dim": _traced(shape.broadcast_in_dim),
         "stablehlo.transpose": _rule(shape.transpose, takes_unknown=True),
-        "stablehlo.reshape": _rule(shape.reshape, takes_unknown=True),
+        "stablehlo.reshape": _traced(shape.reshape),
         "stablehlo.slice": _rule(
             shape.slice_, takes_unknown=True, grows={"start_indices", "limit_indices"}
         ),
-        "stablehlo.concatenate": _rule(shape.concatenate, takes_unknown=True),
+        "stablehlo.concatenate": _traced(shape.concatenate),
         "stablehlo.pad": _rule(shape.pad, grows={"edge_padding_low", "edge_padding_high"}),
         "stablehlo.reverse": _rule(shape.reverse),
         "stablehlo.bitcast_convert": _rule(shape.bitcast_convert),
         "stablehlo.optimization_barrier": _rule(shape.kept, takes_unknown=True, ignored=_all),
         # Several elements make one.
-        "stablehlo.reduce": Rule(reduction.reduce, takes_unknown=True),
+        "stablehlo.reduce": Rule(reduction.reduce, takes_unknown=True, settle=places.settled),
         "stablehlo.reduce_window": Rule(reduction.reduce_window),
         "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
         "stablehlo.sort": Rule(reduction.sort),
         "chlo.top_k": _rule(reduction.top_k),
         # Elements are looked up, and put.
-        "stablehlo.gather": _rule(
-            places.gather,
+        "stablehlo.gather": Rule(
+            known_slices.gather,
             takes_unknown=True,
-            grows={"slice_sizes"},
+            grows=frozenset({"slice_sizes"}),
             ignored=lambda count: range(1, count),
         ),
         "stablehlo.scatter": Rule(

@@ -1,7 +1,7 @@
 """The verdict on whether the rows of a batch see one another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -91,3 +91,21 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
     }
 )
 """What to write instead, by the operation that prevents the proof."""
+
+
+_WORST_FIRST = (Independence.MIXED, Independence.UNKNOWN, Independence.PROVED)
+
+
+def worst(by_platform: Mapping[str, Verdict]) -> Verdict:
+    """Return the verdict that holds on all platforms, with the name of one where others differ."""
+    verdicts = list(by_platform.values())
+    name, found = min(
+        by_platform.items(), key=lambda item: _WORST_FIRST.index(item[1].independence)
+    )
+    differ = any(one.independence is not found.independence for one in verdicts)
+    return replace(
+        found,
+        reason=f"{found.reason}, on {name}" if differ else found.reason,
+        loops_follow_rows=any(one.loops_follow_rows for one in verdicts),
+        loops_follow_inputs=any(one.loops_follow_inputs for one in verdicts),
+    )

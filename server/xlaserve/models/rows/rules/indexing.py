@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax.extend.mlir.dialects import stablehlo
 
 from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant
 from xlaserve.models.rows.domain import (
+    ROWS,
     Along,
     Dimension,
+    Dimensions,
     Factor,
-    Parts,
-    RowNumber,
     Value,
     blocked,
     check_one_row,
@@ -22,15 +22,18 @@ from xlaserve.models.rows.domain import (
     is_uniform,
     joined,
     joined_dimension,
+    joined_dimensions,
+    size_of,
     uniform,
 )
 from xlaserve.models.rows.findings import Finding, Mixes, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Shape
-from xlaserve.models.rows.rules import parts
+from xlaserve.models.rows.ranges import Range, is_within
 from xlaserve.models.rows.rules.elementwise import of_constant
+from xlaserve.models.rows.rules.places import Part, Place, place_of
 from xlaserve.models.rows.rules.reduction import check_pure
 from xlaserve.models.rows.rules.shape import depends_on_size, static_shape
-from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
+from xlaserve.models.rows.sizes import ONE, ZERO, Size, static
 from xlaserve.models.rows.walk import Walker
 
 ONE_BY_ONE = "takes or puts rows one by one"
@@ -43,31 +46,55 @@ class _Indices:
 
     together: Value
     """Value of all of them that matter; without the dimension of the vector."""
-    row_numbers: dict[int, int]
-    """Dimension of the indices, without that of the vector, along which the rows lie, by dimension
-    of the operand that is indexed by the number of the row."""
+    places: Mapping[int, Place]
+    """Those that are made of the number of the row, by the dimension of the operand; without that
+    of the vector too."""
 
 
-def _indices(
-    value: Value, shape: Shape, vector: int, targets: Sequence[int], ignored: Sequence[int]
-) -> _Indices:
-    """Take index vectors apart; those of the operand's dimensions in `ignored` do not matter."""
-    columns = _columns(value, shape, vector, len(targets))
-    thin = tuple(size for axis, size in enumerate(shape) if axis != vector)
-    found: list[Value] = [Value(uniform(thin))]
-    row_numbers: dict[int, int] = {}
-    for target, column in zip(targets, columns, strict=True):
-        if target in ignored:
-            continue
-        if isinstance(column.fact, RowNumber):
-            axis = column.fact.dimension
-            row_numbers[target] = axis - (axis > vector)
-            continue
-        if column.blocked is not None:
-            raise _Blocked(column.blocked)
-        found.append(_without(column, vector))
-    together = joined(found)
-    return _Indices(together, row_numbers)
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """Index vectors: a value, and which of its dimensions is that of the vector."""
+
+    number: int
+    shape: Shape
+    vector: int
+
+    def found(
+        self, walker: Walker, targets: Sequence[int], ignored: Sequence[int] = ()
+    ) -> _Indices:
+        """Take them apart; those of the operand's dimensions in `ignored` do not matter."""
+        if self.vector < len(self.shape) and self.shape[self.vector] != static(len(targets)):
+            raise NoRule("has index vectors of another length")
+        found: list[Value] = [Value(uniform(self.thin))]
+        places: dict[int, Place] = {}
+        for number, target in enumerate(targets):
+            if target in ignored:
+                continue
+            place = self._place(walker, number)
+            if place.stride:
+                places[target] = place
+            if place.offset.blocked is not None:
+                raise _Blocked(walker.value(self.number).blocked or place.offset.blocked)
+            found.append(place.offset)
+        return _Indices(joined(found), places)
+
+    @property
+    def thin(self) -> Shape:
+        """Return the shape without the dimension of the vector."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis != self.vector)
+
+    def _place(self, walker: Walker, number: int) -> Place:
+        if self.vector == len(self.shape):
+            return place_of(walker, self.number)
+        part = None if self.shape[self.vector] == ONE else Part(self.vector, number)
+        found = place_of(walker, self.number, part)
+        offset = found.offset
+        if offset.blocked is None:
+            offset = Value(self._without(offset.dimensions), sized=offset.sized)
+        return replace(found, offset=offset, rows=self._without(found.rows))
+
+    def _without(self, dimensions: Dimensions) -> Dimensions:
+        return tuple(one for axis, one in enumerate(dimensions) if axis != self.vector)
 
 
 class _Blocked(Exception):
@@ -75,28 +102,25 @@ class _Blocked(Exception):
         self.finding = finding
 
 
-def _columns(value: Value, shape: Shape, vector: int, count: int) -> list[Value]:
-    if vector == len(shape):
-        return [value]
-    if shape[vector] != static(count):
-        raise NoRule("has index vectors of another length")
-    fact = value.fact
-    if isinstance(fact, Constant) or (isinstance(fact, Parts) and fact.dimension == vector):
-        return [parts.part_of(value, vector, number) for number in range(count)]
-    if count == 1:
-        return [value]
-    return [replace(value, fact=None)] * count
+def _is_own_row(place: Place, dimension: Dimension, taken: int) -> bool:
+    """Tell whether a slice of a dimension that has a block for each row is in that of its row.
+
+    The element `number * k + i` of `[b * k]` is `[number][i]` of `[b][k]`, as long as `i` is in it.
+    """
+    inner = size_of(dimension[1:])
+    return dimension[:1] == (ROWS,) and inner == static(place.stride) and _is_in_block(place, taken)
 
 
-def _without(value: Value, vector: int) -> Value:
-    dimensions = tuple(one for axis, one in enumerate(value.dimensions) if axis != vector)
-    return Value(dimensions, sized=value.sized)
+def _is_in_block(place: Place, taken: int) -> bool:
+    return place.within is not None and is_within(
+        place.within, Range(ZERO, static(place.stride - taken))
+    )
 
 
 # --- gather ------------------------------------------------------------------------------------
 
 
-def gather(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+def gather(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
     """Take slices of an operand at index vectors."""
     operand, indices = operands
     if operand.blocked is not None:
@@ -105,12 +129,12 @@ def gather(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if known is not None:
         return [known]
     try:
-        return [_gathered(operation, operand, indices)]
+        return [_gathered(operation, operand, indices, walker)]
     except _Blocked as reason:
         return [Value((), reason.finding)]
 
 
-def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
+def _gathered(operation: Operation, operand: Value, index: Value, walker: Walker) -> Value:
     numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     taken = operation.sizes("slice_sizes") or ()
     shape, index_shape = (kind.shape for kind in operation.operand_types)
@@ -119,30 +143,31 @@ def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
     pairs = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
-    # The start of a whole slice is clamped to 0, whatever it is.
-    whole = [axis for axis in targets if shape[axis] == taken[axis]]
-    found = _indices(indices, index_shape, vector, targets, whole)
-    batch = list(found.together.dimensions)
+    # The start of a whole slice is clamped to 0, whatever it is; where nothing differs, so is what.
+    ignored = [
+        axis
+        for axis in targets
+        if shape[axis] == taken[axis] or is_uniform(operand.dimensions[axis])
+    ]
+    found = _Vectors(operation.operands[1], index_shape, vector).found(walker, targets, ignored)
+    batch: Dimensions = found.together.dimensions
     sized = operand.sized or found.together.sized
     for axis, place in pairs.items():
         own = place - (place > vector)
-        batch[own] = joined_dimension(batch[own], operand.dimensions[axis])
-    for axis, place in found.row_numbers.items():
-        dimension = operand.dimensions[axis]
-        if taken[axis] != ONE or shape[axis] != BATCH:
-            if has_rows(dimension):
-                raise Mixes("takes or puts rows at an index")
-            dimension = (Factor(BATCH, Along.ANY),)
-        batch[place] = joined_dimension(batch[place], dimension)
+        joined_one = joined_dimension(batch[own], operand.dimensions[axis])
+        batch = (*batch[:own], joined_one, *batch[own + 1 :])
     offsets: list[Dimension] = []
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     for axis, dimension in enumerate(operand.dimensions):
         if axis in pairs:
             continue
-        is_row = axis in found.row_numbers
-        left, finding = _taken(
-            operation, dimension, (shape[axis], taken[axis]), is_row=is_row, index=indices
-        )
+        place_of_axis = found.places.get(axis)
+        sizes_of_axis = shape[axis], taken[axis]
+        if place_of_axis is None:
+            left, finding = _taken(operation, dimension, sizes_of_axis, index)
+        else:
+            rows, left, finding = _taken_by_row(operation, dimension, sizes_of_axis, place_of_axis)
+            batch = joined_dimensions(batch, rows)
         sized = sized or finding
         if axis not in gone:
             offsets.append(left)
@@ -152,25 +177,39 @@ def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
 
 
 def _taken(
-    operation: Operation,
-    dimension: Dimension,
-    of: tuple[Size, Size],
-    *,
-    is_row: bool,
-    index: Value,
+    operation: Operation, dimension: Dimension, of: tuple[Size, Size], index: Value
 ) -> tuple[Dimension, Finding | None]:
     """Return what is left of a dimension of the operand in every slice."""
     size, taken = of
     if size == taken:
         return dimension, None
-    if is_row and taken == ONE and size == BATCH:
-        return (), None
     if has_rows(dimension):
         raise _at_rows(index)
     if is_uniform(dimension):
         return factor(taken, Along.UNIFORM), None
     finding = None if size.is_static else depends_on_size(operation, _MOVES, surely=False)
     return factor(taken, Along.ANY), finding
+
+
+def _taken_by_row(
+    operation: Operation, dimension: Dimension, of: tuple[Size, Size], place: Place
+) -> tuple[Dimensions, Dimension, Finding | None]:
+    """Return along what slices at the number of the row vary, and what is left in every slice."""
+    size, taken = of
+    if not taken.is_static:
+        raise NoRule("takes slices of the size of the batch")
+    left = factor(taken, Along.ANY)
+    if _is_own_row(place, dimension, taken.fixed):
+        return place.rows, left, None
+    if has_rows(dimension):
+        raise NoRule("looks for rows at places that are not known to be their own")
+    # It is one for all rows, and each looks at another place.
+    varied = tuple(
+        tuple(Factor(part.size, min(part.along, Along.ANY)) for part in one) for one in place.rows
+    )
+    is_free = size.is_static or (size == Size(place.stride, 0) and _is_in_block(place, taken.fixed))
+    finding = None if is_free else depends_on_size(operation, _MOVES, surely=False)
+    return varied, left, finding
 
 
 def _put(
@@ -219,13 +258,15 @@ def scatter(operation: Operation, operands: Sequence[Value], walker: Walker) -> 
         return [blocked((*into, *updates))] * count
     finding = check_pure(walker, operation.regions[0])
     try:
-        found = _scattered(operation, joined(into), indices, joined(updates))
+        found = _scattered(operation, joined(into), indices, joined(updates), walker)
     except _Blocked as reason:
         return [Value((), reason.finding)] * count
     return [Value(found.dimensions, sized=found.sized or finding)] * count
 
 
-def _scattered(operation: Operation, operand: Value, indices: Value, update: Value) -> Value:
+def _scattered(
+    operation: Operation, operand: Value, indices: Value, update: Value, walker: Walker
+) -> Value:
     numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
     count = len(operation.results)
     shape, index_shape = operation.operand_types[0].shape, operation.operand_types[count].shape
@@ -236,7 +277,7 @@ def _scattered(operation: Operation, operand: Value, indices: Value, update: Val
         zip(numbers.input_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     )
     # Not even where a slice is whole: one that does not fit is left out.
-    found = _indices(indices, index_shape, vector, targets, ())
+    found = _Vectors(operation.operands[count], index_shape, vector).found(walker, targets)
     sized = operand.sized or update.sized or found.together.sized
     windows = tuple(numbers.update_window_dims)
     outer = [axis for axis in range(len(update_shape)) if axis not in windows]
@@ -248,13 +289,15 @@ def _scattered(operation: Operation, operand: Value, indices: Value, update: Val
     result: list[Dimension | None] = [None] * len(shape)
     paired: set[int] = set()
     places = {axis: place - (place > vector) for axis, place in pairs.items()}
-    for axis, place in found.row_numbers.items():
-        if shape[axis] != BATCH or axis not in numbers.inserted_window_dims:
-            raise NoRule("puts something at the number of the row")
-        places[axis] = place
     for axis, place in places.items():
         result[axis] = joined_dimension(operand.dimensions[axis], batch[place])
         paired.add(place)
+    for axis, row in found.places.items():
+        if axis not in numbers.inserted_window_dims:
+            raise NoRule("puts slices at the number of the row")
+        along = _rows_of(row, paired)
+        result[axis] = _put_by_row(operand.dimensions[axis], shape[axis], row, batch[along])
+        paired.add(along)
     for place, dimension in enumerate(batch):
         if place in paired:
             continue
@@ -277,6 +320,30 @@ def _scattered(operation: Operation, operand: Value, indices: Value, update: Val
     dimensions = tuple(one for one in result if one is not None)
     check_one_row(dimensions)
     return Value(dimensions, sized=sized)
+
+
+def _rows_of(row: Place, paired: Collection[int]) -> int:
+    """Return the dimension of the updates along which rows lie, which is not among those `paired`.
+
+    A row that decides the place along two dimensions puts something on a diagonal.
+    """
+    (along,) = (axis for axis, one in enumerate(row.rows) if has_rows(one))
+    if along in paired:
+        raise NoRule("puts something at the number of the row in two dimensions")
+    return along
+
+
+def _put_by_row(dimension: Dimension, size: Size, row: Place, update: Dimension) -> Dimension:
+    """Return how a dimension varies into which each row puts something at its own places."""
+    (own,) = filter(has_rows, row.rows)
+    if size != Size(row.stride, 0) or not _is_in_block(row, 1):
+        raise NoRule("puts something at the number of the row")
+    if row.stride == 1 and own == (ROWS,):
+        return joined_dimension(dimension, update)
+    # Of what is put, each element is of the row whose number it is put at.
+    joined_dimension(own, update)
+    block = (ROWS, *factor(static(row.stride), Along.ANY))
+    return joined_dimension(dimension, block)
 
 
 def _without_vector(shape: Shape, vector: int) -> Shape:

@@ -213,9 +213,14 @@ def _identity(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 FUNCTIONS: tuple[tuple[str, _Rule], ...] = (
     (r"lapack_[sdcz](potrf|geqrf|orgqr|ungqr|getrf|gees|sytrd|hetrd|gehrd|trsm)_ffi", matrices),
     (r"lapack_[sdcz](gesdd|gesvd|gesvdq|syevd|heevd|geev|geev2|geqp3)_ffi", matrices),
-    (r"cusolver_(geqrf|orgqr|getrf|syevd|syrk|gesvd|gesvdj|potrf|sytrd)_ffi", matrices),
-    (r"cublas_(geqrf|getrf)_batched_ffi", matrices),
-    (r"lapack_[sdcz]gtsv_ffi", vectors),
+    (
+        r"(cu|hip)solver_(geqrf|orgqr|getrf|syevd|syrk|gesvd|gesvdj|gesvdp|potrf|sytrd)_ffi",
+        matrices,
+    ),
+    (r"(cu|hip)blas_(geqrf|getrf)_batched_ffi", matrices),
+    # Of TPUs.
+    (r"Qr|Eigh|LuDecomposition|ProductOfElementaryHouseholderReflectors", matrices),
+    (r"lapack_[sdcz]gtsv_ffi|(cu|hip)sparse_gtsv2_ffi", vectors),
     (r"(cu|hip)_lu_pivots_to_permutation", vectors),
     (r"(cu|hip)_threefry2x32_ffi", scalars),
     (r"Sharding|annotate_device_placement", _identity),

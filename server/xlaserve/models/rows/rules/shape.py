@@ -151,7 +151,7 @@ def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Group factors anew."""
     (value,), shape = operands, operation.types[0].shape
     before = operation.operand_types[0].shape
-    moved = _ones_moved(before, shape)
+    moved = ones_moved(before, shape)
     if isinstance(value.fact, Parts) and moved is not None:
         axis = moved.get(value.fact.dimension)
         if axis is not None:
@@ -214,8 +214,8 @@ def _product(shape: Shape) -> Size | None:
     return whole
 
 
-def _ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
-    """Return where dimensions go when only some of size 1 come and go; else None."""
+def ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
+    """Return where dimensions go when only some of size 1 come and go; None where others do."""
     places = [axis for axis, size in enumerate(before) if size != ONE]
     targets = [axis for axis, size in enumerate(after) if size != ONE]
     if [before[axis] for axis in places] != [after[axis] for axis in targets]:
