@@ -22,6 +22,7 @@ from support.onnx_models import (
     BOOL,
     FLOAT,
     INT64,
+    Inputs,
     largest_difference,
     model,
     node,
@@ -148,7 +149,7 @@ def text_by_number() -> Any:
     constants: dict[str, Tensor] = {name: np.asarray(one) for name, one in integers.items()}
     constants["table"] = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
     constants["never"] = np.asarray(-1e9, np.float32)
-    given = {name: (INT64, ["N", 6]) for name in ("input_ids", "attention_mask")}
+    given: Inputs = {name: (INT64, ["N", 6]) for name in ("input_ids", "attention_mask")}
     return model(nodes, given, ["y"], constants)
 
 
