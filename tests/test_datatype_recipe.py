@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.added_datatype import ANSWERED, MODELS, RAW, VALUES
 
@@ -19,7 +20,7 @@ AFTER = '    _row("BYTES", 13, np.object_, "bytes_contents"),\n'
 ROW = '    _row("FP8", 15, ml_dtypes.float8_e4m3fn, tolerance=0.2),\n'
 IN_PROTO = "    TYPE_BF16 = 14\n"
 SHAPES = {"jax": (1, 4)}
-OUT = (abs(VALUES)).tobytes().hex()
+OUT = np.abs(VALUES).tobytes().hex()
 """The answer of a model that takes signs away."""
 
 
@@ -78,7 +79,7 @@ def test_each_kind_of_model_is_asked_on_every_path(answered: Any, model: str) ->
     assert "FP8" in typed
     assert (out, out, out) == (found["client"], found["memory"], http["npy"])
     assert out == http["binary"]
-    shown = abs(VALUES) if model != "identity" else VALUES
+    shown = np.abs(VALUES) if model != "identity" else VALUES
     assert {"predictions": shown.reshape(SHAPES.get(model, (4,))).tolist()} == http["bare JSON"]
     assert "FP8" in http["JSON"]
     assert "FP8" in http["typed JSON"]

@@ -119,6 +119,7 @@ async def test_a_call_begins_with_its_head_however_late_its_body_comes(
         waiting.append(self)
 
     monkeypatch.setattr(FastPath, "_await_body", noting)
+    seen = 0
     request = message("POST", "/v2/models/echo/infer", body=BODY)
     async with connect(str(server.http)) as client:
         for _ in range(2):

@@ -143,7 +143,7 @@ async def test_callers_have_sequences_of_their_own(
         tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
     ):
 
-        async def ask(who: str, value: int, **flags: bool) -> int:
+        async def ask(who: str, value: int, **flags: Any) -> int:
             given.set_data_from_numpy(sequence_models.x(value))
             headers = {"authorization": f"Bearer {tokens[who]}"}
             answer: Any = await client.infer(

@@ -173,7 +173,8 @@ def _joined(p: Moves) -> str | None:
     ]
     places = [place, *(p.random.choice(fit) for _ in range(p.random.choice([1, 1, 2, 3])))]
     p.random.shuffle(places)
-    size = tuple(sum(p.shapes[one][axis][n] for one in places) for n in range(2))
+    per_row, fixed = (sum(p.shapes[one][axis][n] for one in places) for n in range(2))
+    size = per_row, fixed
     new = (*shape[:axis], size, *shape[axis + 1 :])
     made = p.put(new, lambda xp, b, values: xp.concatenate([values[n] for n in places], axis))
     return f"{places} at {axis}" if made else None
@@ -276,7 +277,8 @@ def _padded(p: Moves) -> str | None:
     axis = p.axis(shape)
     low, high = (p.random.choice([(0, 0), (0, 0), (0, 1), (0, 2), (1, 0)]) for _ in range(2))
     filler = p.random.choice([0.0, 0.0, 1.0])
-    size = tuple(low[n] + shape[axis][n] + high[n] for n in range(2))
+    per_row, fixed = (low[n] + shape[axis][n] + high[n] for n in range(2))
+    size = per_row, fixed
     new = (*shape[:axis], size, *shape[axis + 1 :])
 
     def pad(xp: Any, b: Any, values: list[Array]) -> Array:

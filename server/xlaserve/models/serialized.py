@@ -18,9 +18,7 @@ def written(executable: jax.stages.Compiled) -> bytes:
     return data
 
 
-def loaded(
-    data: bytes, takes: Any, returns: Any, devices: Sequence[jax.Device]
-) -> jax.stages.Compiled:
+def loaded(data: bytes, takes: Any, returns: Any, devices: Sequence[Any]) -> jax.stages.Compiled:
     """Return a program that `written` wrote, for these devices.
 
     `takes` and `returns` are the trees of its arguments and results. What it calls is ready before
