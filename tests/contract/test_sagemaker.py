@@ -228,15 +228,15 @@ async def test_a_load_that_exhausts_the_device_is_507(
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.EMFILE, 507),
-        (errno.ENFILE, 507),
+        (errno.EMFILE, 503),
+        (errno.ENFILE, 503),
         (errno.EDQUOT, 507),
         (errno.EIO, 400),
         (errno.EACCES, 400),
     ],
     ids=errno.errorcode.get,
 )
-async def test_a_load_for_which_there_are_no_more_files_is_507(
+async def test_a_load_that_lacks_files_or_space_is_no_fault_of_the_model(
     client: Client, monkeypatch: pytest.MonkeyPatch, number: int, expected: int
 ) -> None:
     """Load Model API, "memory or other resources": the model is in order, another one has to go.

@@ -39,7 +39,7 @@ from xlaserve.models.rows.verdict import Independence, Verdict, worst
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
 from xlaserve.models.trees import Nesting
-from xlaserve.models.trials import SECONDS, Outcome, is_contradicted, refused_proof
+from xlaserve.models.trials import SECONDS, Outcome, refused_proof
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
@@ -296,7 +296,7 @@ def _tried(lowered: Lowered, declared: bool | None) -> tuple[Mapping[str, Verdic
 
 
 def _believed(verdicts: Mapping[str, Verdict]) -> list[Verdict]:
-    return [one for one in verdicts.values() if not is_contradicted(one)]
+    return [one for one in verdicts.values() if not one.is_contradicted]
 
 
 def _after(
@@ -323,7 +323,9 @@ def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> N
     if not declared or not verdicts:
         return
     found = worst(verdicts)
-    if found.independence is Independence.MIXED or any(map(is_contradicted, verdicts.values())):
+    if found.independence is Independence.MIXED or any(
+        one.is_contradicted for one in verdicts.values()
+    ):
         raise InvalidModel(
             f"batch_independent: rows are declared independent, but they are not: {found}"
         )
@@ -349,7 +351,7 @@ def _notice(
     if verdict.independence is Independence.UNKNOWN:
         seen = "did not end" if unfinished else "found nothing against it"
         way_out += f"; a trial {seen}, batch_independent=True declares it"
-        if is_contradicted(verdict):
+        if verdict.is_contradicted:
             way_out = ""
     return f"rows are {verdict}; no request will be put together with another{where}{way_out}"
 

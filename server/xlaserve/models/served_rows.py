@@ -18,7 +18,6 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.signature import Signature
-from xlaserve.models.trials import is_contradicted
 
 BATCH_ROWS = "batch_rows"
 """The parameter of a served configuration that says what was proved. Sent back, it has no
@@ -98,9 +97,9 @@ _COULD_BE = (
 
 def _notice(verdict: Verdict, config: ModelConfig) -> str:
     said = f"rows are {verdict}"
-    if not is_contradicted(verdict):
+    if not verdict.is_contradicted:
         said += f"; {verdict.advice}"
-    if verdict.independence is Independence.UNKNOWN and not is_contradicted(verdict):
+    if verdict.independence is Independence.UNKNOWN and not verdict.is_contradicted:
         said += f"; parameter '{BATCH_INDEPENDENT}' \"true\" declares them independent"
     if config.message is not None:
         scheduling, _ = betterproto.which_one_of(config.message, "scheduling_choice")

@@ -24,7 +24,7 @@ from xlaserve.models.compilers.pool import (
 )
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.proving import digest_of
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.rows.verdict import CONTRADICTED, Independence, Verdict
 from xlaserve.models.trying import FIRST, Tried
 from xlaserve.tensors import Shape, TensorSpec
 
@@ -37,8 +37,6 @@ _JOB_TIMES = 20.0
 
 MEMORY_BYTES = 4 << 30
 """Of the process, outside of a server, which has `compile_process_bytes`."""
-
-CONTRADICTED = "a trial contradicts the proof, please report this: "
 
 _IDLE_SECONDS = 30.0
 _PARAMETERS_PART = 4
@@ -157,11 +155,6 @@ def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdic
         what_to_do="please report this with the model, or a part of it that shows it",
     )
     return replace(verdict, independence=Independence.UNKNOWN, reason=f"{CONTRADICTED}{difference}")
-
-
-def is_contradicted(verdict: Verdict) -> bool:
-    """Tell whether a verdict is what is left of a proof."""
-    return verdict.reason.startswith(CONTRADICTED)
 
 
 def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:

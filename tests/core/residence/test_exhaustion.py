@@ -20,5 +20,12 @@ def test_the_cause_is_found_however_deep_it_lies(number: int, expected: type[Exc
     assert expected is type(load_failure("m", "of a file", outer))
 
 
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    error = InvalidModel("wrong")
+    error.__cause__ = error
+
+    assert LoadFailed is type(load_failure("m", "wrong", error))
+
+
 def test_a_failure_without_a_cause_is_the_models() -> None:
     assert LoadFailed is type(load_failure("m", "wrong", InvalidModel("wrong")))

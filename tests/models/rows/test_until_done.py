@@ -24,6 +24,10 @@ Step = Callable[[Array, Array, Array], Array]
 """Takes tokens, which rows are done, and the new ones with their place; returns tokens."""
 
 
+ZERO: Any = 0
+"""A number of Python, whose type is weak in JAX."""
+
+
 def generated(
     x: Array,
     *,
@@ -44,7 +48,7 @@ def generated(
         lengths = lengths + (~done).astype(jnp.int32)
         return i + 1, put(tokens, done, new, i), ends(done, new), lengths, cache
 
-    begun = (jnp.int32(first), tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
+    begun: Any = (first, tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
     return lax.while_loop(lambda s: (s[0] < LENGTH) & goes_on(s[2]), step, begun)
 
 
@@ -73,7 +77,7 @@ def halved(x: Array, which: int) -> Any:
         going = (s[1] > 1).any(-1, keepdims=True)
         return s[0] + 1, jnp.where(going, s[1] * 0.5, s[1])
 
-    found = lax.while_loop(lambda s: (s[1] > 1).any() & (s[0] < 9), step, (jnp.int32(0), x))
+    found = lax.while_loop(lambda s: (s[1] > 1).any() & (s[0] < 9), step, (ZERO, x))
     return found[which] if which < 2 else found[1] + found[0]
 
 
@@ -83,7 +87,7 @@ def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str 
     def step(s: tuple[Array, Array]) -> tuple[Array, Array]:
         return s[0] + 1, jnp.where(within(s[0], n)[:, None], jnp.tanh(s[1] + 1), s[1])
 
-    return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (jnp.int32(0), x))[1]
+    return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (ZERO, x))[1]
 
 
 def positive(x: Array) -> Array:

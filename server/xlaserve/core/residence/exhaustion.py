@@ -11,6 +11,9 @@ OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """The error numbers of too many open files, of the process and of the system."""
 
+_MOST_CAUSES = 16
+"""Causes of causes that are looked at."""
+
 LoadFailure: TypeAlias = LoadFailed | OutOfSpace | OutOfFiles
 
 
@@ -28,9 +31,13 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
 
 def _error_number(cause: BaseException | None) -> int:
     """Return the number of the OSError at the root of an error, 0 where there is none."""
-    while cause is not None and not isinstance(cause, OSError):
+    for _ in range(_MOST_CAUSES):  # an error may be its own cause
+        if cause is None:
+            break
+        if isinstance(cause, OSError):
+            return cause.errno or 0
         cause = cause.__cause__
-    return 0 if cause is None else cause.errno or 0
+    return 0
 
 
 def write_failure(model: str, error: OSError) -> LoadFailure:

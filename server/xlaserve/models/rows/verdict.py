@@ -18,6 +18,10 @@ class Independence(StrEnum):
     """There is no proof: an operation has no rule, or puts rows together as far as it is known."""
 
 
+CONTRADICTED = "a trial contradicts the proof, please report this: "
+"""Begins the reason of a proof that a trial contradicts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of the analysis of one computation."""
@@ -36,6 +40,11 @@ class Verdict:
     zeros may never end."""
     loops_follow_inputs: bool = False
     """Whether the trip count of some loop is not known to be a constant."""
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Tell whether it is what is left of a proof that a trial contradicts."""
+        return self.reason.startswith(CONTRADICTED)
 
     @property
     def advice(self) -> str:
