@@ -158,7 +158,7 @@ def test_every_environment_of_the_gate_has_a_limit_and_the_whole_ends_before_its
     names = [*default[1].split(", "), *" ".join(named).split()]
 
     assert {"tests", "pyright", "h2"} <= set(names)
-    assert {*names, "slow", "tpu"} == set(gate.LIMITS)
+    assert {*names, "slow", "tpu", "type-py311"} == set(gate.LIMITS)
     assert max(gate.LIMITS.values()) * 60 <= gate.WHOLE_SECONDS == 75 * 60
 
 
