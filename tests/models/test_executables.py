@@ -308,10 +308,14 @@ def test_program_made_ahead_has_the_flags_of_the_server_in_its_key(
     assert ("--xla_of_server=1", True) == (key["environment"]["flags"], key["ahead"])
 
 
+@pytest.mark.parametrize("tries_here", [False, True], ids=["in a process", "here"])
 def test_trial_of_declared_rows_compiles_nothing_either(
-    load: Load, compilation: Compilation, tmp_path: Path
+    load: Load, compilation: Compilation, tmp_path: Path, *, tries_here: bool
 ) -> None:
-    """What it declares is tried with every load, in batches that nothing else has a use for."""
+    """What it declares is tried with every load, in batches that nothing else has a use for.
+
+    Those that a process tries are compiled there; those of a device are kept, and found again.
+    """
 
     def unproved(params: None, x: jax.Array) -> jax.Array:
         return x.reshape(4, -1).reshape(-1, 4) * 2
@@ -325,13 +329,16 @@ def test_trial_of_declared_rows_compiles_nothing_either(
         max_batch_size=2,
         batch_independent=True,
     )
+    compilation = dataclasses.replace(compilation, tries_here=tries_here)
     first = load(path, compilation=compilation)
     with noted_compilations() as compiled:
         second = load(path, compilation=compilation)
 
-    assert first.info.compiled_programs > len(first.info.buckets)
+    further = first.info.compiled_programs - len(first.info.buckets)
+    assert (further > 0) == tries_here
     assert [] == compiled
-    assert first.info.compiled_programs + 1 == second.info.cached_programs, "one of them twice"
+    twice = 1 if tries_here else 0
+    assert first.info.compiled_programs + twice == second.info.cached_programs
 
 
 def test_cached_program_that_has_no_memory_is_no_reason_to_compile(
