@@ -35,7 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
 
 
-@pytest.fixture(scope="module", params=["true", "false"])
+@pytest.fixture(scope="module", params=["true", pytest.param("false", marks=pytest.mark.slow)])
 def model(directory: Path, request: pytest.FixtureRequest) -> Iterator[GeneratorModel]:
     """A model that writes back its row, and one that writes back the whole window."""
     loaded = load(directory, **CONFIG, prefix_cache=request.param)
@@ -258,6 +258,7 @@ def _ring(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> 
     return tiny_language.decode(params, cache, window, tokens, at)
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_elsewhere_has_its_window_written(tmp_path: Path) -> None:
     """A ring in arrays that have all positions needs `prefix_cache` false, and no more."""
     path = tiny_language.export(tmp_path / "ring" / "1", decode=_ring)
@@ -279,6 +280,7 @@ def _by_length(params: Any, cache: Any, window: Any, tokens: Any, positions: Any
     return jnp.where(is_long, logits[:, ::-1], logits), following
 
 
+@pytest.mark.slow
 def test_arithmetic_that_depends_on_the_length_of_the_cache_has_steps_of_all(
     tmp_path: Path,
 ) -> None:
@@ -318,6 +320,7 @@ def test_sizes_that_no_step_can_have_are_refused(directory: Path, written: str) 
         load(directory, **{**CONFIG, "step_sizes": written})
 
 
+@pytest.mark.slow
 def test_every_step_has_all_slots_where_that_is_asked_for(directory: Path) -> None:
     model = load(directory, **{**CONFIG, "step_sizes": str(SLOTS)})
     loaded = Loaded(model)
@@ -354,6 +357,7 @@ def test_a_step_that_copies_the_cache_is_not_taken(memory: Memory) -> None:
         check_partial(memory, 8 << 20, (4 << 20) // 3, 0)
 
 
+@pytest.mark.slow
 def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
