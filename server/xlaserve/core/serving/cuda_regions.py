@@ -65,7 +65,7 @@ class CudaRegion:
 
     kind = KIND
     can_map = False
-    owner: str | None = None
+    owner: str = ""
 
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int
