@@ -69,7 +69,10 @@ def without_names(text: str, sees: Sees) -> str:
     """Return a text that was made for anybody, without names of models that may not be seen."""
     if sees is everything or "'" not in text:
         return text
-    return _NAMED.sub(lambda found: found[0] if sees(found[2]) else f"{found[1]} {HIDDEN}", text)
+    for name in {found[2] for found in _NAMED.finditer(text)}:
+        if not sees(name):
+            text = text.replace(f"'{name}'", HIDDEN)
+    return text
 
 
 def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> BaseException:
