@@ -21,6 +21,7 @@ from support.wire import connect as connect_grpc
 from support.wire import request_headers
 from tritonclient.grpc import service_pb2 as pb
 
+from xlaserve.access_errors import HIDDEN
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.serving.access.objects import BESIDE, Owner
 from xlaserve.core.serving.access.tokens import digest_of, new_token
@@ -50,7 +51,11 @@ TESTS = {
     "loads in progress": (
         "contract/test_owners.py::test_a_load_of_another_caller_has_its_own_permissions"
     ),
-    "steps of an ensemble in errors, states and reasons": (
+    "models that the code of a model calls, in errors": (
+        "contract/test_owners.py::"
+        "test_no_error_of_code_names_a_model_that_it_calls_to_who_may_not_see_it"
+    ),
+    "steps of an ensemble, in errors, states and reasons": (
         "contract/test_owners.py::test_no_text_names_a_step_to_who_may_not_see_it"
     ),
     "events": (
@@ -60,15 +65,24 @@ TESTS = {
     "files that a configuration names": "contract/test_configurations_of_clients.py::",
 }
 """The test of each thing that is of a caller, or of a model."""
-STATEFUL = """
-sequence_batching { max_sequence_idle_microseconds: 600000000 }
+TENSORS = """
 input [{ name: "x", data_type: TYPE_FP32, dims: [ 2 ] }]
 output [{ name: "y", data_type: TYPE_FP32, dims: [ 2 ] }]
 """
+STATEFUL = f"sequence_batching {{ max_sequence_idle_microseconds: 600000000 }}{TENSORS}"
 ECHO = """
 class Model(PythonModel):
     def infer(self, inputs):
         return {"y": inputs["x"]}
+"""
+
+CALLS = """
+class Model(PythonModel):
+    def load(self, context):
+        self.context = context
+
+    async def infer(self, inputs):
+        return await self.context.infer("theirs", {"z": inputs["x"]})
 """
 
 
@@ -137,6 +151,7 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
         path.write_text(json.dumps(json.loads(path.read_text()) | cached))
     (models / "shared-both").mkdir()
     (models / "shared-both" / "config.json").write_text(json.dumps(ensemble(["shared", "theirs"])))
+    write(models, "shared-calls", CALLS, f"max_batch_size: 4\n{TENSORS}")
     write(models, "shared-state", ECHO, f"max_batch_size: 4\n{STATEFUL}")
     some = {"allow": ["infer", "metadata", "manage"]}
     every = {"allow": ["infer", "metadata", "manage", "page"]}
@@ -270,4 +285,26 @@ async def test_no_text_names_a_step_to_who_may_not_see_it(place: Place) -> None:
     assert 200 == back.status
     assert all("theirs" in text for text in texts[B]), texts
     assert not [text for text in texts[A] if "theirs" in text]
-    assert all("(hidden from this caller)" in text for text in texts[A])
+    assert all(HIDDEN in text for text in texts[A])
+
+
+async def test_no_error_of_code_names_a_model_that_it_calls_to_who_may_not_see_it(
+    place: Place,
+) -> None:
+    """Neither where that is not there nor where it is asked wrongly; a caller that may is told."""
+    repository = "/v2/repository/models/theirs"
+    told = {}
+    for state in ("wrong", "absent"):
+        if state == "absent":
+            assert 200 == (await place.send("POST", f"{repository}/unload", OPERATOR)).status
+        for token in (A, B):
+            rest = await place.infer("shared-calls", token)
+            over_grpc = await place.infer_message("shared-calls", token, 1.0)
+            told[state, token] = rest.status, over_grpc, rest.error
+    back = await place.send("POST", f"{repository}/load", OPERATOR)
+
+    assert 200 == back.status
+    for state, status in (("wrong", (400, "3")), ("absent", (404, "9"))):
+        assert status == told[state, A][:2] == told[state, B][:2]
+        assert "'theirs'" in told[state, B][2]
+        assert told[state, B][2].replace("'theirs'", HIDDEN) == told[state, A][2]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from xlaserve.access_errors import HIDDEN
 from xlaserve.core.serving.call import Call, current_call
-from xlaserve.errors import LoadFailed, ModelNotFound, ModelNotReady
+from xlaserve.errors import ModelNotFound
 
 Sees: TypeAlias = Callable[[str], bool]
 """Tells whether a model may be seen."""
@@ -58,18 +58,15 @@ def step_now(model: str) -> str:
     return f"'{model}'" if seen_now()(model) else HIDDEN
 
 
-_NAMED = re.compile(r"\b(model|step|load) '([^']*)'")
+_NAMED = re.compile(r"\b(?:models?:?|step|failed to load) '([^']*)'")
 """The places of texts that name a model."""
-_OF_MODELS = (ModelNotFound, ModelNotReady, LoadFailed)
-"""Errors whose texts say why a model is not there, in words that another caller's load may have
-left."""
 
 
 def without_names(text: str, sees: Sees) -> str:
     """Return a text that was made for anybody, without names of models that may not be seen."""
     if sees is everything or "'" not in text:
         return text
-    for name in {found[2] for found in _NAMED.finditer(text)}:
+    for name in set(_NAMED.findall(text)):
         if not sees(name):
             text = text.replace(f"'{name}'", HIDDEN)
     return text
@@ -78,8 +75,9 @@ def without_names(text: str, sees: Sees) -> str:
 def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> BaseException:
     """Return an error of parts of a call, without names of models that its client may not see.
 
-    It is of the same class, so that its status stays. The model that the client asked for it has
-    named itself.
+    It is of the same class, so that its status stays. `models` are parts of the call; others that
+    the text names, such as parts of those, are known by their places in it. The model that the
+    client asked for it has named itself.
     """
     root = call.root
     sight = root.sight
@@ -90,8 +88,7 @@ def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> B
     for model in models:
         if not shows(model):
             told = told.replace(f"'{model}'", HIDDEN)
-    if isinstance(error, _OF_MODELS):
-        told = without_names(told, lambda name: name in asked or shows(name))
+    told = without_names(told, lambda name: name in asked or shows(name))
     if told == text:
         return error
     same = type(error).__new__(type(error))
