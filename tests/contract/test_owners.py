@@ -219,7 +219,8 @@ async def test_a_cached_answer_is_of_who_asked(
 async def test_a_sequence_is_of_who_started_it(place: Place) -> None:
     """Another caller can neither go on with one nor end it, by numbers or by texts."""
     for sequence in (7, "seven"):
-        model, shown = "shared-state", {"sequence_id": sequence}
+        model = "shared-state"
+        shown: dict[str, Any] = {"sequence_id": sequence}
         begun = await place.infer(model, A, sequence_start=True, **shown)
         foreign = await place.infer(model, B, sequence_end=True, **shown)
         unknown = await place.infer(model, B, sequence_end=True, sequence_id=8)

@@ -344,9 +344,11 @@ class Registry:
         """Yield each step of an ensemble with its version, and then the steps of that."""
         for name, number in instance.steps:
             model = self._models.get(name)
-            version = model and (model.versions.get(number) if number else model.newest())
+            version = None
+            if model is not None:
+                version = model.versions.get(number) if number else model.newest()
             yield name, version
-            if version and version.instance:
+            if version is not None and version.instance is not None:
                 yield from self._steps(version.instance)
 
     def ready(self, name: str, number: str = "") -> bool:
