@@ -13,6 +13,7 @@ from xlaserve.access_errors import (
     WrongHost,
     WrongOrigin,
 )
+from xlaserve.cli.author_errors import told
 from xlaserve.code_errors import (
     CancelledByModel,
     ChangesItself,
@@ -29,7 +30,9 @@ from xlaserve.code_errors import (
     UnsupportedByModel,
     WrongOutput,
 )
+from xlaserve.core.residence.exhaustion import load_failure
 from xlaserve.errors import (
+    MOST_CAUSES,
     BodyTimeout,
     BudgetExhausted,
     CompilationTimedOut,
@@ -85,6 +88,7 @@ from xlaserve.errors import (
     WorkerDied,
     WorkersSilent,
     XlaserveError,
+    causes,
 )
 from xlaserve.language_errors import (
     MessagesRefused,
@@ -96,6 +100,7 @@ from xlaserve.language_errors import (
     TextNotInstalled,
     TextTooLong,
 )
+from xlaserve.models.device_failures import device_failure
 from xlaserve.sequence_errors import (
     MissingSequence,
     SequenceInterrupted,
@@ -466,3 +471,20 @@ def test_control_characters_of_a_name_are_escaped() -> None:
     text = str(InvalidName("model", "a\n\x1b[31mb", "it is not printable"))
 
     assert text.isprintable()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_errors_that_caused_one_another_are_looked_at_so_often(length: int) -> None:
+    """One may be its own cause: whoever looks for the root of one comes to an end."""
+    ring = [ValueError(str(number)) for number in range(length)]
+    for number, error in enumerate(ring):
+        error.__cause__ = ring[(number + 1) % length]
+
+    found = list(causes(ring[0]))
+
+    assert MOST_CAUSES == len(found)
+    assert (ring * MOST_CAUSES)[:MOST_CAUSES] == found
+    assert "a.py: ValueError: 0" == told("a.py", ring[0])
+    assert device_failure(ring[0]) is None
+    assert LoadFailed is type(load_failure("m", "wrong", ring[0]))
+    assert [] == list(causes(None))

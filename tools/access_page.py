@@ -1,4 +1,4 @@
-"""Write the table of operations in docs/access.md from the code, or prove it fresh (`--check`)."""
+"""Write the tables of docs/access.md from the code, or prove them fresh (`--check`)."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from xlaserve.app import Application
+from xlaserve.core.serving.access.objects import BESIDE, DOORS, RULES, Callers
 from xlaserve.core.serving.call import Operation
 from xlaserve.settings import Settings
 from xlaserve.transport.grpc.methods import ROWS
@@ -14,6 +15,15 @@ from xlaserve.transport.rest.routing import Route
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "access.md"
 _BEGIN, _END = "<!-- made by tools/access_page.py -->\n", "<!-- end -->\n"
+_OBJECTS_BEGIN, _OBJECTS_END = (
+    "<!-- objects, by tools/access_page.py -->\n",
+    "<!-- end objects -->\n",
+)
+_OBJECTS_HEAD = (
+    "| object | what is done | by | nobody | its owner | of other models | operator |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
+_BESIDE_HEAD = "| beside models | of | another caller finds |\n|---|---|---|\n"
 _HEAD = "| operation | over | what |\n|---|---|---|\n"
 _PROTOCOLS: Mapping[str, str] = MappingProxyType(
     {
@@ -70,10 +80,35 @@ def _protocol(path: str) -> str:
     return next(name for start, name in _PROTOCOLS.items() if path.startswith(start))
 
 
+def objects() -> str:
+    """Return the rows of objects, and of what stands beside models."""
+    rows = "".join(
+        f"| {row.thing} | {row.deed} | {', '.join(map(_door, row.paths))} | "
+        f"{' | '.join(_found(RULES[row.rule]))} |\n"
+        for row in DOORS
+    )
+    beside = "".join(f"| {one.thing} | {one.owner} | {one.others} |\n" for one in BESIDE)
+    return f"{_OBJECTS_HEAD}{rows}\n{_BESIDE_HEAD}{beside}"
+
+
+def _door(path: str) -> str:
+    return f"`{path if ' ' in path else path.rpartition('/')[2]}`"
+
+
+def _found(callers: Callers) -> list[str]:
+    return [found.value for found in callers]
+
+
 def page() -> str:
-    """Return the whole page, with the table anew."""
-    before, _, rest = PAGE.read_text().partition(_BEGIN)
-    return f"{before}{_BEGIN}\n{table(every_route())}\n{_END}{rest.partition(_END)[2]}"
+    """Return the whole page, with the tables anew."""
+    text = PAGE.read_text()
+    for begin, made, end in (
+        (_OBJECTS_BEGIN, objects(), _OBJECTS_END),
+        (_BEGIN, table(every_route()), _END),
+    ):
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{made}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def main() -> int:

@@ -2,6 +2,9 @@
 
 from xlaserve.errors import XlaserveError, repeatable
 
+HIDDEN = "(hidden from this caller)"
+"""What stands for the name of a model in a text, or of a step, that may not be seen."""
+
 
 class Unauthenticated(XlaserveError):
     """Nobody knows who asks; the text is the same whatever is asked, and whether it is there."""

@@ -4,7 +4,7 @@ Nothing here knows a status code. `transport/status.py` holds the one table from
 gRPC and HTTP statuses; a test demands a row for every class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class XlaserveError(Exception):
@@ -28,6 +28,19 @@ def repeatable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+MOST_CAUSES = 16
+"""Causes of causes that are looked at: an error may be its own."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on, as far as is worth a look."""
+    for _ in range(MOST_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
 
 
 # --- models ------------------------------------------------------------------------------------

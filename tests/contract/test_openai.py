@@ -466,7 +466,7 @@ async def test_errors_before_a_handler_have_the_shape(place: Place) -> None:
     assert all({"message", "type", "param", "code"} == set(one.json["error"]) for one in found)
     assert "invalid_api_key" == found[0].json["error"]["code"]
     assert "Bearer" == found[0].headers["www-authenticate"]
-    assert "POST" == found[2].headers["allow"]
+    assert "OPTIONS, POST" == found[2].headers["allow"]
 
 
 async def test_who_asks_too_much_is_told_when_to_come_again(place: Place) -> None:

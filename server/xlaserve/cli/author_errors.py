@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import xlaserve
-from xlaserve.errors import InvalidModel, XlaserveError
+from xlaserve.errors import InvalidModel, XlaserveError, causes
 
 _MAX_CHARACTERS = 400
 """Most characters of an exception's text; JAX explains some at length."""
@@ -48,17 +48,16 @@ def told(target: str, error: Exception) -> str:
     return text if isinstance(error, XlaserveError) else f"{target}: {text}"
 
 
-def _line(error: BaseException | None) -> str:
+def _line(error: BaseException) -> str:
     """Return the innermost line of the author's in an exception, or in what it came from."""
-    while error is not None:
-        if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            return f"{error.filename}:{error.lineno}"
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for one in causes(error):
+        if isinstance(one, SyntaxError) and one.filename and one.lineno:
+            return f"{one.filename}:{one.lineno}"
+        for frame in reversed(traceback.extract_tb(one.__traceback__)):
             if _is_the_authors(frame.filename):
                 source = linecache.getline(frame.filename, frame.lineno or 0).strip()
                 shown = f" `{source}`" if source else ""
                 return f"{frame.filename}:{frame.lineno}, in {frame.name}:{shown}"
-        error = error.__cause__
     return ""
 
 

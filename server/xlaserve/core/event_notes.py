@@ -41,9 +41,8 @@ def asker_now() -> Asker:
     call = current_call.get()
     if call is None:
         return NOBODY
-    principal = "" if call.principal is None else cut(call.principal.name, MAX_NAME)
     protocol = _MESH if call.operation is Operation.RUNTIME else call.protocol
-    return Asker(principal, call.peer.address, protocol)
+    return Asker(cut(call.owner, MAX_NAME), call.peer.address, protocol)
 
 
 def origin_now() -> Origin:

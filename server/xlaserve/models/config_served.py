@@ -1,12 +1,13 @@
 """The configuration of a loaded model, complete: what was written, and what the model says."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import betterproto
 
+from xlaserve.access_errors import HIDDEN
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import ENSEMBLE
 from xlaserve.models.loaded import ModelInfo
@@ -24,6 +25,8 @@ class ServedConfig:
     name: str
     config: ModelConfig
     info: ModelInfo
+    sees: Callable[[str], bool] = lambda model: True
+    """Tells whether who reads it may see a model that it names."""
 
     def message(self) -> inference.ModelConfig:
         """Return all that was written, and where that says nothing, what the model is.
@@ -49,10 +52,21 @@ class ServedConfig:
         if self.info.verdict is not None:
             said = inference.ModelParameter(string_value=str(self.info.verdict))
             message.parameters = {**written.parameters, BATCH_ROWS: said}
+        hidden = [step for step in self.config.steps if not self.sees(step.model_name)]
+        if hidden:
+            message.ensemble_scheduling = self._without_hidden(written.ensemble_scheduling)
         batched = bool(self.info.max_batch_size)
         message.input = _tensors(self.info.inputs, written.input, inference.ModelInput, batched)
         message.output = _tensors(self.info.outputs, written.output, inference.ModelOutput, batched)
         return message
+
+    def _without_hidden(self, scheduling: inference.ModelEnsembling) -> inference.ModelEnsembling:
+        found = copy.copy(scheduling)
+        found.step = [copy.copy(step) for step in scheduling.step]
+        for step in found.step:
+            if not self.sees(step.model_name):
+                step.model_name = HIDDEN
+        return found
 
 
 def _tensors(

@@ -3,6 +3,8 @@
 import re
 import sys
 
+from xlaserve.errors import causes
+
 _OF_DEVICES = re.compile(r"(INTERNAL|UNKNOWN|ABORTED|UNAVAILABLE|DATA_LOSS|DEADLINE_EXCEEDED): ")
 """Statuses of XLA that say nothing of the request. What is wrong with that is INVALID_ARGUMENT,
 OUT_OF_RANGE, FAILED_PRECONDITION or UNIMPLEMENTED, and a lack of memory RESOURCE_EXHAUSTED."""
@@ -15,10 +17,11 @@ def device_failure(error: BaseException | None) -> str | None:
     """Return the first line of what a device failed with; None for any other error."""
     # Imported by nobody where nothing was computed with it: the port opens before.
     errors = sys.modules.get("jax.errors")
-    while error is not None and errors is not None:
-        if isinstance(error, errors.JaxRuntimeError):
-            line = str(error).partition("\n")[0]
+    if errors is None:
+        return None
+    for one in causes(error):
+        if isinstance(one, errors.JaxRuntimeError):
+            line = str(one).partition("\n")[0]
             if _OF_DEVICES.match(line) and _EXHAUSTED not in line:
                 return line[:_SHOWN_CHARACTERS]
-        error = error.__cause__
     return None

@@ -43,12 +43,12 @@ class Bed:
         info = replace(INFO, **changed)
         self.batch = Batch(info, self.programs, self.counts, lambda running: None)
 
-    def begin(self, prompt: list[int], count: int = 2, owner: str = "") -> Asking:
+    def begin(self, prompt: list[int], count: int = 2, owner: str = "", level: int = 0) -> Asking:
         request = Asking(prompt, {"max_tokens": count, "ignore_eos": True})
         request.sender = Sender(principal=owner)
         found = asking.read(request.parameters, INFO)
         tokens = np.array(prompt, np.int32)
-        self.batch.admit(Running(request, lambda: None, tokens, found))
+        self.batch.admit(Running(request, lambda: None, tokens, found, level))
         return request
 
     def turn(self, count: int = 1) -> None:
@@ -125,6 +125,28 @@ def test_rows_of_a_slot_in_use_are_copied() -> None:
     assert [0, len(PROMPT) - 1, len(PROMPT) - 1] == [min(one, len(PROMPT) - 1) for one in found]
     assert 2 == bed.programs.copies
     assert -(-len(PROMPT) // CHUNK) <= len(bed.programs.chunks) <= len(PROMPT) // CHUNK + 3
+
+
+@pytest.mark.parametrize(
+    ("level", "found"), [(0, len(PROMPT) - 1), (1, CHUNK)], ids=["as it came", "overtaken"]
+)
+def test_the_first_of_two_that_came_together_has_no_rows_of_the_other(
+    level: int, found: int
+) -> None:
+    """Not where the other one is in a slot before it either, or was further for its priority.
+
+    The fewest that the choices of a prompt were told are those that were there before all of them.
+    """
+    bed = Bed()
+    before = [bed.begin([90 + index] * 9) for index in range(2)]
+    first = bed.begin(PROMPT, level=level)
+    for one in before:
+        one.is_cancelled = True
+    bed.batch.leave_cancelled()
+    bed.batch.prefill()
+    other = bed.begin(PROMPT)
+
+    assert [0, found] == [bed.ended(first), bed.ended(other)]
 
 
 def test_rows_that_others_may_want_are_copied_out_of_a_kept_slot() -> None:

@@ -10,6 +10,9 @@ from support.conditions import until
 from support.core import World
 from support.fronts import SLABS, Joined, Noting, Side, connect, joined
 
+from xlaserve.access_errors import HIDDEN
+from xlaserve.core.serving.access.models import CallerSight, ModelNames
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
@@ -128,6 +131,32 @@ async def test_an_error_has_its_class_and_its_text(world: World) -> None:
             await pair.ends[0].infer()
 
         assert [(0, 1), (0, 0)] == [statistics(side) for side in (pair.side, pair.ends[0])]
+
+
+async def test_an_error_names_no_model_that_the_caller_may_not_see(world: World) -> None:
+    """The engine does not know who asks; the front end does."""
+
+    class Refusing(Noting):
+        def execute(self, inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+            raise InvalidRequest("model 'm': its step 'theirs' has no 'x', model: 'theirs'")
+
+    told = []
+    async with joined(Refusing(1, world)) as pair:
+        for seen in (None, ("m",), ("m", "theirs")):
+            call = AwaitedInfer()
+            if seen is not None:
+                names = ModelNames(seen)
+                call.sight = CallerSight("a", Operation.INFER, names, names)
+            data = np.zeros((1, 2), np.float32)
+            inputs = (InferInput("x", DATATYPES["FP32"], data),)
+            pair.ends[0].engine.begin(call, InferRequest("m", inputs=inputs))
+            with pytest.raises(InvalidRequest) as caught:
+                await call.answered()
+            told.append(str(caught.value))
+
+    whole = "model 'm': its step 'theirs' has no 'x', model: 'theirs'"
+    hidden = whole.replace("'theirs'", HIDDEN)
+    assert [whole, hidden, whole] == told
 
 
 async def test_what_a_front_end_refuses_is_counted_there(world: World) -> None:

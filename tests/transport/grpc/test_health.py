@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -166,6 +167,32 @@ async def test_watch_sends_the_status_now_and_at_every_change(
         assert NOT_SERVING == await seen(watch)
         source.change(m=True)
         assert SERVING == await seen(watch)
+
+
+def is_seen(hidden: frozenset[str], model: str) -> bool:
+    return model not in hidden
+
+
+async def test_a_watch_asks_each_time_what_its_caller_may_see(
+    source: Source, serve_handlers: ServeHandlers
+) -> None:
+    """A model that other rules hide from then on is one that is not known."""
+    hidden: set[str] = set()
+    service = HealthService(
+        services=[SERVICE],
+        source=source,
+        max_watchers=MAX_WATCHERS,
+        sight=lambda: partial(is_seen, frozenset(hidden)),
+    )
+    source.change(m=True)
+    async with serve_handlers([service]) as url, grpc.aio.insecure_channel(url) as channel:
+        watch = watching(HealthStub(channel), "m")
+        found = [await seen(watch)]
+        hidden.add("m")
+        source.change(m=False)
+        found.append(await seen(watch))
+
+    assert [SERVING, UNKNOWN] == found
 
 
 async def test_watch_sends_nothing_where_nothing_changed(source: Source, connect: Connect) -> None:

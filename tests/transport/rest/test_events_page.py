@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as triton
 from support import identity_models
 from support.server import RunningServer, serving
 
-from xlaserve.core.events import Event, EventKind
+from xlaserve.core.events import NOBODY, Asker, Event, EventKind
 from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.core.serving.sight import everything
 from xlaserve.transport.rest.events_page import MAX_EVENTS, visible
@@ -135,6 +135,23 @@ async def test_a_model_is_not_named_in_the_eviction_of_another_to_who_may_not_se
     assert ("mine", "") == (limited.model, limited.for_model)
     assert [event] == visible([event], lambda model: True)
     assert [event] == visible([event], everything)
+
+
+async def test_an_event_names_neither_hidden_models_nor_other_callers() -> None:
+    """In the text of a failed load neither; who sees all models is told all."""
+    text = "failed to load 'mine', its step failed: model 'theirs' has no step 'mine', got 'theirs'"
+    told = [
+        Event(EventKind.LOAD, number, model="mine", failed=True, text=text, asker=asker)
+        for number, asker in enumerate((Asker("me", "1.1.1.1:1", "REST"), Asker("ops", "2:2")))
+    ]
+
+    mine, of_ops = visible(told, lambda model: model == "mine", "me")
+
+    assert told == visible(told, everything, "me")
+    assert "failed to load 'mine', its step failed: model (hidden from this caller)" in mine.text
+    assert "step 'mine'" in mine.text
+    assert "theirs" not in mine.text
+    assert (told[0].asker, NOBODY) == (mine.asker, of_ops.asker)
 
 
 async def test_a_search_and_failures_alone(server: RunningServer) -> None:

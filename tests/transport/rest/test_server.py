@@ -134,8 +134,18 @@ async def test_an_unknown_path_is_404_and_a_wrong_method_405(address: str) -> No
 
     assert 404 == unknown.status
     assert "'/nothing/here'" in unknown.error
-    assert (405, "POST") == (wrong.status, wrong.headers["allow"])
+    assert (405, "OPTIONS, POST") == (wrong.status, wrong.headers["allow"])
     assert "DELETE" in wrong.error
+
+
+async def test_a_wrong_method_and_options_name_the_same_methods(address: str) -> None:
+    """What may be asked is one list, with HEAD beside GET (RFC 9110, 10.2.1)."""
+    for path, methods in (("/echo", "OPTIONS, POST"), ("/large", "GET, HEAD, OPTIONS")):
+        wrong = await ask(address, "PATCH", path)
+        told = await ask(address, "OPTIONS", path)
+
+        assert (405, 204) == (wrong.status, told.status)
+        assert methods == wrong.headers["allow"] == told.headers["allow"]
 
 
 async def test_bytes_that_are_not_utf8_in_a_path_come_back_escaped(address: str) -> None:

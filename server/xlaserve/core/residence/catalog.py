@@ -116,7 +116,7 @@ class Catalog:
         """Return the configuration of a loaded model; raises as an inference would."""
         require_seen_now(name, version)
         _, instance = self._registry.resolve(name, version)
-        return ServedConfig(name, instance.config, instance.info)
+        return ServedConfig(name, instance.config, instance.info, seen_now())
 
     def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
         """Report on the versions that answer; see `report`."""

@@ -25,7 +25,7 @@ from xlaserve.core.residence.overrides import (
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import ModelSource
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Operation, owner_now
 from xlaserve.core.serving.sight import (
     NOT_IN_REPOSITORY,
     Sees,
@@ -239,7 +239,10 @@ class ModelControl:
         self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
-        await self._share(name, name, partial(self._load, name, _PLAIN))
+        # A load asks what its caller may do: of another caller it is another load, which finds
+        # what the first one has loaded.
+        key = name, "" if self._sees_for(Operation.MANAGE) is everything else owner_now()
+        await self._share(name, key, partial(self._load, name, _PLAIN))
 
     async def _share(
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
@@ -359,7 +362,7 @@ class ModelControl:
     async def _refuse_cycle(self, source: ModelSource, path: tuple[str, ...]) -> None:
         for step in source.config.steps:
             if step.model_name in path:
-                names = " -> ".join((*path, step.model_name))
+                names = " -> ".join(map(step_now, (*path, step.model_name)))
                 raise LoadFailed(path[0], f"its steps form a cycle: {names}")
             try:
                 following = await self._workers.wait(self._repository.find, step.model_name)

@@ -4,15 +4,12 @@ import errno
 import resource
 from typing import TypeAlias
 
-from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
+from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace, causes
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a full disk, a quota, and the limit of a file's size."""
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """The error numbers of too many open files, of the process and of the system."""
-
-_MOST_CAUSES = 16
-"""Causes of causes that are looked at."""
 
 LoadFailure: TypeAlias = LoadFailed | OutOfSpace | OutOfFiles
 
@@ -31,13 +28,8 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
 
 def _error_number(cause: BaseException | None) -> int:
     """Return the number of the OSError at the root of an error, 0 where there is none."""
-    for _ in range(_MOST_CAUSES):  # an error may be its own cause
-        if cause is None:
-            break
-        if isinstance(cause, OSError):
-            return cause.errno or 0
-        cause = cause.__cause__
-    return 0
+    of_system = (error for error in causes(cause) if isinstance(error, OSError))
+    return next((error.errno or 0 for error in of_system), 0)
 
 
 def write_failure(model: str, error: OSError) -> LoadFailure:

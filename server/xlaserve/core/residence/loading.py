@@ -23,6 +23,7 @@ from xlaserve.core.residence.registry import Instance, Registry, Version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.core.serving.ensemble import EnsemblePlan, plan_ensemble
+from xlaserve.core.serving.sight import seen_now, without_names
 from xlaserve.core.serving.stations.station import MakeStation
 from xlaserve.core.sharing import Coalesced
 from xlaserve.core.threads.workers import Workers
@@ -357,7 +358,8 @@ class VersionLoader:
             try:
                 _, instance = self._registry.resolve(step.model_name, step.model_version)
             except (ModelNotFound, ModelNotReady) as error:
-                raise LoadFailed(model.name, f"its step cannot answer: {error}") from error
+                told = without_names(str(error), seen_now())
+                raise LoadFailed(model.name, f"its step cannot answer: {told}") from error
             described[step.model_name] = instance.info
         return plan_ensemble(model.config, described)
 

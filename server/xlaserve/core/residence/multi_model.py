@@ -147,7 +147,7 @@ class MultiModelContainer:
 
     def default(self) -> str:
         """Return the model of a request that names none; raises NoDefaultModel."""
-        if self._default_model:
+        if self._default_model and seen_now()(self._default_model):
             return self._default_model
         names = self._names()
         if len(names) != 1:

@@ -1,11 +1,13 @@
 """The answers about models that are of every process of the server, whichever is asked."""
 
+from dataclasses import replace
+
 from xlaserve.core.others import NOBODY, About, Others, Question
 from xlaserve.core.residence.catalog import Catalog, IndexEntry
 from xlaserve.core.residence.fold_models import fold_index, fold_reports
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import VersionReport
-from xlaserve.core.serving.sight import seen_now
+from xlaserve.core.serving.sight import seen_now, without_names
 from xlaserve.errors import ModelNotFound, ModelNotReady
 
 
@@ -42,7 +44,12 @@ class OfAll:
             return own
         asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
         sees = seen_now()
-        rows = [row for row in fold_index(asked.complete()) if sees(row.name)]
+        # Other workers do not know who asks: they name every model.
+        rows = [
+            replace(row, reason=without_names(row.reason, sees))
+            for row in fold_index(asked.complete())
+            if sees(row.name)
+        ]
         return [row for row in rows if row.state == State.READY.public] if ready else rows
 
     # --- what other workers ask ---

@@ -15,7 +15,7 @@ from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
-from xlaserve.core.serving.sight import step_now
+from xlaserve.core.serving.sight import seen_now, step_now, without_names
 from xlaserve.core.serving.stations.backlog import Backlog
 from xlaserve.core.serving.stations.station import MakeStation, Station
 from xlaserve.core.serving.statistics import VersionStatistics
@@ -324,34 +324,32 @@ class Registry:
 
     @staticmethod
     def _raise_not_ready(version: Version, asked: str) -> None:
-        state, reason = version.state, version.lifecycle.reason
+        state, reason = version.state, _reason(version)
         if state is State.UNAVAILABLE:
             raise ModelNotFound(version.model, asked, detail=_why_unavailable(version))
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _missing_step(self, instance: Instance) -> str | None:
-        for name, number in instance.steps:
-            model = self._models.get(name)
-            version = model and (model.versions.get(number) if number else model.newest())
-            if not version or not version.instance or not version.state.answers:
+        for name, version in self._steps(instance):
+            step = version and version.instance
+            if not version or not step or not version.state.answers or step.fault:
                 return f"its step {step_now(name)} is not ready"
-            if version.instance.fault:
-                return f"its step {step_now(name)} is not ready"
-            deeper = self._missing_step(version.instance)
-            if deeper is not None:
-                return deeper
         return None
 
     def _step_names(self, instance: Instance) -> tuple[str, ...]:
         """Return the names of all models that an ensemble is made of, of those that are known."""
-        found: dict[str, None] = {}
+        return tuple(dict.fromkeys(name for name, _ in self._steps(instance)))
+
+    def _steps(self, instance: Instance) -> Iterator[tuple[str, Version | None]]:
+        """Yield each step of an ensemble with its version, and then the steps of that."""
         for name, number in instance.steps:
-            found[name] = None
             model = self._models.get(name)
-            version = model and (model.versions.get(number) if number else model.newest())
-            if version and version.instance:
-                found |= dict.fromkeys(self._step_names(version.instance))
-        return tuple(found)
+            version = None
+            if model is not None:
+                version = model.versions.get(number) if number else model.newest()
+            yield name, version
+            if version is not None and version.instance is not None:
+                yield from self._steps(version.instance)
 
     def ready(self, name: str, number: str = "") -> bool:
         """Tell whether an inference would be served now."""
@@ -373,7 +371,7 @@ class Registry:
             missing = version.instance.fault or self._missing_step(version.instance)
             if missing:
                 return State.UNAVAILABLE.public, missing
-        return version.state.public, version.lifecycle.reason
+        return version.state.public, _reason(version)
 
     # --- changing ---
 
@@ -453,6 +451,11 @@ def _fullest(sizes: Iterable[Sizes]) -> int:
     return max(held.values(), default=0)
 
 
+def _reason(version: Version) -> str:
+    """Return why a version is as it is, as it may be told to the call that is answered now."""
+    return without_names(version.lifecycle.reason, seen_now())
+
+
 def _why_unavailable(version: Version) -> str:
-    reason = version.lifecycle.reason
+    reason = _reason(version)
     return "has no available versions" + (f" ({reason})" if reason else "")

@@ -214,6 +214,15 @@ class Call:
             call = call.parent
         return call
 
+    @property
+    def owner(self) -> str:
+        """Return the name of the principal that asks, which owns what it leaves behind.
+
+        Empty where the server knows none, so that all are one. A part of a call is its client's.
+        """
+        principal = self.principal if self.parent is None else self.root.principal
+        return "" if principal is None else principal.name
+
     # --- for who answers ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
@@ -316,6 +325,12 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 """The call that a coroutine answers; set by `Gates.passing` around its handler."""
+
+
+def owner_now() -> str:
+    """Return the owner of what the call that is answered now leaves behind; empty for nobody."""
+    call = current_call.get()
+    return "" if call is None else call.owner
 
 
 def outside_call() -> Context:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.shared_memory import Regions, check_within, shown
+from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import InvalidRegion, Unsupported
 from xlaserve.models.cuda_driver import HANDLE_BYTES, CudaFailure
 from xlaserve.tensors import Buffer, Octets, Tensor
@@ -65,7 +66,7 @@ class CudaRegion:
 
     kind = KIND
     can_map = False
-    owner: str | None = None
+    owner: str = ""
 
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int
@@ -121,6 +122,7 @@ class CudaRegions:
 
         Raises Unsupported where JAX does not run on CUDA; else as for system shared memory.
         """
+        require_all_seen()
         driver = self._regions.driver
         if driver is None:
             raise Unsupported("CUDA shared memory")

@@ -21,6 +21,7 @@ from xlaserve.core.serving.inference import (
     RequestedOutput,
 )
 from xlaserve.core.serving.models_api import input_of
+from xlaserve.core.serving.sight import without_hidden
 from xlaserve.errors import (
     ModelNotFound,
     ModelNotReady,
@@ -55,8 +56,8 @@ class Nested(InferCall):
         """Raise an error in whoever waits."""
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in whoever waits."""
-        self.settle(error)
+        """Raise an error in whoever waits, which may tell the client: of hidden models no name."""
+        self.settle(without_hidden(self, error, (self.asked_model,)))
 
     def cancel(self, reason: str = "") -> None:
         """End the call; whoever waits for it is told."""
@@ -189,7 +190,7 @@ class NestedCalls:
         except asyncio.CancelledError:
             _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
         except Exception as error:
-            _settle(answer, error)
+            _settle(answer, without_hidden(call, error, (change.model,)))
         else:
             _settle(answer)
 

@@ -60,7 +60,7 @@ class Repeats:
         """
         if type(message) is not bytes:
             return None
-        written = self._cache.find_written(message)
+        written = self._cache.find_written(call.owner, message)
         # What an observer asks of a call that it has seen begin is not known here.
         if written is None or self._gates.are_watched:
             return None

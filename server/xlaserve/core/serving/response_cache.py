@@ -1,8 +1,9 @@
 """The answers that may be given again: those of models with a `response_cache`, bounded in bytes.
 
 A key holds all that an answer depends on: the inputs with their shapes, bit by bit, the outputs
-that are asked for and the parameters of the request. Short inputs are in it as they are, of longer
-ones the SHA-256: nobody can make two requests that are taken for one another.
+that are asked for and the parameters of the request. It holds the caller too, as an answer that
+comes sooner tells that somebody has asked this before. Short inputs are in it as they are, of
+longer ones the SHA-256: nobody can make two requests that are taken for one another.
 """
 
 import hashlib
@@ -51,6 +52,7 @@ def key_of(call: InferCall, names: Sequence[str]) -> Key:
     """
     inputs = call.inputs
     parts: list[Hashable] = [
+        call.owner,
         call.chosen and tuple([spec.name for spec in call.chosen]),
         _said(call.parameters) if call.parameters else (),
     ]
@@ -99,8 +101,8 @@ class Entry:
         self.outputs = outputs
         self.size = size
         """Bytes that it counts as."""
-        self.messages: list[bytes] = []
-        """Requests for which it is kept as it was written; changed by the cache."""
+        self.messages: list[tuple[str, bytes]] = []
+        """Owners and requests for which it is kept as it was written; changed by the cache."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -131,8 +133,8 @@ class ResponseCache:
         self._account = ledger.open()
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         """The one that was asked for last is the last."""
-        self._written: dict[bytes, Written] = {}
-        """Keyed by the bytes of requests; of entries that are kept, and leaves with them."""
+        self._written: dict[tuple[str, bytes], Written] = {}
+        """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
 
     @property
@@ -155,17 +157,17 @@ class ResponseCache:
 
     # --- answers as they were written ---
 
-    def find_written(self, message: bytes) -> Written | None:
-        """Return the answer to a request of the same bytes; None where it is not kept."""
-        return self._written.get(message)
+    def find_written(self, owner: str, message: bytes) -> Written | None:
+        """Return the answer to a request of the same bytes and caller; None for none."""
+        return self._written.get((owner, message))
 
     def keep_written(self, call: InferCall, message: bytes, version: str, answer: bytes) -> None:
         """Keep the answer to a call as it was written, for as long as its entry is kept."""
-        entry = call.kept
+        entry, key = call.kept, (call.owner, message)
         if (
             not isinstance(entry, Entry)
             or entry not in self._entries
-            or message in self._written
+            or key in self._written
             or len(entry.messages) >= _MOST_MESSAGES
         ):
             return
@@ -176,11 +178,9 @@ class ResponseCache:
         while self.held + size > self.limit:  # the entry itself is the last, and fits alone
             self._evict()
         entry.size += size
-        entry.messages.append(message)
+        entry.messages.append(key)
         self._account.hold(size, Kind.CACHED)
-        self._written[message] = Written(
-            entry, call.instance, call.model, version, call.rows, answer
-        )
+        self._written[key] = Written(entry, call.instance, call.model, version, call.rows, answer)
 
     # --- as sections call it ---
 

@@ -40,8 +40,8 @@ class Turn:
     """Whether the table knows how its execution ended, before that of its batch has."""
     seat: Seat | None = None
     """The seat in which it is executed; set when it leaves the queue."""
-    owner: str | None = None
-    """The principal of its sequence: ids of one caller are no names to another."""
+    owner: str = ""
+    """The caller whose sequence it is: ids of one caller are no names to another."""
 
     @property
     def key(self) -> "Key":
@@ -49,8 +49,8 @@ class Turn:
         return self.owner, self.id
 
 
-Key: TypeAlias = tuple[str | None, SequenceId]
-"""The principal and the id of a sequence."""
+Key: TypeAlias = tuple[str, SequenceId]
+"""The owner and the id of a sequence."""
 
 
 @dataclass(slots=True)

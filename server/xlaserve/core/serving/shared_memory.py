@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
-from xlaserve.core.serving.call import Call, Operation, Peer, current_call
+from xlaserve.core.serving.call import Call, Operation, Peer, current_call, owner_now
 from xlaserve.core.serving.sight import Sees, everything, require_all_seen
 from xlaserve.errors import (
     InvalidRegion,
@@ -81,8 +81,8 @@ class SharedRegion(Protocol):
 
     name: str
     byte_size: int
-    owner: str | None
-    """The principal that registered it; None where the server knows none."""
+    owner: str
+    """The principal that registered it; empty where the server knows none."""
 
     @property
     def kind(self) -> str:
@@ -120,7 +120,7 @@ class Region:
 
     kind = KIND
     can_map = True
-    owner: str | None = None
+    owner: str = ""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
         """`file` is a descriptor, which it closes at its end."""
@@ -225,7 +225,7 @@ class Regions:
         async def here() -> None:
             self.register(peer, name, key, offset, byte_size)
 
-        said = {"key": key, "offset": offset, "byte_size": byte_size, "owner": _asking()}
+        said = {"key": key, "offset": offset, "byte_size": byte_size, "owner": owner_now()}
         await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
 
     async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
@@ -281,7 +281,7 @@ class Regions:
         most = self.policy.max_bytes
         if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
             raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
-        region.owner = _asking()
+        region.owner = owner_now()
         self._regions[name] = region
 
     def status(self, name: str = "") -> list[Region]:
@@ -336,12 +336,9 @@ class Regions:
 
     def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
         """Tell whether a region is of the caller of a call, or the caller manages everything."""
-        if region.owner is None or call is None:
+        if not region.owner or call is None or call.owner == region.owner:
             return True
-        asked = call.root
-        if asked.principal is not None and asked.principal.name == region.owner:
-            return True
-        return self._sees(asked, Operation.MANAGE) is everything
+        return self._sees(call.root, Operation.MANAGE) is everything
 
     def close(self) -> None:
         """Forget all regions: the server ends."""
@@ -352,12 +349,6 @@ class Regions:
             raise SwitchedOff("shared memory", "shared_memory")
         if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(peer):
             raise NotLocal("shared memory", peer.address, "shared_memory")
-
-
-def _asking() -> str | None:
-    """Return the principal of the call that is answered now."""
-    call = current_call.get()
-    return None if call is None or call.principal is None else call.principal.name
 
 
 def check_within(name: str, byte_size: int, offset: int, size: int) -> None:

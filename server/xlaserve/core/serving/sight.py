@@ -5,9 +5,11 @@ asks here first, so that a model out of sight is answered as one that is not the
 is looked up that would tell the two apart, in bytes or in time.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from xlaserve.access_errors import HIDDEN
 from xlaserve.core.serving.call import Call, current_call
 from xlaserve.errors import ModelNotFound
 
@@ -53,22 +55,40 @@ def require_all_seen() -> None:
 
 def step_now(model: str) -> str:
     """Return how a text names a step to the call that is answered now: a hidden one not at all."""
-    return f"'{model}'" if seen_now()(model) else _HIDDEN
+    return f"'{model}'" if seen_now()(model) else HIDDEN
 
 
-_HIDDEN = "(hidden from this caller)"
+_NAMED = re.compile(r"\b(?:models?:?|step|failed to load) '([^']*)'")
+"""The places of texts that name a model."""
+
+
+def without_names(text: str, sees: Sees) -> str:
+    """Return a text that was made for anybody, without names of models that may not be seen."""
+    if sees is everything or "'" not in text:
+        return text
+    for name in set(_NAMED.findall(text)):
+        if not sees(name):
+            text = text.replace(f"'{name}'", HIDDEN)
+    return text
 
 
 def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> BaseException:
     """Return an error of parts of a call, without names of models that its client may not see.
 
-    It is of the same class, so that its status stays.
+    It is of the same class, so that its status stays. `models` are parts of the call; others that
+    the text names, such as parts of those, are known by their places in it. The model that the
+    client asked for it has named itself.
     """
-    sight = call.root.sight
+    root = call.root
+    sight = root.sight
+    if sight is None:
+        return error
+    shows, asked = sight.shows, (root.model, call.model)
     text = told = str(error)
-    for model in models if sight is not None else ():
-        if sight is not None and not sight.shows(model):
-            told = told.replace(f"'{model}'", _HIDDEN)
+    for model in models:
+        if not shows(model):
+            told = told.replace(f"'{model}'", HIDDEN)
+    told = without_names(told, lambda name: name in asked or shows(name))
     if told == text:
         return error
     same = type(error).__new__(type(error))

@@ -79,6 +79,8 @@ class Batch:
         self._slots: list[Running | None] = [None] * info.slots
         self._admitted = 0
         """Admissions so far."""
+        self._taken = [0] * info.slots
+        """The admission that each slot was last given at."""
         # Behind the end: what slots write that take no part is dropped.
         self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
         self._reals = np.zeros((info.slots, len(REALS)), np.float32)
@@ -125,7 +127,7 @@ class Batch:
         self._slots[slot] = running
         running.passed = 0
         self._admitted += 1
-        running.admitted = self._admitted
+        running.admitted = self._taken[slot] = self._admitted
         self._counts.running += 1
         if not running.preempted:
             self._counts.prompt_tokens += len(running.prompt)
@@ -206,7 +208,11 @@ class Batch:
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
-        others = [other for other in range(len(self._slots)) if other != slot]
+        # Two that came together would else have rows of one another, and neither be the one that
+        # computed them: the choices of one prompt are told apart from a prompt of before by that.
+        others = [
+            other for other in range(len(self._slots)) if self._taken[other] < running.admitted
+        ]
         found = prefixes.find(running.context, owner, others)
         if found is not None and self._chunks(running, found.rows) < self._chunks(running):
             self._programs.copy(self._window(found.rows), found.slot, slot)
@@ -234,7 +240,7 @@ class Batch:
         found = [running for running in self.running if not running.is_prefilled]
         if not found:
             return
-        running = choose(found, lambda one: one.left)
+        running = choose(sorted(found, key=_by_admission), lambda one: one.left)
         slot = self._slots.index(running)
         self._copy(slot, running)
         if running.is_prefilled:
@@ -356,6 +362,10 @@ class Batch:
     def _window(self, positions: int) -> int:
         """Return the smallest compiled window that holds so many positions."""
         return next(window for window in self._info.windows if window >= positions)
+
+
+def _by_admission(running: Running) -> int:
+    return running.admitted
 
 
 def _ready(waiting: Sequence[Running]) -> list[Running]:

@@ -18,6 +18,7 @@ from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.sight import without_hidden
 from xlaserve.core.serving.stations.station import MakeStation
 from xlaserve.errors import EngineGone, EngineLost, Overloaded
 from xlaserve.models.handling import AnswerParameters
@@ -183,7 +184,9 @@ class FrontEnd:
                 number, kind, text, needed = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
-                    deliver([call], error_of(Failure(kind, text, needed)))
+                    # The engine does not know who asks: it names every model.
+                    error = error_of(Failure(kind, text, needed))
+                    deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:
                 self._revisions.append(record[1:])
                 if self._reading is None:

@@ -70,8 +70,8 @@ def _extra(call: InferCall, *, may_be_many: bool) -> dict[str, Any] | None:
         extra[Extra.OUTPUT_PARAMETERS] = {name: dict(given) for name, given in outputs.items()}
     if call.deadline is not None:
         extra[Extra.DEADLINE] = call.deadline
-    if call.principal is not None:
-        extra[Extra.PRINCIPAL] = call.principal.name
+    if call.owner:
+        extra[Extra.PRINCIPAL] = call.owner
     if may_be_many and call.takes_many:
         extra[Extra.TAKES_MANY] = True
         if call.wants_whole:

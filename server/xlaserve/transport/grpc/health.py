@@ -105,12 +105,12 @@ class HealthService(v1.HealthBase):
     async def _statuses(self, name: str, changed: asyncio.Event) -> AsyncIterator[ServingStatus]:
         sent = None
         closed = False
-        sees = self._sight()
         while not closed:
             # Both are read before the status is, so that no change after it goes unseen.
             closed = self._closed
             changed.clear()
-            status = self._status(name, sees)
+            # Other rules may hold by now.
+            status = self._status(name, self._sight())
             if status is not sent:
                 yield status
                 sent = status

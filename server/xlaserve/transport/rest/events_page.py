@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from xlaserve.core.events import Event, Events, chosen
+from xlaserve.core.events import MAX_NAME, NOBODY, Event, Events, chosen, cut
 from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.sight import Sees, everything
+from xlaserve.core.serving.sight import Sees, everything, without_names
 from xlaserve.errors import InvalidParameter
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.model_page import Permits, permit_everything
@@ -76,7 +76,8 @@ class EventRoutes:
         failed = _flag(query.get("failed", ""))
         kept = await self._events.read()
         sees = self._permits(request.call, Operation.METADATA)
-        seen = visible([event for event in kept.events if event.number > after], sees)
+        later = [event for event in kept.events if event.number > after]
+        seen = visible(later, sees, cut(request.call.owner, MAX_NAME))
         found = chosen(
             seen, search=query.get("search", ""), failed=failed, model=query.get("model", "")
         )
@@ -92,17 +93,21 @@ class EventRoutes:
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
 
-def visible(events: list[Event], sees: Sees) -> list[Event]:
+def visible(events: list[Event], sees: Sees, owner: str = "") -> list[Event]:
     """Return the events of models that a caller may see; those of the server are for who sees all.
 
-    A model that it may not see is not named in what happened to another one either.
+    A model that it may not see is not named in what happened to another one either, nor is another
+    caller, with its address.
     """
     if sees is everything:
         return events
     return [
-        event
-        if not event.for_model or sees(event.for_model)
-        else msgspec.structs.replace(event, for_model="")
+        msgspec.structs.replace(
+            event,
+            text=without_names(event.text, sees),
+            for_model=event.for_model if sees(event.for_model) else "",
+            asker=event.asker if event.asker.principal == owner else NOBODY,
+        )
         for event in events
         if event.model and sees(event.model)
     ]

@@ -229,8 +229,7 @@ class HttpServer:
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
         if allowed:
             text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
-            headers = {"Allow": ", ".join(allowed)}
-            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, headers, path=path)
+            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), path=path)
         return error_response(
             f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path
         )

@@ -8,6 +8,7 @@ import msgspec
 from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.cuda_regions import CudaRegions
 from xlaserve.core.serving.shared_memory import Region, Regions, shown
+from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import InvalidRegion, Unsupported
 from xlaserve.transport.rest.messages import (
     HttpRequest,
@@ -162,6 +163,7 @@ class SharedMemoryRoutes:
 
     async def register_cuda(self, request: HttpRequest) -> HttpResponse:
         """Open a handle of CUDA memory under the name in the path."""
+        require_all_seen()
         if self._regions.driver is None:
             raise Unsupported("CUDA shared memory")  # whatever the body says
         body = await request.read()

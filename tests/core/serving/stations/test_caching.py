@@ -14,6 +14,7 @@ from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.principal import Principal
 from xlaserve.core.serving.response_cache import ResponseCache, key_of
 from xlaserve.core.serving.stations.caching import Caching
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
@@ -78,6 +79,7 @@ class Cached:
 
     def ask(self, value: float, columns: int = 2, **more: Any) -> Client:
         client = Client(deadline=more.pop("deadline", None))
+        client.principal, client.parent = more.pop("principal", None), more.pop("parent", None)
         data = np.full((more.pop("rows", 1), columns), value, np.float32)
         request = InferRequest("m", id="7", inputs=(InferInput("x", FP32, data),), **more)
         self.core.engine.begin(client, request)
@@ -140,6 +142,22 @@ async def test_equal_requests_in_flight_share_one_execution(start: Any, world: W
     totals = cached.totals
     assert (4, 2, 6) == (totals.cache_hit.count, totals.cache_miss.count, totals.success.count)
     assert 2 == totals.execution_count
+
+
+async def test_equal_requests_of_two_callers_share_no_execution(start: Any, world: World) -> None:
+    """A part of a call is of its client, and who has no name is one caller."""
+    cached = await start()
+    world.may_execute.clear()
+    whole = InferCall()
+    whole.principal = Principal("a")
+    callers = [Principal("a"), Principal("b"), None, Principal("a"), None]
+    clients = [cached.ask(1, principal=caller) for caller in callers]
+    part = cached.ask(1, parent=whole)
+    world.may_execute.set()
+
+    assert [["7", 101.0]] * 6 == await answered(*clients, part)
+    assert [1.0, 1.0, 1.0] == cached.model.executed
+    assert (3, 3) == (cached.totals.cache_hit.count, cached.totals.cache_miss.count)
 
 
 async def test_a_leader_that_goes_away_leaves_the_execution_to_the_others(

@@ -125,6 +125,4 @@ class Apart:
 
 def client_of(call: InferCall) -> int | str:
     """Return what is the same of the calls of one client: its principal, or its connection."""
-    if call.principal is not None:
-        return call.principal.name
-    return call.client or id(call.peer.account)
+    return call.owner or call.client or id(call.peer.account)

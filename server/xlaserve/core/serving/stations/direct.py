@@ -67,7 +67,7 @@ class ByPrincipal:
 
     def append(self, call: InferCall, /) -> None:
         """Add a call behind the others of its principal."""
-        self._calls.setdefault(_name(call), deque()).append(call)
+        self._calls.setdefault(call.owner, deque()).append(call)
 
     def popleft(self) -> InferCall:
         """Remove and return the next call; its principal is the last to have another turn."""
@@ -80,7 +80,7 @@ class ByPrincipal:
 
     def remove(self, call: InferCall, /) -> None:
         """Remove a call; raises ValueError where it is not there."""
-        name = _name(call)
+        name = call.owner
         calls = self._calls.get(name, deque())
         calls.remove(call)
         if not calls:
@@ -89,10 +89,6 @@ class ByPrincipal:
     def clear(self) -> None:
         """Remove all."""
         self._calls.clear()
-
-
-def _name(call: InferCall) -> str:
-    return "" if call.principal is None else call.principal.name
 
 
 class DirectQueue:

@@ -294,8 +294,7 @@ class Exchange:
     def sender(self) -> Sender:
         """Return what is known of who sent the request."""
         call = self.call
-        name = "" if call.principal is None else call.principal.name
-        return Sender(call.submitted_ns, name, call.takes_many and not call.wants_whole)
+        return Sender(call.submitted_ns, call.owner, call.takes_many and not call.wants_whole)
 
     @property
     def is_cancelled(self) -> bool:

@@ -68,11 +68,10 @@ class Sequences:
             raise SequenceRows(call.instance.model, call.rows)
         if self._unending is not None and not call.takes_many:
             raise Decoupled(call.instance.model)
-        parameters, principal = call.parameters, call.root.principal
-        owner = None if principal is None else principal.name
+        parameters, owner = call.parameters, call.owner
         if self._is_iterative and not parameters.get("sequence_id"):
             own = {"sequence_id": self._new_id(), "sequence_start": True}
-            owner = None
+            owner = ""
             parameters = call.parameters = {**parameters, **own}
         sequence = parameters.get("sequence_id")
         if not sequence:
@@ -101,7 +100,7 @@ class Sequences:
         """Return an id that no sequence in progress has."""
         while True:
             self._last_id = self._last_id % _MOST_IDS + 1
-            if (None, self._last_id) not in self._table:
+            if ("", self._last_id) not in self._table:
                 return self._last_id
 
     def again(self, call: InferCall) -> None:
