@@ -21,7 +21,7 @@ _HEAD = """
 _TABLES: Sequence[tuple[str, Sequence[Confined]]] = (
     ("Processes that are ended, by the server or by the system:", confined.PROCESSES),
     ("Texts and files that are bounded before a library evaluates them:", confined.TEXTS),
-    ("Executions outside of requests that nothing ends but the process:", confined.EXECUTIONS),
+    ("Executions outside of requests that have no process of their own:", confined.EXECUTIONS),
 )
 
 

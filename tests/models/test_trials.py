@@ -17,7 +17,7 @@ from support.plain_models import load_plain
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest, trials
-from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation import Compilation, of_settings
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.config import ModelConfig
@@ -25,6 +25,7 @@ from xlaserve.models.export import Exportable, export_model
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.rows.verdict import Independence
+from xlaserve.settings import Settings
 
 SECONDS = 2.0
 """Of the processor, for what does not end: what ends takes less than one."""
@@ -156,6 +157,42 @@ def test_load_whose_first_execution_does_not_end_fails_and_no_thread_goes_on(
 
     text = "it did not end in 2 seconds of each core (its first execution, on zeros)"
     assert text in str(caught.value)
+
+
+def test_load_says_what_nothing_tried_where_no_process_compiles(tmp_path: Path) -> None:
+    """The first execution of a loop is the server's then."""
+    directory = export_model(steps, PARAMS, INPUTS, tmp_path / "m" / "1", max_batch_size=4)
+    with capture_logs() as logs:
+        model = loaded(directory, Compilation())
+    model.close()
+
+    (said,) = [line for line in logs if "not tried to the end" in line["event"]]
+    assert {
+        "event": "a model was not tried to the end",
+        "log_level": "warning",
+        "model": "m",
+        "reason": "it has loops, and there is no process to try it in (compile_processes is 0)",
+        "consequence": "its rows are put together as proved",
+    } == {name: said[name] for name in said if name != "timestamp"}
+
+
+def test_declared_rows_are_tried_for_trial_seconds_where_no_process_compiles(
+    declared: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: CompilerProcesses,
+) -> None:
+    settings = Settings(repository=tmp_path, compile_processes=0, trial_seconds=3.0)
+    asked: list[float] = []
+
+    def own(seconds: float) -> CompilerProcesses:
+        asked.append(seconds)
+        return processes
+
+    monkeypatch.setattr(trials, "_own_processes", own)
+    loaded(declared[0], of_settings(settings)).close()
+
+    assert [3.0] == asked
 
 
 def test_what_has_loops_is_tried_before_the_server_executes_it_once_for_all_starts(

@@ -353,7 +353,7 @@ def _generated(p: Program, v: Array) -> Array:
     most, room = p.random.choice([(6, 6), (6, 6), (5, 7), (7, 5)])
     fill, filler = p.random.choice([(3, 3), (3, 3), (3, 3), (0, 0), (3, 4)])
     first = p.random.choice([0, 0, 2])
-    ask, halt, put = (p.random.randrange(n) for n in (4, 4, 5))
+    ask, halt, put = (p.random.randrange(n) for n in (4, 4, 6))
     is_counted = p.random.random() < 0.8
     begun = jnp.full((p.batch, room), fill, jnp.int32)
     if first:
@@ -382,6 +382,7 @@ def _generated(p: Program, v: Array) -> Array:
             lambda: lax.dynamic_update_slice(
                 tokens, jnp.where(done, filler, new)[:, None], (0, i)
             ),
+            lambda: tokens.at[:, i + 1].set(jnp.where(done, filler, new)),
         ][put]()  # fmt: skip
         ends = [
             lambda: done | (new == 2), lambda: jnp.where(done, True, new == 2),

@@ -21,8 +21,6 @@ LONGER: Mapping[str, int] = {
     "server/xlaserve/errors.py": 535,
     "server/xlaserve/models/rows/rules/shape.py": 539,
     "server/xlaserve/models/jax_export.py": 559,
-    "server/xlaserve/models/rows/rules/frozen.py": 612,
-    "server/xlaserve/models/rows/rules/places.py": 1040,
 }
 """Lines of the files that have more; the numbers may only fall."""
 MOST_METHODS = 25

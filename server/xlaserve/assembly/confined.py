@@ -20,6 +20,7 @@ from xlaserve.models import (
 )
 from xlaserve.models.compilers import limits as compilers
 from xlaserve.models.generation import record
+from xlaserve.models.onnx import checking
 from xlaserve.models.pt2 import archive, guards
 from xlaserve.models.targets import compiling
 from xlaserve.settings import Settings
@@ -77,7 +78,8 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "trial of rows, first execution",
         "a computation with loops, and its parameters",
-        "the same processes",
+        "the same processes; where there are none (`compile_processes` 0), one for rows that are "
+        "declared, and none for those that are proved, which the log says",
         f"{_COMPILER_MEMORY}, and resident",
         f"{_DEFAULTS.trial_seconds:g} of the processor (`trial_seconds`), "
         "for the first execution as many of each core",
@@ -243,10 +245,10 @@ EXECUTIONS: tuple[Confined, ...] = (
         "comparison with onnxruntime",
         "an ONNX file that an operator imports",
         "the operator's command",
-        _NONE,
-        f"{_NONE}: SIGTERM ends it",
+        f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
+        f"{checking.SECONDS:g} for each execution, between operators",
         "a temporary directory",
         "models/onnx/checking.py",
     ),
 )
-"""Executions outside of requests that no process is ended for."""
+"""Executions outside of requests that have no process of their own."""

@@ -93,6 +93,8 @@ class Compilation:
     """Whether a model's rows are tried in this process, which may itself be ended for it."""
     store: ProgramStore | None = None
     """The store in which servers share programs; None where they share none."""
+    trial_seconds: float = 60.0
+    """Of the processor, for a trial of declared rows where there are no `processes`."""
 
     @property
     def is_kept(self) -> bool:
@@ -161,6 +163,7 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
         conversions,
         CompilerProcesses(limits) if processes else None,
         store=store_of(settings),
+        trial_seconds=limits.trial_seconds,
     )
 
 

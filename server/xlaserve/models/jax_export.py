@@ -534,9 +534,7 @@ def _find_difference(
             run = compiler.run_on(sizes, check_cancelled)
             outcome = Outcome(neighbours.find_difference(run, subject.inputs, subject.outputs))
     else:
-        outcome = trials.tried(
-            subject, compilation.processes, is_thorough=True, check_cancelled=check_cancelled
-        )
+        outcome = trials.of_declared(subject, compilation, check_cancelled)
     if outcome.unfinished:
         _log.warning(
             "rows are declared independent, and were not tried to the end",

@@ -32,6 +32,10 @@ MAX_SECONDS = 2.0
 _BATCH_RUNS = 2
 """Executions of each batch size: with padding, and with other rows."""
 
+_AS_PROVED = "its rows are put together as proved"
+_EXECUTED_HERE = "the server executes it, which nothing ends but load_seconds"
+_NO_PROCESS = "it has loops, and there is no process to try it in (compile_processes is 0)"
+
 _log = structlog.get_logger("proof")
 
 
@@ -62,9 +66,10 @@ class Net:
         """
         processes = self.compilation.processes
         here = self.compilation.tries_here or self.copy.site.platform != "cpu"
-        if processes is None or here or not self.subject.has_loops:
+        if here or not self.subject.has_loops or not (first or self.is_proved):
             return
-        if not first and not self.is_proved:
+        if processes is None:
+            self._judge(Outcome(unfinished=_NO_PROCESS))
             return
 
         def find() -> Outcome:
@@ -105,7 +110,7 @@ class Net:
                 "a model was not tried to the end",
                 model=self.subject.model,
                 reason=outcome.unfinished,
-                consequence="its rows are put together as proved" if self.is_proved else "",
+                consequence=_AS_PROVED if self.is_proved else _EXECUTED_HERE,
             )
 
     def _executed(self, programs: Sequence[Program]) -> Outcome:

@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 from jax.export import Exported
 
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.compilers.jobs import Array, Job, Named, Packed, Trial
 from xlaserve.models.compilers.pool import (
     CompilationError,
@@ -143,6 +144,22 @@ def tried(
     except (CompilationError, Refused) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Outcome(unfinished=f"it failed in the process that tried it: {lines[0][:300]}")
+
+
+def of_declared(
+    subject: Subject, compilation: Compilation, check_cancelled: Callable[[], None]
+) -> Outcome:
+    """Have rows that are declared independent tried, by a process of its own where none compiles.
+
+    It has `trial_seconds` in either case. Blocks.
+    """
+    return tried(
+        subject,
+        compilation.processes,
+        seconds=compilation.trial_seconds,
+        is_thorough=True,
+        check_cancelled=check_cancelled,
+    )
 
 
 def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdict:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from support.honest_rows import HONEST
-from support.rows import exported, verdict_of
+from support.rows import exported, findings_of, verdict_of
 
 from xlaserve.models.rows import Independence, program, proof, ranges, refining
 from xlaserve.models.rows.constants import Constant
@@ -30,6 +31,7 @@ from xlaserve.models.rows.domain import (
 from xlaserve.models.rows.findings import Finding, NoRule
 from xlaserve.models.rows.program import Operation, Pair
 from xlaserve.models.rows.rules import places
+from xlaserve.models.rows.rules.tracing import Place
 from xlaserve.models.rows.sizes import BATCH, Size, fitted, static
 from xlaserve.models.rows.table import RULES
 from xlaserve.models.rows.walk import Rule, Walker
@@ -86,6 +88,43 @@ def test_a_rule_may_not_forget_the_size_of_the_batch(monkeypatch: pytest.MonkeyP
     assert "depends on the size of the batch, of which" in verdict.reason
 
 
+def _stumbles(*_: object) -> Sequence[Value]:
+    raise IndexError("of a form that was not thought of")
+
+
+def test_a_rule_that_stumbles_costs_the_proof_of_one_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planted(monkeypatch, _stumbles)
+
+    stumbled, other = findings_of(exported(lambda x: [jnp.tanh(x), x + 1.0], F4))
+
+    assert stumbled is not None
+    assert stumbled[:3] == (
+        False,
+        "stablehlo.tanh",
+        "is of a form that its rule cannot read (IndexError)",
+    )
+    assert other is None
+
+
+def test_what_stumbles_where_more_could_be_known_costs_no_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules = {**RULES, "stablehlo.add": replace(RULES["stablehlo.add"], settle=_stumbles)}
+    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", MappingProxyType(rules))
+
+    assert findings_of(exported(lambda x: x + 1.0, F4)) == [None]
+
+
+def test_truth_that_is_reduced_along_nothing_is_read() -> None:
+    def model(x: jax.Array) -> jax.Array:
+        is_any = lax.reduce(x[:, 0] > 0, np.bool_(False), lax.bitwise_or, ())
+        return x[jnp.arange(x.shape[0]), is_any.astype(int)]
+
+    assert findings_of(exported(model, F4)) == [None]
+
+
 def test_a_rule_that_says_what_is_so_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, list)
 
@@ -132,7 +171,7 @@ def test_what_is_traced_back_must_fit_what_is_computed(
     monkeypatch: pytest.MonkeyPatch, offset: Dimensions, rows: Dimensions, verdict: str
 ) -> None:
     """A rule says where the product is, of which the elements are looked up."""
-    place = places.Place(Value(offset), ranges.of_integer(0), 6, rows)
+    place = Place(Value(offset), ranges.of_integer(0), 6, rows)
     traced = MappingProxyType({**places._RULES, "stablehlo.multiply": lambda trace: place})
     monkeypatch.setattr(places, "_RULES", traced)
 

@@ -36,6 +36,8 @@ def generated(
     first: int = 0,
     goes_on: Callable[[Array], Array] = lambda done: ~done.all(),
     ends: Callable[[Array, Array], Array] = lambda done, new: done | (new == END),
+    done: Callable[[Array], Array] = lambda x: jnp.zeros(x.shape[0], bool),
+    is_counted: bool = True,
 ) -> tuple[Array, ...]:
     """Generate until all rows are done: count, tokens, which are done, lengths, a cache."""
     b = x.shape[0]
@@ -48,12 +50,26 @@ def generated(
         lengths = lengths + (~done).astype(jnp.int32)
         return i + 1, put(tokens, done, new, i), ends(done, new), lengths, cache
 
-    begun: Any = (first, tokens, jnp.zeros(b, bool), jnp.zeros(b, jnp.int32), x)
-    return lax.while_loop(lambda s: (s[0] < LENGTH) & goes_on(s[2]), step, begun)
+    begun: Any = (first, tokens, done(x), jnp.zeros(b, jnp.int32), x)
+    return lax.while_loop(
+        lambda s: ((s[0] < LENGTH) & goes_on(s[2])) if is_counted else goes_on(s[2]), step, begun
+    )
 
 
 def pad_is_put(tokens: Array, done: Array, new: Array, i: Array) -> Array:
     return tokens.at[:, i].set(jnp.where(done, PAD, new))
+
+
+def pad_is_put_behind(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return tokens.at[:, i + 1].set(jnp.where(done, PAD, new))
+
+
+def pad_slice_is_put(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return lax.dynamic_update_slice(tokens, jnp.where(done, PAD, new)[:, None], (0, i))
+
+
+def pad_slice_is_put_behind(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return lax.dynamic_update_slice(tokens, jnp.where(done, PAD, new)[:, None], (0, i + 1))
 
 
 def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
@@ -68,6 +84,12 @@ def behind_a_prompt(x: Array, told: int = 3) -> Array:
 def joined_to_a_prompt(x: Array) -> Array:
     rest = jnp.full((x.shape[0], LENGTH - 3), PAD, jnp.int32)
     return jnp.concatenate([(x[:, :3] > 0).astype(jnp.int32), rest], 1)
+
+
+def put_into_padding(x: Array, at: int = 0) -> Array:
+    asked = (x[:, :3] > 0).astype(jnp.int32)
+    whole = jnp.full((x.shape[0], LENGTH), PAD, jnp.int32)
+    return lax.dynamic_update_slice(whole, asked, (0, at))
 
 
 def halved(x: Array, which: int) -> Any:
@@ -122,6 +144,19 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "joined to a prompt": lambda x: generated(x, put=pad_is_put, begin=joined_to_a_prompt, first=3)[
         1
     ],
+    "a slice of padding is put": lambda x: generated(x, put=pad_slice_is_put)[1],
+    "a slice behind a prompt": lambda x: generated(
+        x, put=pad_slice_is_put, begin=behind_a_prompt, first=3
+    )[1],
+    "a slice behind a prompt that was put": lambda x: generated(
+        x, put=pad_slice_is_put, begin=put_into_padding, first=3
+    )[1],
+    "the first trip overwrites a prompt": lambda x: generated(
+        x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
+    )[1],
+    "one place further": lambda x: generated(
+        x, put=pad_is_put_behind, begin=behind_a_prompt, first=2
+    )[1],
     "frozen beside a count": lambda x: halved(x, 1),
     "up to the longest": lambda x: up_to_lengths(x, lambda i, n: i < n),
     "up to the longest, the other way round": lambda x: up_to_lengths(x, lambda i, n: ~(n <= i)),
@@ -149,7 +184,29 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     )[1],
     "tokens go on": lambda x: generated(x, put=lambda t, done, new, i: t.at[:, i].set(new))[1],
     "written before": lambda x: generated(
-        x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
+        x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=2
+    )[1],
+    "written before, and done from the first": lambda x: generated(
+        x,
+        put=pad_is_put,
+        begin=lambda x: behind_a_prompt(x, 4),
+        first=3,
+        done=lambda x: x[:, 0] > 0,
+    )[1],
+    "a slice is put at the last place again": lambda x: generated(x, put=pad_slice_is_put_behind)[
+        1
+    ],
+    "a slice, of so many trips as it takes": lambda x: generated(
+        x, put=pad_slice_is_put, is_counted=False
+    )[1],
+    "a slice that is put behind what was begun": lambda x: generated(
+        x, put=pad_slice_is_put, begin=lambda x: put_into_padding(x, 2), first=3
+    )[1],
+    "a place that is counted in few bits": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i.astype(jnp.int8))
+    )[1],
+    "a place that begins below the first": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i - 1)
     )[1],
     "put at one place again and again": lambda x: generated(
         x, put=lambda t, done, new, i: t.at[:, 0 * i].set(jnp.where(done, PAD, new))

@@ -20,10 +20,16 @@ from xlaserve.models.onnx.allowance import Allowance, allowance
 from xlaserve.models.onnx.graph import Graph, Node
 from xlaserve.models.onnx.labels import Labels
 from xlaserve.models.onnx.signature import Inputs
+from xlaserve.models.onnx.watching import Watch
 from xlaserve.tensors import Tensor, TensorSpec
 
 BATCHES = (1, 3)
 """Rows of the batches that are compared."""
+
+SECONDS = 600.0
+"""For each execution by onnxruntime."""
+MEMORY_BYTES = 16 << 30
+"""That it may take besides what the process has."""
 
 _SEED = 0
 _SHOWN_CHARACTERS = 300
@@ -76,7 +82,7 @@ def check(
         return None
     described = manifest.read(directory)
     ours = _artifact(directory)
-    theirs = _Reference(model, graph, inputs)
+    theirs = Reference(model, graph, inputs)
     cases = _cases(inputs)
     allowed = {spec.name: allowance(graph, spec, tolerance) for spec in described.outputs}
     found: list[Difference] = []
@@ -152,12 +158,22 @@ def _artifact(directory: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     return run
 
 
-class _Reference:
-    """A model in onnxruntime, on the CPU."""
+class Reference:
+    """A model in onnxruntime, on the CPU, whose executions end."""
 
-    def __init__(self, path: Path, graph: Graph, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        path: Path,
+        graph: Graph,
+        inputs: Inputs,
+        *,
+        seconds: float = SECONDS,
+        most_bytes: int = MEMORY_BYTES,
+    ) -> None:
         import onnxruntime
 
+        self._seconds, self._most_bytes = seconds, most_bytes
+        self._run_options = onnxruntime.RunOptions
         self._constants = inputs.constants
         self._axes = inputs.batch_axes
         options = onnxruntime.SessionOptions()
@@ -193,10 +209,13 @@ class _Reference:
         taken = {item.name for item in self._session.get_inputs()}
         moved = {name: self._moved(name, x) for name, x in inputs.items()}
         given = {name: x for name, x in {**moved, **self._constants}.items() if name in taken}
+        options = self._run_options()
+        watch = Watch(options, self._seconds, self._most_bytes)
         try:
-            found = self._session.run(list(outputs), given)
+            with watch:
+                found = self._session.run(list(outputs), given, options)
         except Exception as error:
-            raise InvalidModel(_unchecked(error)) from error
+            raise InvalidModel(_unchecked(watch.reason or error)) from error
         return [
             self._moved(name, _as_tensor(value, self._columns.get(name, ())), back=True)
             for name, value in zip(outputs, found, strict=True)
@@ -208,7 +227,7 @@ class _Reference:
         return np.moveaxis(x, *(ends[::-1] if back else ends)) if any(ends) else x
 
 
-def _unchecked(error: Exception) -> str:
+def _unchecked(error: Exception | str) -> str:
     return (
         f"onnxruntime cannot run the model: {str(error)[:_SHOWN_CHARACTERS]}; --no-check imports "
         "it without a comparison"

@@ -15,6 +15,8 @@ from xlaserve.models.rows.program import Operation, Region
 MAX_STEPS = 400_000
 """Operations walked over, those in loops once for each round."""
 
+_NOT_OF_ONE_RULE = (Unfollowed, MemoryError, RecursionError)
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -104,7 +106,13 @@ class Walker:
         if rule.settle is None:
             return results
         # What is settled was not computed from what is known of the operands.
-        settled = rule.settle(operation, results, self)
+        try:
+            settled = rule.settle(operation, results, self)
+        except _NOT_OF_ONE_RULE:
+            raise
+        # A form of the operation that was not thought of costs what more might be known of it.
+        except Exception:
+            return results
         return results if invariants.broken(operation, (), settled) else settled
 
     def _by_rule(
@@ -116,6 +124,12 @@ class Walker:
             results = rule.compute(operation, operands, self)
         except Problem as problem:
             return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
+        except _NOT_OF_ONE_RULE:
+            raise
+        # A form of it that was not thought of costs this proof, not those of all outputs.
+        except Exception as error:
+            reason = f"is of a form that its rule cannot read ({type(error).__name__})"
+            return self._stopped(operation, mixed=False, reason=reason)
         reason = invariants.broken(operation, operands, results, rule.ignored(len(operands)))
         return self._stopped(operation, mixed=False, reason=reason) if reason else results
 

@@ -17,18 +17,16 @@ from xlaserve.models.rows.domain import (
 from xlaserve.models.rows.equality import Labels, labelled
 from xlaserve.models.rows.findings import Finding, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Region
+from xlaserve.models.rows.rules.carried import Loop, stays_done, writes_nothing_new
 from xlaserve.models.rows.rules.constant import known
 from xlaserve.models.rows.rules.elementwise import direction_of
 from xlaserve.models.rows.rules.frozen import (
     DoneRow,
-    Loop,
     Term,
     all_of,
     made_in,
     question_of,
-    stays_done,
     terms_of,
-    writes_nothing_new,
 )
 from xlaserve.models.rows.rules.indexing import ONE_BY_ONE
 from xlaserve.models.rows.walk import Walker
@@ -296,7 +294,8 @@ def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozens
     body = operation.regions[1]
     made = made_in(body)
     loop = Loop(operation, walker, frozenset(_unchanged(body)))
-    row = DoneRow(walker, walker.made_by, _labels(operation), writes=writes_nothing_new(loop, made))
+    writes = writes_nothing_new(loop, term, made)
+    row = DoneRow(walker, walker.made_by, _labels(operation), writes=writes)
     row.assume(term)
     same = frozenset(
         number

@@ -10,19 +10,17 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from jax.extend.mlir.dialects import stablehlo
-
 from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.equality import Labels
 from xlaserve.models.rows.program import Operation, Region
 from xlaserve.models.rows.rules.constant import known
 from xlaserve.models.rows.rules.elementwise import direction_of
 from xlaserve.models.rows.rules.reduction import only_operation
-from xlaserve.models.rows.sizes import ONE, ZERO
+from xlaserve.models.rows.sizes import ZERO
 from xlaserve.models.rows.walk import Walker
 
-_SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
-_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
+MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
 _UNANIMOUS = {True: "stablehlo.and", False: "stablehlo.or"}
 """What gives a truth value only where all of its operands are of that value."""
@@ -51,9 +49,9 @@ def _is_identity(operation: Operation) -> bool:
     return operation.name == "stablehlo.convert" and operation.types == operation.operand_types
 
 
-def _is_spread(operation: Operation) -> bool:
+def is_spread(operation: Operation) -> bool:
     """Tell whether the elements of a result are those of an operand, some of them repeated."""
-    return operation.name in _SPREAD or _is_identity(operation)
+    return operation.name in SPREAD or _is_identity(operation)
 
 
 def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
@@ -182,7 +180,7 @@ class DoneRow:
             return False
         if operation.operand_types[0].dtype != "i1":
             return False
-        copies = operation.name in _SPREAD or operation.name in {
+        copies = operation.name in SPREAD or operation.name in {
             "stablehlo.convert",
             "stablehlo.transpose",
         }
@@ -193,11 +191,11 @@ class DoneRow:
         if both is not None:
             one, other = map(self.label, both)
             self.relations[direction, one, other] = holds
-            self.relations[_MIRRORED[direction], other, one] = holds
+            self.relations[MIRRORED[direction], other, one] = holds
             # Not so of numbers that are none.
             if self._is_integer(left):
                 self.relations[_NEGATED[direction], one, other] = not holds
-                self.relations[_NEGATED[_MIRRORED[direction]], other, one] = not holds
+                self.relations[_NEGATED[MIRRORED[direction]], other, one] = not holds
 
     def _is_integer(self, number: int) -> bool:
         operation = self.made(number)
@@ -215,7 +213,7 @@ class DoneRow:
     def _spread_from(self, number: int) -> int:
         for _ in range(MAX_DEPTH):
             operation = self.made(number)
-            if operation is None or not _is_spread(operation):
+            if operation is None or not is_spread(operation):
                 break
             number = operation.operands[0]
         return number
@@ -344,7 +342,7 @@ class DoneRow:
             if operation.name == "stablehlo.convert" and operation.operand_types[0].dtype == "i1":
                 truth = self.truth(operation.operands[0])
                 return None if truth is None else int(truth)
-            if operation.name not in _SPREAD and operation.name != "stablehlo.constant":
+            if operation.name not in SPREAD and operation.name != "stablehlo.constant":
                 return None
             if operation.name == "stablehlo.constant":
                 constant = known(operation)
@@ -368,245 +366,3 @@ _COMPUTED: Mapping[str, Callable[[DoneRow, Operation, int], bool | None]] = Mapp
     }
 )
 """What a truth value is where those that it is computed from are known, by operation."""
-
-
-# --- carried values ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop, of which it was found out what is carried as it is."""
-
-    operation: Operation
-    walker: Walker
-    kept: frozenset[int]
-    """Numbers of the carried values that no trip changes."""
-
-    @property
-    def body(self) -> Region:
-        """Return what is computed in each trip."""
-        return self.operation.regions[1]
-
-    def step_of(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return by how much a carried integer grows with each trip; 0 where that is not known."""
-        operation = made.get(self.body.returned[number])
-        argument = self.body.arguments[number]
-        if operation is None or operation.name != "stablehlo.add":
-            return 0
-        if argument not in operation.operands:
-            return 0
-        left, right = operation.operands
-        fact = self.walker.value(right if left == argument else left).fact
-        item = fact.item() if isinstance(fact, Constant) else None
-        return item if item is not None and item > 0 else 0
-
-    def first_of(self, number: int) -> int | None:
-        """Return the integer that a carried value begins with."""
-        fact = self.walker.value(self.operation.operands[number]).fact
-        return fact.item() if isinstance(fact, Constant) else None
-
-
-def writes_nothing_new(loop: Loop, made: Mapping[int, Operation]) -> Callable[..., bool]:
-    """Return what tells that something is put where the same is already, in a row that is done.
-
-    Every trip puts something at a place that no trip before has come to, since the place is a
-    counter. There the carried value still is what it began with.
-    """
-
-    def writes(number: int, argument: int, row: DoneRow) -> bool:
-        operation = made.get(number)
-        if operation is None or argument not in loop.body.arguments:
-            return False
-        put = _put(operation, row)
-        carried = loop.body.arguments.index(argument)
-        if put is None or operation.operands[0] != argument:
-            return False
-        axis, place, update = put
-        counter = _counter(place, loop, made, row)
-        if counter is None:
-            return False
-        first, item = loop.first_of(counter), row.item(update)
-        if first is None or item is None:
-            return False
-        return _begins_with(loop, loop.operation.operands[carried], (axis, first), item)
-
-    return writes
-
-
-def _put(operation: Operation, row: DoneRow) -> tuple[int, int, int] | None:
-    """Return along which dimension one element is put, at which place, and what."""
-    if operation.name != "stablehlo.scatter" or len(operation.operands) != 3:
-        return None
-    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
-    targets = tuple(numbers.scattered_dims_to_operand_dims)
-    shape, index_shape, update_shape = (kind.shape for kind in operation.operand_types)
-    inner = operation.regions[0]
-    if (
-        len(targets) != 1
-        or tuple(numbers.inserted_window_dims) != targets
-        or len(numbers.input_batching_dims)
-        or index_shape != (ONE,)
-        or tuple(numbers.update_window_dims) != tuple(range(len(update_shape)))
-        or update_shape != (*shape[: targets[0]], *shape[targets[0] + 1 :])
-        or inner.returned != inner.arguments[1:]
-    ):
-        return None
-    return targets[0], operation.operands[1], operation.operands[2]
-
-
-def _counter(place: int, loop: Loop, made: Mapping[int, Operation], row: DoneRow) -> int | None:
-    """Return the carried value that counts trips which a place is; None where it is none."""
-    for _ in range(MAX_DEPTH):
-        if place in loop.body.arguments:
-            number = loop.body.arguments.index(place)
-            first = loop.first_of(number)
-            return (
-                number if first is not None and first >= 0 and loop.step_of(number, made) else None
-            )
-        operation = made.get(place)
-        if operation is None:
-            return None
-        if operation.name in _SPREAD or operation.name == "stablehlo.convert":
-            place = operation.operands[0]
-        elif operation.name == "stablehlo.select":
-            # `i < 0 ? i + n : i`, of a counter that is not below 0.
-            test = made.get(operation.operands[0])
-            if test is None or direction_of(test) != "LT" or row.item(test.operands[1]) != 0:
-                return None
-            if test.operands[0] != operation.operands[2]:
-                return None
-            place = operation.operands[2]
-        else:
-            return None
-    return None
-
-
-def _begins_with(loop: Loop, number: int, at: tuple[int, int], item: int) -> bool:
-    """Tell whether a value is an integer at all places of a dimension from one on."""
-    axis, first = at
-    fact = loop.walker.value(number).fact
-    if isinstance(fact, Constant):
-        return fact.item() == item
-    operation = loop.walker.made_by(number)
-    if operation is None:
-        return False
-    if operation.name == "stablehlo.convert":
-        alike = operation.types[0] == operation.operand_types[0]
-        return alike and _begins_with(loop, operation.operands[0], at, item)
-    if operation.name == "stablehlo.pad":
-        filler = loop.walker.value(operation.operands[1]).fact
-        low = (operation.sizes("edge_padding_low") or ())[axis]
-        before = operation.operand_types[0].shape[axis]
-        return (
-            isinstance(filler, Constant)
-            and filler.item() == item
-            and low == ZERO
-            and before.is_static
-            and before.fixed <= first
-            and not operation.integers("interior_padding")[axis]
-        )
-    if operation.name == "stablehlo.concatenate" and operation.integer("dimension") == axis:
-        return _follows(loop, operation, at, item)
-    return False
-
-
-def _follows(loop: Loop, operation: Operation, at: tuple[int, int], item: int) -> bool:
-    axis, first = at
-    end = 0
-    for one, kind in zip(operation.operands, operation.operand_types, strict=True):
-        if not kind.shape[axis].is_static:
-            return False
-        end += kind.shape[axis].fixed
-        fact = loop.walker.value(one).fact
-        if end > first and not (isinstance(fact, Constant) and fact.item() == item):
-            return False
-    return True
-
-
-def stays_done(loop: Loop, term: Term, same: frozenset[int], made: Mapping[int, Operation]) -> bool:
-    """Tell whether a row that is done is so ever after.
-
-    `same` are the carried values that do not change in a row that is done; `made` has the
-    operations of the body.
-    """
-    look = _Lasting(loop, same, made)
-    if term.above is not None:
-        return look.lasts(term.predicate) and look.grows(term.above)
-    return look.stays(term.predicate, not term.going)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lasting:
-    loop: Loop
-    same: frozenset[int]
-    made: Mapping[int, Operation]
-
-    def stays(self, number: int, truth: bool, depth: int = 0) -> bool:
-        """Tell whether a truth value of a row that is done stays what it is."""
-        if self.lasts(number):
-            return True
-        operation = self.loop.walker.made_by(number)
-        if operation is None or depth > MAX_DEPTH or number in self._arguments():
-            return False
-        name, operands = operation.name, operation.operands
-        if name == "stablehlo.compare":
-            return self._compared(operation, truth)
-        if name == "stablehlo.not":
-            return self.stays(operands[0], not truth, depth + 1)
-        if name in _SPREAD or name in {"stablehlo.and", "stablehlo.or", "stablehlo.convert"}:
-            return all(self.stays(one, truth, depth + 1) for one in operands)
-        return False
-
-    def _compared(self, operation: Operation, truth: bool) -> bool:
-        left, right = operation.operands
-        direction = direction_of(operation)
-        is_above = (direction in {"GT", "GE"}) == truth
-        if direction not in {"LT", "LE", "GT", "GE"}:
-            return False
-        larger, smaller = (left, right) if is_above else (right, left)
-        return self.grows(larger) and self.lasts(smaller)
-
-    def grows(self, number: int) -> bool:
-        """Tell whether a value stays what it is, or becomes larger."""
-        if self.lasts(number):
-            return True
-        for _ in range(MAX_DEPTH):
-            condition = self._arguments()
-            if number in condition:
-                return self.loop.step_of(condition.index(number), self.made) > 0
-            operation = self.loop.walker.made_by(number)
-            if operation is None or not _is_spread(operation):
-                return False
-            number = operation.operands[0]
-        return False
-
-    def _arguments(self) -> tuple[int, ...]:
-        return self.loop.operation.regions[0].arguments
-
-    def lasts(self, number: int) -> bool:
-        """Tell whether a value of the condition is computed from what does not change."""
-        arguments = self._arguments()
-        inside = made_in(self.loop.operation.regions[0])
-        left, seen = [number], set[int]()
-        while left:
-            one = left.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            if one in arguments:
-                place = arguments.index(one)
-                if place not in self.same and place not in self.loop.kept:
-                    return False
-            elif one in inside:
-                left.extend(_used_by(inside[one]))
-        return True
-
-
-def _used_by(operation: Operation) -> list[int]:
-    """Return all values that an operation takes, those that its regions capture among them."""
-    used = list(operation.operands)
-    for region in operation.regions:
-        for inner in region.operations:
-            used.extend(_used_by(inner))
-        used.extend(region.returned)
-    return used

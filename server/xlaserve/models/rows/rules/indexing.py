@@ -30,9 +30,10 @@ from xlaserve.models.rows.findings import Finding, Mixes, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Shape
 from xlaserve.models.rows.ranges import Range, is_within
 from xlaserve.models.rows.rules.elementwise import of_constant
-from xlaserve.models.rows.rules.places import Part, Place, place_of
+from xlaserve.models.rows.rules.places import place_of
 from xlaserve.models.rows.rules.reduction import check_pure
 from xlaserve.models.rows.rules.shape import depends_on_size, static_shape
+from xlaserve.models.rows.rules.tracing import Part, Place
 from xlaserve.models.rows.sizes import ONE, ZERO, Size, static
 from xlaserve.models.rows.walk import Walker
 

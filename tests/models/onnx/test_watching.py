@@ -1,0 +1,73 @@
+"""What onnxruntime executes of a model that is imported is ended, by time and by memory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from onnx import TensorProto, helper
+from support.onnx_models import graph_of, model, node, save
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx import signature
+from xlaserve.models.onnx.checking import Reference
+from xlaserve.models.onnx.watching import Watch
+from xlaserve.tensors import Tensor
+
+X = {"x": np.ones((1, 2), np.float32)}
+
+
+def endless(tmp_path: Path, **limits: Any) -> Reference:
+    """Return a model that halves its input some billions of billions of times."""
+    body = helper.make_graph(
+        [node("Identity", ["on"], ["on_out"]), node("Mul", ["s", "half"], ["s_out"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s_out", TensorProto.FLOAT, None),
+        ],
+    )
+    constants: dict[str, Tensor] = {
+        "most": np.asarray(1 << 62, np.int64),
+        "half": np.asarray(0.5, np.float32),
+    }
+    loop = node("Loop", ["most", "", "x"], ["y"], body=body)
+    made = model([loop], {"x": (TensorProto.FLOAT, ["n", 2])}, ["y"], constants)
+    graph = graph_of(made)
+    inputs = signature.resolve(graph.inputs, shapes={}, dimensions={}, max_batch_size=None)
+    return Reference(save(made, tmp_path), graph, inputs, **limits)
+
+
+def test_a_loop_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"did not end in 0\.2 seconds; --no-check imports"):
+        endless(tmp_path, seconds=0.2).run(X, ["y"])
+
+
+def test_what_takes_too_much_memory_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at what the process has, which here grows by a mebibyte with each look."""
+    had = iter(range(0, 1 << 40, 1 << 20))
+    monkeypatch.setattr("xlaserve.models.onnx.watching.resident_bytes", lambda: next(had))
+
+    with pytest.raises(InvalidModel, match="it took more than 3000000 bytes; --no-check imports"):
+        endless(tmp_path, most_bytes=3_000_000).run(X, ["y"])
+
+
+def test_what_ends_by_itself_is_left_alone() -> None:
+    options = SimpleNamespace(terminate=False)
+
+    with Watch(options, 600.0, 1 << 40) as watch:
+        pass
+
+    assert ("", False) == (watch.reason, options.terminate)
