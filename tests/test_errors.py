@@ -66,6 +66,7 @@ from xlaserve.errors import (
     OutputNotInForm,
     OutputNotText,
     Overloaded,
+    ProcessSilent,
     QueueTimeout,
     RegionExists,
     RegionNotFound,
@@ -379,6 +380,10 @@ TEXTS = [
         WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
         "the answer would not be of all processes: worker 1: no answer within 2 s; "
         "worker 3: it ended",
+    ),
+    (
+        ProcessSilent("model 'm'", "engine"),
+        "model 'm': the engine process gives no sign of life, try again",
     ),
     (
         EngineGone("m"),
