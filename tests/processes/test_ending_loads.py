@@ -17,7 +17,7 @@ here = pathlib.Path({began!r})
 while not pathlib.Path({gate!r}).exists():
     time.sleep(0.01)
 """
-FLAGS = ("--model-control-mode", "explicit", "--load-model", "who")
+FLAGS = ("--model-control-mode", "explicit", "--load-model", "who", "--grace-seconds", "600")
 
 
 def slow(models: Path, name: str, folder: Path) -> None:

@@ -75,7 +75,7 @@ class Link:
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._making: dict[int, asyncio.Task[Any]] = {}
+        self._making: dict[int, asyncio.Future[Any]] = {}
         """What makes the changes of clients of this process here, by number."""
         self._doing: dict[int, asyncio.Task[None]] = {}
         """What makes the changes that other processes were asked for, by number."""
@@ -177,13 +177,14 @@ class Link:
                 raise ShuttingDown if failure is None else error_of(failure)
             was_loaded = self.is_loaded(change.subject)
             try:
-                making = self._making[number] = asyncio.ensure_future(self._and_shown(here()))
+                making = asyncio.ensure_future(self._and_shown(here()))
+                self._making[number] = making
                 result = await making
             except BaseException as error:
                 self._channel.send(Done(number, failure_of(error), was_loaded))
                 raise
             finally:
-                del self._making[number]
+                self._making.pop(number, None)
             self._channel.send(Done(number, None, was_loaded))
             failure = await settled
         except ChannelError:
@@ -252,7 +253,8 @@ class Link:
 
     def hears_no_more(self) -> None:
         """Have nobody wait for the parent any longer."""
-        for asked in (*self._settled.values(), *self._asked.values()):
+        waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
+        for asked in waiting:
             if not asked.done():
                 asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
 
