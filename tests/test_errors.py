@@ -69,6 +69,7 @@ from xlaserve.errors import (
     OutputNotInForm,
     OutputNotText,
     Overloaded,
+    ProcessSilent,
     QueueTimeout,
     RegionExists,
     RegionNotFound,
@@ -384,6 +385,10 @@ TEXTS = [
         WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
         "the answer would not be of all processes: worker 1: no answer within 2 s; "
         "worker 3: it ended",
+    ),
+    (
+        ProcessSilent("model 'm'", "engine"),
+        "model 'm': the engine process gives no sign of life, try again",
     ),
     (
         EngineGone("m"),

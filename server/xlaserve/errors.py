@@ -480,6 +480,13 @@ class WorkersSilent(XlaserveError):
         super().__init__(f"the answer would not be of all processes: {said}")
 
 
+class ProcessSilent(XlaserveError):
+    """Another process of the server gives no sign of life; it is replaced if it gives none soon."""
+
+    def __init__(self, what: str, process: str) -> None:
+        super().__init__(f"{what}: the {process} process gives no sign of life, try again")
+
+
 class EngineGone(XlaserveError):
     """The process that is to execute a request ended before it began; another one replaces it."""
 

@@ -52,6 +52,9 @@ class Settings:
     tensors of 64 KiB and more that fit pass through it, others through a socket."""
     max_front_end_requests: int = 16_384
     """Most requests that one front end has passed to the engine and that are not answered."""
+    process_answer_seconds: float = 8.0
+    """Seconds that a process has to answer its parent before it is replaced; after a fifth of them
+    without an answer the server is not ready, and that process is given nothing."""
     offload_seconds: float = 0.002
     """Seconds from which on a batch may be executed by another worker that is idle; 0 for never."""
     offload_shared_bytes: int = 32 << 20

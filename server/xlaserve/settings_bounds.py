@@ -10,6 +10,8 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "processes": 1,
         "front_end_shared_bytes": 1 << 20,
         "max_front_end_requests": 1,
+        # Beneath that a busy machine would have processes replaced that only wait for a core.
+        "process_answer_seconds": 1,
         "offload_seconds": 0,
         "offload_shared_bytes": 1 << 20,
         "listen_backlog": 1,
@@ -120,6 +122,8 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "access_log_rate": 1,
         # Read whole by a page, in one message of the parent.
         "max_event_bytes": 8 << 20,
+        # Everything that waits for another process would wait as long.
+        "process_answer_seconds": 3600,
         # Beyond that it does not save anything.
         "busy_poll_seconds": 0.01,
         "unix_socket_mode": 0o777,

@@ -43,6 +43,9 @@ OF_MODELS = frozenset(
 )
 """Changes of what is loaded."""
 
+OF_LOADS = frozenset({ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.LOAD_AT, ChangeKind.LOAD_URL})
+"""Changes that end, and are undone, when the client that asked for them has left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -106,7 +109,7 @@ class ControlPlane(Protocol):
         """Make a change here by `here`, then everywhere else; return what `here` returned.
 
         Raises what `here` raises, and then nothing is changed elsewhere; or what another process
-        raises, and then it is undone everywhere.
+        raises, and then it is undone everywhere. A caller that is cancelled takes a load back.
         """
         ...
 

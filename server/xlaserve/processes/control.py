@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from xlaserve.core.control_plane import OF_MODELS, ChangeKind
+from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, ChangeKind
 from xlaserve.core.sharing import Turns
-from xlaserve.errors import EngineGone
+from xlaserve.errors import EngineGone, ShuttingDown
 from xlaserve.processes.messages import (
     LOADED,
     Answers,
@@ -24,6 +24,7 @@ from xlaserve.processes.messages import (
     Did,
     Do,
     Failure,
+    GiveUp,
     Go,
     Hold,
     Question,
@@ -49,6 +50,27 @@ _MODELS = OF_MODELS - {ChangeKind.PURGE}
 _log = structlog.get_logger("processes")
 
 
+class _Asked:
+    """A change that a worker has asked for, until that is told how it went."""
+
+    def __init__(self, change: ChangeText) -> None:
+        self.change = change
+        self.is_given_up = False
+        """Whether its client has left, or the server ends."""
+        self.has_no_way_back = False
+        """Whether what it replaced is gone in the worker that made it first."""
+        self.made_by: dict[int, WorkerProcess] = {}
+        """The workers that make it now, by the number of their Do."""
+
+    def give_up(self) -> None:
+        """Have it end soon, and be undone where it was made."""
+        if self.change.kind not in OF_LOADS or self.has_no_way_back:
+            return
+        self.is_given_up = True
+        for number, worker in self.made_by.items():
+            worker.tell(GiveUp(number))
+
+
 class Control:
     """Has changes made by every worker, and remembers them for workers that come later."""
 
@@ -57,6 +79,9 @@ class Control:
         self._turns = Turns()
         self._numbers = itertools.count()
         self._purges = 0
+        self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
+        """The changes in progress, by who asked for them and their numbers there."""
+        self._is_stopping = False
         self._journal: dict[tuple[str, str], ChangeText] = {}
         """Changes since the start, in order; the last one of each subject."""
 
@@ -64,33 +89,53 @@ class Control:
 
     async def change(self, origin: WorkerProcess, ask: Ask) -> None:
         """Make a change that a worker asks for, and tell it how that went."""
+        asked = self._asked[origin, ask.number] = _Asked(ask.change)
+        failure: Failure | None = Failure("Exception", "the change failed in the parent")
         try:
             if ask.change.kind is ChangeKind.PURGE:
                 failure = await self._purge(origin, ask)
             else:
-                failure = await self._in_turn(origin, ask)
+                failure = await self._in_turn(origin, ask, asked)
         except WorkerGone:
             return
-        origin.tell(Settled(ask.number, failure))
+        except Exception:
+            _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
+        finally:
+            del self._asked[origin, ask.number]
+            # Whatever was raised: the worker waits. One that is gone does not hear it.
+            origin.tell(Settled(ask.number, failure))
 
-    async def _in_turn(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
+    def give_up(self, origin: WorkerProcess, number: int) -> None:
+        """Take a change back that a worker has asked for, in all that make it by now."""
+        asked = self._asked.get((origin, number))
+        if asked is not None:
+            asked.give_up()
+
+    def stop(self) -> None:
+        """Refuse all changes from now on, and take those of models in progress back."""
+        self._is_stopping = True
+        for asked in list(self._asked.values()):
+            asked.give_up()
+
+    async def _in_turn(self, origin: WorkerProcess, ask: Ask, asked: _Asked) -> Failure | None:
         change, purges = ask.change, self._purges
         async with (
             self._turns.of((change.kind in _MODELS, change.subject)),
             self._held(change),
         ):
-            if purges != self._purges:
+            if purges != self._purges or asked.is_given_up or self._is_stopping:
                 return self._refused(change)
             if not origin.makes(change.kind):
-                return await self._by_engine(change)
+                return await self._by_engine(asked)
             done = await origin.expect(Go(ask.number), ("done", ask.number))
             if done.failure is not None:
                 return self._refused(change)
-            others, failed = await self._by_others(origin, change)
-            if not failed and purges == self._purges:
+            asked.has_no_way_back = done.was_loaded
+            others, failed = await self._by_others(origin, asked)
+            if not failed and purges == self._purges and not asked.is_given_up:
                 self._remember(change)
                 return None
-            for worker, failure in failed.items():
+            for worker, failure in {} if asked.is_given_up else failed.items():
                 _log.error(
                     "a worker could not make a change that others made",
                     of=worker.role.worker,
@@ -102,10 +147,11 @@ class Control:
             await self._undo(change, made, failed, was_loaded=done.was_loaded)
             return next(iter(failed.values()), None) or self._refused(change)
 
-    async def _by_engine(self, change: ChangeText) -> Failure | None:
+    async def _by_engine(self, asked: _Asked) -> Failure | None:
         """Have the engine make a change that a front end asks for; all front ends show it then."""
+        change = asked.change
         engine = next((one for one in self._workers() if one.makes(change.kind)), None)
-        did = None if engine is None else await self._do(engine, change)
+        did = None if engine is None else await self._do(engine, change, asked)
         if did is None:
             _remove(change)
             gone = EngineGone(change.subject)
@@ -117,13 +163,14 @@ class Control:
         return did.failure
 
     async def _by_others(
-        self, origin: WorkerProcess, change: ChangeText
+        self, origin: WorkerProcess, asked: _Asked
     ) -> tuple[list[WorkerProcess], dict[WorkerProcess, Failure]]:
         """Have all others make a change; return them, and why it failed in some.
 
         Those that begin to make changes meanwhile too: what replays the journal to them does not
         know the change yet.
         """
+        change = asked.change
         others: list[WorkerProcess] = []
         failed: dict[WorkerProcess, Failure] = {}
         while new := [
@@ -131,7 +178,7 @@ class Control:
             for one in self._workers()
             if one not in (origin, *others) and one.makes(change.kind)
         ]:
-            results = await asyncio.gather(*(self._do(worker, change) for worker in new))
+            results = await asyncio.gather(*(self._do(worker, change, asked) for worker in new))
             for worker, did in zip(new, results, strict=True):
                 if did is not None and did.failure is not None:
                     failed[worker] = did.failure
@@ -188,7 +235,8 @@ class Control:
             # What was there before is gone where the change was made: there is no way back. The
             # others are started anew, and then have what all have.
             self._remember(change)
-            for worker in failed:
+            # One that drains refuses every change, and has clients to answer.
+            for worker in () if self._is_stopping else failed:
                 worker.failure = f"it could not {change.kind} '{change.subject}' as others did"
                 worker.kill()
             return
@@ -197,16 +245,29 @@ class Control:
         await asyncio.gather(*(self._do(worker, back) for worker in made))
         _remove(change)
 
-    async def _do(self, worker: WorkerProcess, change: ChangeText) -> Did | None:
-        """Have a worker make a change; None where it dies, and is replaced."""
+    async def _do(
+        self, worker: WorkerProcess, change: ChangeText, asked: _Asked | None = None
+    ) -> Did | None:
+        """Have a worker make a change; None where it dies, and is replaced.
+
+        What a client has `asked` for is taken back when it leaves.
+        """
         number = next(self._numbers)
         did: Did | None = None
-        with suppress(WorkerGone):
+        made_by = {} if asked is None else asked.made_by
+        made_by[number] = worker
+        try:
             did = await worker.expect(Do(number, change), ("did", number))
+        except WorkerGone:
+            pass
+        finally:
+            del made_by[number]
         return did
 
     def _refused(self, change: ChangeText) -> Failure:
         _remove(change)
+        if self._is_stopping:
+            return Failure(ShuttingDown.__name__, str(ShuttingDown()))
         return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
 
     # --- workers that come later ---
@@ -269,7 +330,7 @@ class Control:
                 last = self._journal.get(("model", name))
                 if last is not None and (last.arguments or last.files):
                     continue  # loaded with what is not in the repository: all have the same
-                _, failed = await self._by_others(worker, change)
+                _, failed = await self._by_others(worker, _Asked(change))
             for other, failure in failed.items():
                 _log.error(
                     "a worker has other files of a model than one that was started anew",
@@ -291,6 +352,8 @@ class Control:
 
     async def _answer(self, worker: WorkerProcess, ask: AskAll) -> WorkerAnswer:
         name, number = worker.role.worker, next(self._numbers)
+        if worker.is_silent:
+            return WorkerAnswer(name, None, "it gives no sign of life")
         try:
             async with asyncio.timeout(QUESTION_SECONDS):
                 reply = await worker.expect(Question(number, ask.name, ask.said), ("reply", number))

@@ -7,6 +7,7 @@ one may get all; and what waits in the queue of a worker's own socket is lost wh
 import asyncio
 import errno
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -122,10 +123,11 @@ class Handing:
         self._listening = listening
         self._takers = takers
         self._next = 0
+        self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
-        self._held: socket.socket | None = None
-        """A connection that was accepted, and no worker took yet."""
+        self._held: deque[socket.socket] = deque()
+        """Connections that were accepted, and no worker has taken yet."""
         self._loop.add_reader(listening.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -133,9 +135,19 @@ class Handing:
             if not self._accept_one():
                 return
 
+    def hand_again(self, connection: socket.socket) -> None:
+        """Hand a connection to another worker, which the first one has not taken; never waits."""
+        if self._is_stopped:
+            connection.close()
+            return
+        self._held.append(connection)
+        if self._retry is None:
+            self._accept()
+
     def _accept_one(self) -> bool:
-        connection = self._held
-        if connection is None:
+        if self._held:
+            connection = self._held.popleft()
+        else:
             try:
                 connection, _ = self._listening.accept()
             except ConnectionAbortedError:
@@ -147,11 +159,10 @@ class Handing:
                     raise
                 _log.error("no more connections are accepted", reason=str(error))
                 return self._pause()
-        self._held = None
         if self._hand(connection):
             connection.close()
             return True
-        self._held = connection
+        self._held.appendleft(connection)
         return self._pause()
 
     def _hand(self, connection: socket.socket) -> bool:
@@ -177,6 +188,7 @@ class Handing:
 
     def stop(self, *, drain: bool) -> None:
         """Accept no more; with `drain`, what waits in the accept queue is handed over first."""
+        self._is_stopped = True
         if self._retry is None:
             self._loop.remove_reader(self._listening.fileno())
         else:
@@ -186,5 +198,5 @@ class Handing:
                 break
         if self._retry is not None:
             self._retry.cancel()
-        if self._held is not None:
-            self._held.close()
+        while self._held:
+            self._held.popleft().close()

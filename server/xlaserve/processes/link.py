@@ -11,12 +11,18 @@ from typing import Any, TypeVar, cast
 import msgspec
 import structlog
 
-from xlaserve.core.control_plane import OF_MODELS, Answer, Change, ChangeKind, Make
+from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, Answer, Change, ChangeKind, Make
 from xlaserve.core.control_plane import Reply as AnswerHere
 from xlaserve.core.event_notes import because
 from xlaserve.core.events import Cause
 from xlaserve.core.residence.exhaustion import write_failure
-from xlaserve.errors import ShuttingDown, TooManyChanges, XlaserveError
+from xlaserve.errors import (
+    LoadCancelled,
+    ProcessSilent,
+    ShuttingDown,
+    TooManyChanges,
+    XlaserveError,
+)
 from xlaserve.processes.channel import Channel, ChannelError
 from xlaserve.processes.failures import error_of, failure_of
 from xlaserve.processes.messages import (
@@ -28,6 +34,7 @@ from xlaserve.processes.messages import (
     Do,
     Done,
     Failure,
+    GiveUp,
     Go,
     Hold,
     Noted,
@@ -43,6 +50,9 @@ MOST_PENDING = 1024
 """Most changes that clients of this process may have waiting: those of clients that left too."""
 _NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
 """Changes whose number is bounded where they begin, and that nobody would ask for again."""
+
+ENGINE = 0
+"""The number of the process that has the models of front ends."""
 
 T = TypeVar("T")
 _log = structlog.get_logger("worker")
@@ -65,10 +75,17 @@ class Link:
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._making: dict[int, asyncio.Future[Any]] = {}
+        """What makes the changes of clients of this process here, by number."""
+        self._doing: dict[int, asyncio.Task[None]] = {}
+        """What makes the changes that other processes were asked for, by number."""
         self.loads = loads
         self.is_whole = False
         """Whether the engine of front ends has what clients had loaded."""
-        self.is_ready = False
+        self._is_ready = False
+        self._hears = True
+        self.silent: frozenset[int] = frozenset()
+        """The processes that give no sign of life."""
         self.leads = False
         self.has_started = False
         self._held: dict[int, Mapping[str, frozenset[str]]] = {}
@@ -84,9 +101,19 @@ class Link:
 
     # --- the control plane ---
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether every process is ready; not where the parent does not say so any more."""
+        return self._is_ready and self._hears
+
+    @property
+    def engine_answers(self) -> bool:
+        """Tell whether the engine of front ends gives signs of life."""
+        return self.loads or ENGINE not in self.silent
+
     def conceals(self, model: str, version: str = "") -> bool:
         """Tell whether a model is not ready, whatever this process says, as others lack it."""
-        if not self.has_started:
+        if not self.has_started or not self.engine_answers:
             return True
         staying = [held[model] for held in self._held.values() if model in held]
         return any(version not in kept if version else not kept for kept in staying)
@@ -102,13 +129,23 @@ class Link:
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         """Make a change here, then everywhere else, and return what `here` returned.
 
-        A client that leaves does not cancel it: half of the processes would have it. Raises
+        A client that leaves takes a load back in all of them; what else it asked for goes on, else
+        half of the processes would have it. Raises
         TooManyChanges, OutOfSpace or LoadFailed where its files cannot be written for the others,
         and what `here` and other processes raise.
         """
         if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
             raise TooManyChanges(change.kind, change.subject, MOST_PENDING)
-        return await asyncio.shield(self._task(self._apply(change, here)))
+        number = next(self._numbers)
+        applying = self._task(self._apply(number, change, here))
+        try:
+            return await asyncio.shield(applying)
+        except asyncio.CancelledError:
+            if change.kind in OF_LOADS and not applying.done():
+                self._tell(GiveUp(number))
+                if (making := self._making.get(number)) is not None:
+                    making.cancel()
+            raise
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
         """Return the answers of all other processes, those that gave none among them."""
@@ -123,8 +160,7 @@ class Link:
         finally:
             self._asked.pop(number, None)
 
-    async def _apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        number = next(self._numbers)
+    async def _apply(self, number: int, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         text = ChangeText(change.kind, change.subject, dict(change.arguments))
         turn = self._turns[number] = loop.create_future()
@@ -141,10 +177,14 @@ class Link:
                 raise ShuttingDown if failure is None else error_of(failure)
             was_loaded = self.is_loaded(change.subject)
             try:
-                result = await self._and_shown(here())
+                making = asyncio.ensure_future(self._and_shown(here()))
+                self._making[number] = making
+                result = await making
             except BaseException as error:
                 self._channel.send(Done(number, failure_of(error), was_loaded))
                 raise
+            finally:
+                self._making.pop(number, None)
             self._channel.send(Done(number, None, was_loaded))
             failure = await settled
         except ChannelError:
@@ -168,29 +208,55 @@ class Link:
         """Do what a message of the parent says, as far as it is about changes and questions."""
         match message:
             case Go(number):
-                _settle(self._turns.get(number), None)
+                self._may_go(number)
             case Settled(number, failure):
                 _settle(self._settled.get(number), failure)
             case Do(number, change):
-                self._task(self._do(number, change))
+                self._doing[number] = self._task(self._do(number, change))
+            case GiveUp(number) if number in self._doing:
+                self._doing[number].cancel()
             case Question(number, name, said):
                 self._task(self._reply(number, name, said))
             case Answers(number, answers):
                 found = [Answer(one.worker, one.said, one.problem) for one in answers]
                 _settle(self._asked.get(number), found)
-            case State(is_ready, leads, has_started, is_whole):
-                self.is_ready, self.leads = is_ready, leads
+            case State(is_ready, leads, has_started, is_whole, silent):
+                self._is_ready, self.leads, self.silent = is_ready, leads, frozenset(silent)
                 self.has_started, self.is_whole = has_started, is_whole
                 self.on_state()
-            case Hold(number, models, reloads):
-                kept = self.versions if reloads else lambda _: frozenset[str]()
-                self._held[number] = {model: kept(model) for model in models}
-                self._noted(number)
-            case Release(number):
-                self._held.pop(number, None)
-                self._noted(number)
+            case Hold() | Release():
+                self._hold(message)
             case _:
                 pass
+
+    def _may_go(self, number: int) -> None:
+        if number not in self._turns:
+            # It was given up while the parent said nothing.
+            gone = LoadCancelled("a change that nobody waits for")
+            self._tell(Done(number, failure_of(gone)))
+        _settle(self._turns.get(number), None)
+
+    def _hold(self, message: Hold | Release) -> None:
+        number = message.number
+        if isinstance(message, Hold):
+            kept = self.versions if message.reloads else lambda _: frozenset[str]()
+            self._held[number] = {model: kept(model) for model in message.models}
+        else:
+            self._held.pop(number, None)
+        self._noted(number)
+
+    def hears(self, hears: bool) -> None:
+        """Know whether the parent gives signs of life: without them no process is known to."""
+        if hears is not self._hears:
+            self._hears = hears
+            self.on_state()
+
+    def hears_no_more(self) -> None:
+        """Have nobody wait for the parent any longer."""
+        waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
+        for asked in waiting:
+            if not asked.done():
+                asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
 
     def _noted(self, number: int) -> None:
         self.on_state()
@@ -209,10 +275,14 @@ class Link:
                 await self._and_shown(self._makes[text.kind](change))
         except XlaserveError as error:
             failure = failure_of(error)
-        except Exception as error:
+        except asyncio.CancelledError:
+            failure = failure_of(LoadCancelled(text.subject))
+        except BaseException as error:
             _log.exception("change not made", kind=text.kind, subject=text.subject)
             failure = failure_of(error)
-        self._tell(Did(number, failure, was_loaded))
+        finally:
+            self._doing.pop(number, None)
+            self._tell(Did(number, failure, was_loaded))
 
     async def _and_shown(self, making: Awaitable[T]) -> T:
         """Return or raise what a change does, once the front ends of this engine show it too."""
@@ -225,7 +295,7 @@ class Link:
     async def _reply(self, number: int, name: str, said: Any) -> None:
         try:
             reply = Reply(number, await self._replies[name](said))
-        except Exception as error:
+        except BaseException as error:
             _log.exception("question not answered", question=name)
             reply = Reply(number, None, f"{type(error).__name__}: {error}")
         try:

@@ -72,8 +72,8 @@ class Begin(_Message, frozen=True):
     """The worker's share of the settings, by name."""
     endpoints: list[tuple[str, str, int]]
     """Setting, address as clients are told, and the descriptor on which connections are handed."""
-    watchdog_seconds: float
-    """Seconds without a sign of life after which the worker is replaced; 0 for any."""
+    answer_seconds: float
+    """Seconds without a sign of life after which the worker is replaced."""
     quotas: int = -1
     """The descriptor of the table in which all workers count quotas; -1 where nobody has any."""
     part: Part = Part.WORKER
@@ -132,6 +132,21 @@ class State(_Message, frozen=True):
     is_whole: bool = True
     """Whether the engine of front ends has what clients had loaded: one that replaces another gets
     it once it is ready."""
+    silent: list[int] = []
+    """The processes that give no sign of life."""
+
+
+class Ping(_Message, frozen=True):
+    """Asks a worker for a sign of life; Alive follows."""
+
+
+class GiveUp(_Message, frozen=True):
+    """Takes a Do back, whose client has left; Did follows, as without it.
+
+    To the parent: takes back what was asked for by Ask; Settled follows.
+    """
+
+    number: int
 
 
 class Question(_Message, frozen=True):
@@ -180,7 +195,7 @@ class Reloading(_Message, frozen=True):
 
 
 class Alive(_Message, frozen=True):
-    """Says that the event loop goes round."""
+    """Answers a Ping: the event loop goes round."""
 
 
 class Connections(_Message, frozen=True):
@@ -265,8 +280,10 @@ class Failed(_Message, frozen=True):
 
 ToWorker: TypeAlias = (
     Begin
+    | Ping
     | Go
     | Do
+    | GiveUp
     | Hold
     | Release
     | Settled
@@ -284,6 +301,7 @@ FromWorker: TypeAlias = (
     | Alive
     | Connections
     | Ask
+    | GiveUp
     | Done
     | Did
     | Noted

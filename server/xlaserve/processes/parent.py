@@ -25,6 +25,7 @@ from xlaserve.processes.messages import (
     AskEvents,
     EventsAre,
     FromWorker,
+    GiveUp,
     Happened,
     Here,
     Listening,
@@ -55,6 +56,8 @@ _MOST_DEATHS = 5
 _DEATHS_SECONDS = 60.0
 _FIRST_BACKOFF_SECONDS = 0.1
 """Seconds before a worker is replaced; twice as many with each of its deaths of late."""
+_START_SECONDS = 120.0
+"""Seconds without a sign of life that a worker may have before it is ready: it imports JAX."""
 _ENDING_SECONDS = 10.0
 """Seconds that a worker has to end beyond `grace_seconds`."""
 
@@ -87,13 +90,19 @@ class Supervisor:
         self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
         self._events = EventLog(settings.max_event_bytes)
         endpoints = [(listener.setting, listener.address) for listener in listeners]
+        # What systemd would wait for one process, it waits for each of several.
+        answer_seconds = min(
+            settings.process_answer_seconds,
+            systemd.watchdog_seconds or settings.process_answer_seconds,
+        )
+        self._handings: dict[str, Handing] = {}
         self._roles = [
             Role(
                 number,
                 encoded(share_of(settings, part)),
                 # The engine has no clients.
                 [] if part is Part.ENGINE else endpoints,
-                systemd.watchdog_seconds,
+                answer_seconds,
                 -1 if part is Part.ENGINE else quotas,
                 part,
                 -1 if self._board is None else self._board.descriptor,
@@ -110,10 +119,10 @@ class Supervisor:
     async def serve(self) -> None:
         """Keep the workers until cancelled, and drain them; raises what ends the server."""
         alive = asyncio.ensure_future(self._systemd.keep_alive())
-        handings = [
-            Handing(listener.setting, listener.socket, lambda: self.workers)
+        handings = self._handings = {
+            listener.setting: Handing(listener.setting, listener.socket, lambda: self.workers)
             for listener in self._listeners
-        ]
+        }
         keeping = [asyncio.ensure_future(self._keep(role)) for role in self._roles]
         try:
             done, _ = await asyncio.wait(keeping, return_when=asyncio.FIRST_EXCEPTION)
@@ -123,7 +132,8 @@ class Supervisor:
             self._stopping = True
             self._systemd.stopping()
             _log.info("shutting down")
-            for handing in handings:
+            self._control.stop()
+            for handing in handings.values():
                 handing.stop(drain=True)
             for listener in self._listeners:
                 listener.socket.close()
@@ -194,11 +204,13 @@ class Supervisor:
         if self._stopping:
             worker.tell(Stop())
         self._bridge(worker)
-        watching = asyncio.ensure_future(_watch(worker))
+        watching = asyncio.ensure_future(self._watch(worker))
         try:
             with suppress(ChannelError):
                 while True:
                     self._heard(worker, await worker.channel.receive())
+            worker.is_listening = False
+            self._hand_again(worker)
             return await worker.ended()
         finally:
             watching.cancel()
@@ -229,10 +241,8 @@ class Supervisor:
         worker.heard(message)
         number = worker.role.worker
         match message:
-            case Ask():
-                self._begin(self._control.change(worker, message))
-            case AskAll():
-                self._begin(self._control.ask_all(worker, message))
+            case Ask() | GiveUp() | AskAll():
+                self._asked(worker, message)
             case Here():
                 self._say_state()
             case Listening():
@@ -254,6 +264,15 @@ class Supervisor:
             case _:
                 pass
 
+    def _asked(self, worker: WorkerProcess, message: Ask | GiveUp | AskAll) -> None:
+        match message:
+            case Ask():
+                self._begin(self._control.change(worker, message))
+            case AskAll():
+                self._begin(self._control.ask_all(worker, message))
+            case GiveUp(number):
+                self._control.give_up(worker, number)
+
     async def _join(self, worker: WorkerProcess) -> None:
         """Have a worker that has started make what others have changed, and hand it connections."""
         await self._control.replay(worker)
@@ -273,12 +292,52 @@ class Supervisor:
         """Tell every worker what is of all: those that were started anew have no clients yet."""
         first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
-        is_ready = first and all(worker.is_ready_here for worker in counted)
-        leading = [worker for worker in counted if worker.makes(ChangeKind.FOLLOW)]
+        silent = [worker.role.worker for worker in self.workers if worker.is_silent]
+        is_ready = first and not silent and all(worker.is_ready_here for worker in counted)
+        leading = [
+            worker for worker in counted if worker.makes(ChangeKind.FOLLOW) and not worker.is_silent
+        ]
         leader = next(iter(leading), None)
         is_whole = leader is not None or not self._has_engine
         for worker in self.workers:
-            worker.tell(State(is_ready and is_whole, worker is leader, first, is_whole))
+            worker.tell(State(is_ready and is_whole, worker is leader, first, is_whole, silent))
+
+    # --- workers that give no sign of life ---
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Ask a worker for signs of life, and end it where it gives none for too long."""
+        silence = worker.silence
+        while not self._stopping:
+            worker.ping()
+            await asyncio.sleep(silence.step)
+            silence.look()
+            limit = silence.limit if worker.is_ready else max(silence.limit, _START_SECONDS)
+            if silence.seconds >= limit and not self._stopping:
+                worker.failure = f"it gave no sign of life for {silence.seconds:.0f} s"
+                worker.kill()
+                return
+            is_silent = worker.is_ready and silence.is_long
+            if is_silent is not worker.is_silent:
+                self._say_silent(worker, is_silent)
+
+    def _say_silent(self, worker: WorkerProcess, is_silent: bool) -> None:
+        worker.is_silent = is_silent
+        said = {"of": worker.role.worker, "pid": worker.process.pid}
+        if is_silent:
+            seconds = worker.silence.limit
+            _log.error("worker gives no sign of life", **said, replaced_after_seconds=seconds)
+            self._hand_again(worker)
+        else:
+            _log.info("worker gives signs of life again", **said)
+        self._say_state()
+
+    def _hand_again(self, worker: WorkerProcess) -> None:
+        """Hand the connections that a worker was handed and has not taken to others."""
+        for setting, connection in list(worker.take_back()):
+            if setting in self._handings:
+                self._handings[setting].hand_again(connection)
+            else:
+                connection.close()
 
     def _note(self, kind: EventKind, role: Role, reason: str = "") -> None:
         text = cut(reason, MAX_TEXT)
@@ -296,19 +355,6 @@ class Supervisor:
             self._reloading.discard(number)
             if not self._reloading and not self._stopping:
                 self._systemd.ready()
-
-
-async def _watch(worker: WorkerProcess) -> None:
-    """End a worker that gives no sign of life for as long as the service manager would wait."""
-    seconds = worker.role.watchdog_seconds
-    while seconds:
-        silent = time.monotonic() - worker.alive_at
-        # It imports JAX before its event loop goes round without pauses.
-        if worker.is_ready and silent > seconds:
-            worker.failure = f"it gave no sign of life for {silent:.0f} s"
-            worker.kill()
-            return
-        await asyncio.sleep(seconds / 4)
 
 
 async def run(settings: Settings, systemd: Systemd) -> None:

@@ -42,6 +42,7 @@ from xlaserve.processes.messages import (
     Here,
     Listening,
     Part,
+    Ping,
     Ready,
     Reload,
     Reloading,
@@ -53,6 +54,7 @@ from xlaserve.processes.offload.offloading import Offloading
 from xlaserve.processes.others import OtherWorkers
 from xlaserve.processes.parent_events import ParentEvents
 from xlaserve.processes.shares import decoded
+from xlaserve.processes.silence import Silence
 from xlaserve.settings import Settings
 from xlaserve.systemd import ServiceManager
 from xlaserve.transport.endpoints import Listener
@@ -116,7 +118,6 @@ class Parent:
         self.follow: Callable[[], Awaitable[None]] | None = None
         """Returns once what the engine has loaded is shown here; None where models are loaded."""
         self._channel = channel
-        self._watchdog_seconds = begin.watchdog_seconds
 
     def ready(self) -> None:
         """Say that the start is done, or a reload."""
@@ -130,10 +131,7 @@ class Parent:
         """Say nothing: the parent wanted it."""
 
     async def keep_alive(self) -> None:
-        """Give signs of life until cancelled: they come from the event loop."""
-        while self._watchdog_seconds:
-            self.tell(Alive())
-            await asyncio.sleep(self._watchdog_seconds / 2)
+        """Do nothing: the parent asks for signs of life, and `_hear` answers."""
 
     def tell(self, message: msgspec.Struct) -> None:
         """Send a message; without a parent nobody hears it, and the process is about to end."""
@@ -175,27 +173,43 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
         return [model.name for model in models if application.registry.ready(model.name)]
 
     link.answer(LOADED, loaded)
-    async with application.running():
-        if begin.part is Part.ENGINE:
-            application.http_routes()  # it has no clients, but answers what front ends ask of all
-        parent.tell(Listening())
-        serving = asyncio.ensure_future(application.serve())
-        reload = application.reloads.request
-        beside = [
-            asyncio.ensure_future(_hear(channel, link, events, serving, reload)),
-            asyncio.ensure_future(_say_ready(parent, application)),
-            asyncio.ensure_future(_count(parent, listeners, application)),
-        ]
-        if bridged is not None:
-            beside.append(asyncio.ensure_future(bridged))
-            beside[-1].add_done_callback(_end_without_bridges)
-        try:
-            with suppress(asyncio.CancelledError):
-                await serving
-        finally:
-            for task in beside:
-                task.cancel()
+    hearing: list[asyncio.Task[None]] = []
+    try:
+        async with application.running():
+            if begin.part is Part.ENGINE:
+                # It has no clients, but answers what front ends ask of all.
+                application.http_routes()
+            parent.tell(Listening())
+            serving = asyncio.ensure_future(application.serve())
+            reload = application.reloads.request
+            silence = Silence(begin.answer_seconds)
+            hearing += [
+                asyncio.ensure_future(
+                    _hear(channel, link, events, serving, reload, silence=silence)
+                ),
+                asyncio.ensure_future(_listen(silence, link)),
+            ]
+            beside = [
+                asyncio.ensure_future(_say_ready(parent, application)),
+                asyncio.ensure_future(_count(parent, listeners, application)),
+            ]
+            if bridged is not None:
+                beside.append(asyncio.ensure_future(bridged))
+                beside[-1].add_done_callback(_end_without_bridges)
+            try:
+                with suppress(asyncio.CancelledError):
+                    await serving
+            finally:
+                _cancel(beside)
+    finally:
+        # It goes on to hear while it drains: what clients wait for may wait for the parent.
+        _cancel(hearing)
     return application.has_threads_left
+
+
+def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
@@ -226,6 +240,7 @@ def _bridged(
             is_started=lambda: follower.is_started,
         )
         application.stations.helpers = helping
+        link.on_state = partial(_know_silent, helping, link, registry.notify)
         return helping.run(source)
     if begin.part is Part.ENGINE:
         follower = application.control.follower
@@ -236,9 +251,15 @@ def _bridged(
     limits = Limits(settings.front_end_shared_bytes, settings.max_front_end_requests)
     front = FrontEnd(registry, application.capacity, ledger, application.stations.build, limits)
     front.may_show = lambda: link.is_whole or not link.has_started
+    front.engine_answers = lambda: link.engine_answers
     link.on_state = partial(_show, front, registry.notify)
     parent.follow = front.started
     return front.serve(source)
+
+
+def _know_silent(helping: Offloading, link: Link, changed: Callable[[], None]) -> None:
+    helping.know_silent(link.silent)
+    changed()
 
 
 def _show(front: FrontEnd, changed: Callable[[], None]) -> None:
@@ -260,22 +281,39 @@ async def _hear(
     events: ParentEvents,
     serving: "asyncio.Task[None]",
     reload: Callable[[], None],
+    *,
+    silence: Silence,
 ) -> None:
-    """Do what the parent says; without a parent, drain."""
+    """Do what the parent says, also while this process drains; without a parent, drain."""
     try:
         while True:
-            match message := await channel.receive():
+            message = await channel.receive()
+            silence.heard()
+            match message:
+                case Ping():
+                    channel.send(Alive())
                 case Reload():
                     reload()
                 case Stop():
-                    break
+                    serving.cancel()
                 case EventsAre():
                     events.heard(message)
                 case _:
                     link.heard(message)
     except ChannelError as error:
         _log.error("the parent is gone", reason=str(error))
-    serving.cancel()
+        link.hears_no_more()
+        serving.cancel()
+
+
+async def _listen(silence: Silence, link: Link) -> None:
+    """Be ready no more while the parent is silent, and wait for it with an end."""
+    while True:
+        await asyncio.sleep(silence.step)
+        silence.look()
+        link.hears(not silence.is_long)
+        if silence.seconds >= silence.limit:
+            link.hears_no_more()
 
 
 async def _say_ready(parent: Parent, application: Application) -> None:

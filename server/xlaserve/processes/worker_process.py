@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +26,10 @@ from xlaserve.processes.messages import (
     Here,
     Noted,
     Part,
+    Ping,
     Reply,
 )
+from xlaserve.processes.silence import Silence
 
 BRIDGES = "bridges"
 """Stands for the setting of an endpoint, for ends of bridges."""
@@ -47,7 +48,8 @@ class Role:
     settings: Mapping[str, Any]
     endpoints: Sequence[tuple[str, str]]
     """Setting and address of each."""
-    watchdog_seconds: float
+    answer_seconds: float
+    """Seconds without a sign of life after which it is replaced."""
     quotas: int = -1
     """The descriptor of the table of quotas; -1 for none."""
     part: Part = Part.WORKER
@@ -68,10 +70,15 @@ class WorkerProcess:
     process: asyncio.subprocess.Process
     channel: "Channel[FromWorker]"
     handing: Mapping[str, socket.socket]
+    its_ends: Mapping[str, socket.socket]
+    """The worker's ends of those: what it has not taken can be taken back."""
+    silence: Silence
     is_listening: bool = False
     is_ready: bool = False
-    alive_at: float = field(default_factory=time.monotonic)
-    """When it gave its last sign of life."""
+    is_silent: bool = False
+    """Whether it gives no sign of life; nothing is handed to it then."""
+    is_pinged: bool = False
+    """Whether it was asked for a sign of life, and has not answered."""
     makes_changes: bool = False
     """Whether its control plane is there: it serves, or is about to."""
     is_ready_here: bool = False
@@ -90,12 +97,12 @@ class WorkerProcess:
             end, its_end = socket.socketpair()
             ours.callback(end.close)
             theirs.callback(its_end.close)
-            handing, endpoints = {}, []
+            handing, its_ends, endpoints = {}, {}, []
             for setting, address in role.endpoints:
                 one, other = handing_pair()
                 ours.callback(one.close)
-                theirs.callback(other.close)
-                handing[setting] = one
+                ours.callback(other.close)
+                handing[setting], its_ends[setting] = one, other
                 endpoints.append((setting, address, other.fileno()))
             bridges = -1
             if role.has_bridges:
@@ -121,7 +128,7 @@ class WorkerProcess:
                 role.worker,
                 dict(role.settings),
                 endpoints,
-                role.watchdog_seconds,
+                role.answer_seconds,
                 role.quotas,
                 role.part,
                 bridges,
@@ -129,14 +136,15 @@ class WorkerProcess:
             )
             channel.send(begin)
             ours.pop_all()
-        return cls(role, process, channel, handing)
+        return cls(role, process, channel, handing, its_ends, Silence(role.answer_seconds))
 
     # --- connections ---
 
     @property
     def takes_connections(self) -> bool:
         """Tell whether connections may be handed to it."""
-        return self.is_listening and self.role.part is not Part.ENGINE
+        takes = self.is_listening and self.role.part is not Part.ENGINE
+        return takes and not self.is_silent
 
     def makes(self, kind: ChangeKind) -> bool:
         """Tell whether it makes changes of a kind: models are none of a front end's."""
@@ -161,6 +169,25 @@ class WorkerProcess:
         self._handed += 1
         return True
 
+    def take_back(self) -> Iterator[tuple[str, socket.socket]]:
+        """Yield the connections that it was handed and has not taken, each with its setting."""
+        for setting, end in self.its_ends.items():
+            while True:
+                try:
+                    _, descriptors, _, _ = socket.recv_fds(end, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                except OSError:  # BlockingIOError: there are no more
+                    break
+                if not descriptors:
+                    break
+                self._handed -= 1
+                yield setting, socket.socket(fileno=descriptors[0])
+
+    def ping(self) -> None:
+        """Ask it for a sign of life, unless it was asked already."""
+        if not self.is_pinged:
+            self.is_pinged = True
+            self.tell(Ping())
+
     # --- messages ---
 
     async def expect(self, message: msgspec.Struct, key: tuple[str, int]) -> Any:
@@ -176,11 +203,12 @@ class WorkerProcess:
 
     def heard(self, message: FromWorker) -> None:
         """Take note of what it says of itself, and of what was expected."""
+        self.silence.heard()
         match message:
             case Connections(open_, received):
                 self._open, self._received = open_, received
             case Alive():
-                self.alive_at = time.monotonic()
+                self.is_pinged = False
             case Here(is_ready):
                 self.is_ready_here = is_ready
             case Failed(_, text):
@@ -219,7 +247,7 @@ class WorkerProcess:
         for answer in self._expected.values():
             if not answer.done():
                 answer.set_exception(WorkerGone("it ended"))
-        for end in self.handing.values():
+        for end in (*self.handing.values(), *self.its_ends.values()):
             end.close()
         self.channel.close()
         status = await self.process.wait()

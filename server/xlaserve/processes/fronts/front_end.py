@@ -20,7 +20,7 @@ from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.sight import without_hidden
 from xlaserve.core.serving.stations.station import MakeStation
-from xlaserve.errors import EngineGone, EngineLost, Overloaded
+from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent
 from xlaserve.models.handling import AnswerParameters
 from xlaserve.processes.failures import error_of
 from xlaserve.processes.fronts import description
@@ -99,6 +99,8 @@ class FrontEnd:
         self._unshown: set[str] = set()
         self._is_started = False
         self._started = asyncio.Event()
+        self.engine_answers: Callable[[], bool] = lambda: True
+        """Tells whether the engine gives signs of life: else nothing is passed on to it."""
         self.may_show: Callable[[], bool] = lambda: True
         """Tells whether the engine has all that clients had loaded: one that replaces another has
         not, and to say that they are not there would be wrong."""
@@ -141,10 +143,12 @@ class FrontEnd:
     # --- requests ---
 
     def pass_on(self, model: PassedModel, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone or Overloaded."""
+        """Pass a call on; raises EngineGone, ProcessSilent or Overloaded."""
         bridge = self._bridge
         if bridge is None or bridge is not model.bridge:
             raise EngineGone(call.model)
+        if not self.engine_answers():
+            raise ProcessSilent(f"model '{call.model}'", "engine")
         if len(self._calls) >= self._limits.requests:
             raise Overloaded(call.model, self._limits.requests, "max_front_end_requests")
         self._last = number = self._last + 1

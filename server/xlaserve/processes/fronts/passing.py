@@ -10,7 +10,7 @@ from xlaserve.processes.fronts.bridge import Bridge
 from xlaserve.processes.fronts.records import Extra, Kind, Record, bytes_of
 
 Send = Callable[["PassedModel", InferCall], None]
-"""Passes a call on to the engine; raises EngineGone or Overloaded."""
+"""Passes a call on to the engine; raises EngineGone, ProcessSilent or Overloaded."""
 
 
 class PassedModel:
@@ -90,7 +90,7 @@ class Passing:
         return iter(())
 
     def begin(self, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone or Overloaded."""
+        """Pass a call on; raises EngineGone, ProcessSilent or Overloaded."""
         self._model.send(self._model, call)
 
     def retire(self) -> Sequence[InferCall]:

@@ -66,6 +66,8 @@ class Offloading:
         self._peers: dict[int, Peer] = {}
         """Those that are connected by their number; the one that was given a batch last is last."""
         self._opening: set[asyncio.Task[None]] = set()
+        self.silent: frozenset[int] = frozenset()
+        """Workers that give no sign of life."""
         self._executing = 0
         """Batches of others that are executed here."""
         self._busy = 1.0
@@ -131,6 +133,16 @@ class Offloading:
         """Give a worker that is gone nothing more."""
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
+
+    def know_silent(self, silent: frozenset[int]) -> None:
+        """Give nothing to workers that give no sign of life, and take back what they had not begun.
+
+        It is executed here.
+        """
+        self.silent = silent
+        for peer in list(self._peers.values()):
+            if peer.worker in silent:
+                peer.withdraw()
 
     def _say(self) -> None:
         is_idle = self.is_idle

@@ -26,6 +26,9 @@ _WAIT_SECONDS = 5.0
 """Seconds beyond `execution_seconds` that a worker has to say how a batch went: it says itself
 that an execution does not end."""
 
+_ENDS = (Kind.ANSWER, Kind.FAILURE, Kind.REFUSED)
+"""Records that say how a batch went."""
+
 _log = structlog.get_logger("offload")
 
 
@@ -34,6 +37,8 @@ class Home(Protocol):
 
     worker: int
     board: WorkerBoard
+    silent: frozenset[int]
+    """Workers that give no sign of life."""
     execution_seconds: float
     """Seconds that an execution may take; 0 for any."""
 
@@ -95,13 +100,17 @@ class Peer:
         self.bridge: Bridge
         self._home = home
         self._given: dict[int, _Given] = {}
+        self._withdrawn: set[int] = set()
+        """Batches that the peer has, and that are executed here nevertheless."""
         # A worker that replaces another one goes on behind what was begun for that.
         self._last = home.board.begun(worker, home.worker)
 
     @property
     def is_idle(self) -> bool:
         """Tell whether it would execute a batch: it says so, and has none of this worker."""
-        return not self._given and self._home.board.is_idle(self.worker)
+        if self._given or self._withdrawn or self.worker in self._home.silent:
+            return False
+        return self._home.board.is_idle(self.worker)
 
     # --- batches of this worker ---
 
@@ -134,11 +143,23 @@ class Peer:
         )
         self.bridge.close()
 
+    def withdraw(self) -> None:
+        """Execute at home what the worker has not begun."""
+        begun = self._home.board.begun(self.worker, self._home.worker)
+        for number in [number for number in self._given if number > begun]:
+            self._withdrawn.add(number)
+            one = self._given.pop(number)
+            one.count(Offloads(refused=1))
+            one.refused()
+
     # --- records ---
 
     def heard(self, records: Sequence[Record]) -> None:
         """Do what the other end says."""
         for record in records:
+            if record[0] in _ENDS and record[1] in self._withdrawn:
+                self._drop(record)
+                continue
             match record[0]:
                 case Kind.BATCH:
                     self._begin(record)
@@ -157,6 +178,13 @@ class Peer:
                     self.bridge.dropped(record[1])
                 case _:
                     raise LookupError(f"a record of kind {record[0]}")
+
+    def _drop(self, record: Record) -> None:
+        """Give the memory of an answer back that nobody waits for any more."""
+        self._withdrawn.discard(record[1])
+        if record[0] == Kind.ANSWER and record[2] >= 0 and self.bridge.reader is not None:
+            self.bridge.reader.view(record[2], 0)
+            self.bridge.watch_drops()
 
     def _answered(self, record: Record) -> None:
         _, number, place, flat, begun_ns, ended_ns = record

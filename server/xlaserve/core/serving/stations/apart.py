@@ -27,6 +27,7 @@ _NOT_REPEATED = (
     errors.ExecutionStalled,
     errors.ModelNotReady,
     errors.Overloaded,
+    errors.ProcessSilent,
     errors.ShuttingDown,
     ProcessAbsent,
     ProcessLost,

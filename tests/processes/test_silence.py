@@ -1,0 +1,91 @@
+"""A process that gives no sign of life is given nothing, then replaced."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support import several
+
+from xlaserve.processes.silence import LOOKS, Silence
+
+ANSWER = ("--process-answer-seconds", "4")
+MOST_SECONDS = 120
+
+
+def test_silence_is_what_this_process_was_awake_for() -> None:
+    """Whoever was stopped together with the other end does not take it for dead."""
+    now = [0.0]
+    silence = Silence(10, lambda: now[0])
+    now[0] += 1000
+    silence.look()
+    after_a_stop = silence.seconds
+    for _ in range(2 * LOOKS):
+        now[0] += silence.step
+        silence.look()
+    before, was_long = silence.seconds, silence.is_long
+    silence.heard()
+
+    assert 2 * silence.step == after_a_stop
+    assert before >= silence.limit
+    assert (True, False, 0) == (was_long, silence.is_long, silence.seconds)
+
+
+async def until_ready(session: aiohttp.ClientSession, status: int) -> None:
+    """Ask whether the server is ready until it answers so."""
+    while True:
+        async with session.get("/v2/health/ready") as response:
+            if response.status == status:
+                return
+        await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_is_stopped_is_not_ready_then_replaced(tmp_path: Path) -> None:
+    """The other one answers meanwhile, on connections that it has and on new ones."""
+    async with (
+        several.several(several.repository(tmp_path), *ANSWER) as running,
+        asyncio.timeout(MOST_SECONDS),
+        several.one_each(running.http) as sessions,
+    ):
+        by_pid = {await several.asked(one, running.http): one for one in sessions}
+        victim, other = (several.workers(running)[number] for number in (0, 1))
+        os.kill(victim, signal.SIGSTOP)
+        # As many as the worker that is stopped would get, which takes none of them.
+        opened = asyncio.ensure_future(several.connections_of(running.http, 4))
+        await until_ready(by_pid[other], 400)
+        answered = await several.asked(by_pid[other], running.http)
+        of_new = await opened
+        await several.replaced(running, 0, victim)
+        await until_ready(by_pid[other], 200)
+        died = [record for record in running.log if record["event"] == "worker died"]
+
+    assert other == answered
+    assert {other} == set(of_new)
+    assert [0] == [record["of"] for record in died]
+    assert "no sign of life" in died[0]["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["engine", "front end"])
+async def test_front_ends_and_their_engine(tmp_path: Path, part: str) -> None:
+    """Clients hear of an engine that is stopped; those of a front end go to others."""
+    flags = ("--process-roles", "front-ends", *ANSWER)
+    async with (
+        several.several(several.repository(tmp_path), *flags, processes=3) as running,
+        asyncio.timeout(MOST_SECONDS),
+        aiohttp.ClientSession(f"http://{running.http}") as session,
+    ):
+        await until_ready(session, 200)
+        victims = several.workers(running)
+        number = 0 if part == "engine" else 1
+        os.kill(victims[number], signal.SIGSTOP)
+        if part == "engine":
+            await until_ready(session, 400)
+            async with session.post("/v2/models/who/infer", json=several.who()) as response:
+                refused = response.status, await response.text()
+            assert 503 == refused[0], refused
+        else:
+            await several.connections_of(running.http, 4)
+        await several.replaced(running, number, victims[number])
