@@ -463,6 +463,13 @@ WORKERS: tuple[Worker, ...] = (
         "nothing; the reader of its pipe learns of the end",
     ),
     Worker(
+        "models/onnx/watching.py: Watch.__init__",
+        "`onnxruntime_watch`, a thread for each execution of onnxruntime at an import",
+        "tells it to stop where its time, or its memory, is over",
+        "the options of that execution",
+        "nothing; the execution ends with an error",
+    ),
+    Worker(
         "models/targets/compiling.py: Compilers.__init__",
         "one thread for each process below",
         "waits for a process that compiles",
