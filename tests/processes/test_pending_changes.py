@@ -11,7 +11,7 @@ from xlaserve.errors import ShuttingDown, TooManyChanges
 from xlaserve.processes import link as links
 from xlaserve.processes.channel import Channel, from_worker, to_worker
 from xlaserve.processes.link import Link
-from xlaserve.processes.messages import Ask, Settled
+from xlaserve.processes.messages import Ask, GiveUp, Settled
 
 
 async def test_a_change_beyond_the_limit_is_refused(
@@ -34,6 +34,7 @@ async def test_a_change_beyond_the_limit_is_refused(
     waiting[0].cancel()
     with pytest.raises(TooManyChanges, match="load 'c': 2 changes"):
         await apply(ChangeKind.LOAD, "c")
+    given_up = await parent.receive()
     followed = apply(ChangeKind.FOLLOW, "d")
     asks.append(await parent.receive())
     for ask in asks:
@@ -50,5 +51,6 @@ async def test_a_change_beyond_the_limit_is_refused(
     # Ends what reads the channel.
     await asyncio.sleep(0)
 
+    assert GiveUp(0) == given_up
     assert isinstance(asked, Ask)
     assert "c" == asked.change.subject
