@@ -211,7 +211,8 @@ TEXTS: tuple[Confined, ...] = (
         "JSON schemas, regular expressions and Lark grammars of clients",
         "the library `llguidance`, in a thread",
         f"{grammars.LIMITS['max_grammar_size']} rules, "
-        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.LIMITS['max_lexer_states']} states, "
+        f"remainders of a `multipleOf`: {grammars.MOST_MULTIPLE}",
         f"by fuel: {grammars.LIMITS['initial_lexer_fuel']} at first, "
         f"{grammars.LIMITS['step_lexer_fuel']} a step; it cannot be ended",
         "none",
