@@ -200,7 +200,7 @@ TEXTS: tuple[Confined, ...] = (
     Confined(
         "tokenizer",
         "tokenizer.json with its regular expressions; a client's text",
-        "the library `tokenizers`, in the server",
+        "the library `tokenizers`, in threads of the server, in turns of the model",
         f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file",
         f"{_NONE}: a regular expression may backtrack",
         "one",
