@@ -154,7 +154,8 @@ CHECKS: dict[str, Callable[[Path], None] | str] = {
     "test_a_program_that_is_too_large_is_not_parsed",
     "generator": generator,
     "tokenizer": tokenizer,
-    "grammar": "models/generation/test_grammars.py::test_what_cannot_be_followed_is_refused",
+    "grammar": "models/generation/test_grammars.py::"
+    "test_multiples_of_too_many_remainders_are_refused_unread",
     "warm-up, samples of `model_warmup`": "contract/test_endless_loads.py::"
     "test_a_load_that_does_not_end_fails_and_others_go_on",
     "second net below a proof": second_net,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import encoder_references as references
 from xlaserve.cli import application
 from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.errors import LoadFailed
+from xlaserve.language.tokenizing import Tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -251,3 +253,29 @@ async def test_an_imported_encoder_is_served_as_sentence_transformers_has_it(
     assert "embeddings of 32 of length 1 (mean), compiled for 8, 24 tokens" in said.output
     assert "left out, since no embedding needs it: pooler.dense.bias" in said.output
     assert (400, "context_length_exceeded") == (long.status, long.json["error"]["code"])
+
+
+async def test_the_event_loop_goes_on_while_a_short_text_is_encoded(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regular expression may take seconds for a few characters: others are answered meanwhile."""
+    begun, answered = threading.Event(), threading.Event()
+    was_answered: list[bool] = []
+
+    def encode(self: Tokens, text: str) -> list[int]:
+        begun.set()
+        was_answered.append(answered.wait(30))
+        return tokens_of(text)
+
+    monkeypatch.setattr(Tokens, "encode", encode)
+    held = asyncio.ensure_future(post(server, input="abc"))
+    async with asyncio.timeout(60):
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert server.http is not None
+        listed = await ask(server.http, "GET", "/v1/models", ("Authorization", f"Bearer {OWNER}"))
+    answered.set()
+    embedded = await held
+
+    assert [True] == was_answered
+    assert (200, 200) == (listed.status, embedded.status)

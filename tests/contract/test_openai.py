@@ -16,6 +16,7 @@ from support.server import RunningServer, serving
 from support.tiny_chat import text_of, tokens_of
 
 from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.language.text import LanguageText
 from xlaserve.transport.rest.openai.calls import ChoiceCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -586,3 +587,29 @@ async def test_what_is_no_json_is_refused_wherever_that_shows(
 
     assert 400 == answer.status
     assert b"expected a body of JSON" in answer.body
+
+
+async def test_the_event_loop_goes_on_while_a_short_prompt_is_encoded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regular expression may take seconds for a few characters: others are answered meanwhile."""
+    begun, answered = threading.Event(), threading.Event()
+    was_answered: list[bool] = []
+
+    def encode(self: LanguageText, text: str) -> list[int]:
+        begun.set()
+        was_answered.append(answered.wait(30))
+        return tokens_of(text)
+
+    monkeypatch.setattr(LanguageText, "encode", encode)
+    asked = {"model": "story", "prompt": "abc", "max_tokens": 1}
+    held = asyncio.ensure_future(place.post("/v1/completions", asked))
+    async with asyncio.timeout(60):
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        listed = await ask(place.http, "GET", "/v1/models", ("Authorization", f"Bearer {OWNER}"))
+    answered.set()
+    completed = await held
+
+    assert [True] == was_answered
+    assert (200, 200) == (listed.status, completed.status)

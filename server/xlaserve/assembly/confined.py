@@ -202,7 +202,7 @@ TEXTS: tuple[Confined, ...] = (
     Confined(
         "tokenizer",
         "tokenizer.json with its regular expressions; a client's text",
-        "the library `tokenizers`, in the server",
+        "the library `tokenizers`, in threads of the server, in turns of the model",
         f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file",
         f"{_NONE}: a regular expression may backtrack",
         "one",
@@ -213,7 +213,8 @@ TEXTS: tuple[Confined, ...] = (
         "JSON schemas, regular expressions and Lark grammars of clients",
         "the library `llguidance`, in a thread",
         f"{grammars.LIMITS['max_grammar_size']} rules, "
-        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.LIMITS['max_lexer_states']} states, "
+        f"remainders of a `multipleOf`: {grammars.MOST_MULTIPLE}",
         f"by fuel: {grammars.LIMITS['initial_lexer_fuel']} at first, "
         f"{grammars.LIMITS['step_lexer_fuel']} a step; it cannot be ended",
         "none",

@@ -4,7 +4,9 @@ llguidance says which tokens may come next. What a client writes is compiled wit
 neither fetched nor executed.
 """
 
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from xlaserve.language_errors import TextNotInstalled
 from xlaserve.tensors import Tensor
 
 _SHOWN_CHARACTERS = 300
+_SHOWN_NUMBER = 32
 LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 100_000,
@@ -25,6 +28,14 @@ LIMITS: dict[str, Any] = {
 }
 """Below llguidance's own, by which a regular expression of nested repetitions took 5.5 s for the
 first step; by these 0.3 s. A step goes on in a fraction of a millisecond."""
+
+MOST_MULTIPLE = 10_000
+"""The largest `multipleOf`, in units of its last decimal: 101 of 1.01.
+
+llguidance has a state for each remainder, which none of its limits count: 10,000 take 40 ms,
+100,000 a second, and 10,000,000 minutes and gigabytes."""
+
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
 
 
 class Grammars:
@@ -48,6 +59,7 @@ class Grammars:
         except ValueError as error:
             shown = str(error)[:_SHOWN_CHARACTERS]
             raise InvalidModel(f"tokenizer.json: no grammar can use it: {shown}") from error
+        self._model = model
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
         self._limits = llguidance.LLParserLimits(**LIMITS)
@@ -64,6 +76,7 @@ class Grammars:
             "grammar": self._matcher.grammar_from_lark,
         }
         read = readers[parameter]
+        self._check_multiples(parameter, text)
         try:
             matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
         except ValueError as error:
@@ -73,6 +86,18 @@ class Grammars:
         # The first step is the longest: it is not for the thread of the slots.
         place.fill(np.zeros(self._words, np.int32))
         return place
+
+    def _check_multiples(self, parameter: str, text: str) -> None:
+        """Raise InvalidParameter for a `multipleOf` that would take too many states."""
+        for found in _MULTIPLE.finditer(text):
+            if _is_costly(found[1]):
+                raise InvalidParameter(
+                    parameter,
+                    f"a 'multipleOf' of at most {MOST_MULTIPLE} in units of its last decimal "
+                    f"(model '{self._model}'): a larger one takes too long to compile; leave it "
+                    "out, and check the answer",
+                    found[1][:_SHOWN_NUMBER],
+                )
 
 
 class Place:
@@ -97,6 +122,16 @@ class Place:
         self._matcher.consume_token(token)
         self.check()
         return bool(self._matcher.is_stopped())
+
+
+def _is_costly(number: str) -> bool:
+    try:
+        found = abs(Decimal(number).normalize())
+    except ArithmeticError:
+        return False  # no number, or an infinite one: the library says so
+    _, digits, exponent = found.as_tuple()
+    is_whole = not isinstance(exponent, int) or exponent >= 0
+    return (found if is_whole else Decimal((0, digits, 0))) > MOST_MULTIPLE
 
 
 def _refused(parameter: str, problem: str) -> InvalidParameter:

@@ -172,6 +172,37 @@ def test_what_cannot_be_followed_is_refused(
     assert greedy(prompt_of(5), 6) == neighbour.tokens
 
 
+@pytest.mark.parametrize(
+    ("parameters", "got"),
+    [
+        ({"json_schema": '{"type":"integer","multipleOf":9999991}'}, "9999991"),
+        ({"json_schema": '{"items":{"anyOf":[{"multipleOf" : 10.0001}]}}'}, "10.0001"),
+        ({"json_schema": '{"multipleOf":9999991e-3}'}, "9999991e-3"),
+        ({"json_schema": '{"multipleOf":9999991000}'}, "9999991000"),
+        ({"grammar": 'start: %json {"type":"integer","multipleOf":9999991}'}, "9999991"),
+    ],
+)
+def test_multiples_of_too_many_remainders_are_refused_unread(
+    loaded: Loaded, parameters: dict[str, Any], got: str
+) -> None:
+    """The library is given none of it: it would compute for minutes, and nothing could end it."""
+    (name,) = parameters
+    with pytest.raises(InvalidParameter) as refused:
+        print(loaded.ask(prompt_of(4), **parameters).tokens)
+
+    told = str(refused.value)
+    assert told.startswith(f"parameter '{name}': expected a 'multipleOf' of at most 10000")
+    assert "model 'story'" in told
+    assert told.endswith(f"leave it out, and check the answer, got {got}")
+
+
+@pytest.mark.parametrize("multiple", ["0.01", "7", "1e3", "9973", "99.99"])
+def test_ordinary_multiples_are_followed(loaded: Loaded, multiple: str) -> None:
+    schema = f'{{"type":"number","multipleOf":{multiple},"minimum":0,"maximum":0}}'
+
+    assert float(text_of(loaded.ask(prompt_of(4), json_schema=schema, **HOT).tokens)) == 0
+
+
 def test_a_cancelled_request_is_not_compiled(loaded: Loaded) -> None:
     request = Asking(prompt_of(4), {"regex": "[wrong"})
     request.is_cancelled = True

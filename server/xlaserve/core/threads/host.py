@@ -136,10 +136,10 @@ class HostThreads:
         with self._lock:
             return not self._busy and not self._waiting
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Have something computed, and return or raise what it does."""
+    async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
+        """Have something computed, in the turns of a model; return or raise what it does."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        return await settled(future, self.start(call, partial(settle, future)))
+        return await settled(future, self.start(call, partial(settle, future), model))
 
     def cancel(self, job: HostJob) -> bool:
         """Cancel a job that is pending; tell whether it was."""

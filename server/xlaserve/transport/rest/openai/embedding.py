@@ -33,8 +33,6 @@ _ENCODED_TIMES = 160
 _CHARACTERS_OF_TOKEN = 64
 """Characters that a text may have for each token that the model takes: to find out how many tokens
 a longer one has would take long, and hardly any has so few."""
-_QUICK_CHARACTERS = 1 << 10
-"""Texts up to this length are encoded on the event loop: that takes half a millisecond."""
 _FP32_BYTES = 4
 _IN_FLIGHT = 4
 """Executions of one request that wait at once: with more, others would wait behind all of it."""
@@ -135,10 +133,8 @@ class Embeddings:
             raise ModelHasNoText(model, info.no_text)
         request.grow(_ENCODED_TIMES * characters, "the tokens of the inputs")
         encode = partial(_encode, info.text, info.prompt, inputs)
-        if characters <= _QUICK_CHARACTERS:
-            found = encode()
-        else:
-            found = await self._threads.run(encode)
+        # However short: a tokenizer's regular expression may take seconds for a text of any length.
+        found = await self._threads.run(encode, info.text)
         ids = [_checked(one, _field(inputs, at), info) for at, one in enumerate(found)]
         kept = sum(one.nbytes for one in ids)
         request.grow(kept - _ENCODED_TIMES * characters, "the tokens of the inputs")

@@ -11,9 +11,6 @@ from xlaserve.language.text import LanguageText
 from xlaserve.language_errors import ModelHasNoText
 from xlaserve.models.generation.info import GenerationInfo
 
-_QUICK_CHARACTERS = 1 << 10
-"""Texts up to this length are encoded on the event loop: that takes half a millisecond."""
-
 
 class ModelText:
     """The text of one loaded instance. Of the event loop."""
@@ -28,10 +25,12 @@ class ModelText:
         self._rendering = rendering
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the tokens of each text; raises an InvalidRequest."""
-        if sum(map(len, texts)) <= _QUICK_CHARACTERS:
-            return self._encode(texts)
-        return await self._threads.run(partial(self._encode, texts))
+        """Return the tokens of each text; raises an InvalidRequest.
+
+        In a thread, in the turns of the model: a tokenizer's regular expression may take seconds
+        for a text of any length.
+        """
+        return await self._threads.run(partial(self._encode, texts), self.text)
 
     def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [self.text.encode(text) for text in texts]
@@ -41,7 +40,7 @@ class ModelText:
     ) -> Sequence[int]:
         """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
         async with self._rendering:
-            return await self._threads.run(partial(self.text.chat, messages, tools))
+            return await self._threads.run(partial(self.text.chat, messages, tools), self.text)
 
 
 class Texts:
