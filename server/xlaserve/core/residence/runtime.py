@@ -180,11 +180,16 @@ class ModelRuntime:
 
     async def _load_here(self, model: RuntimeModel) -> LoadedSize:
         find = partial(self._repository.find_at, model.id, model.location)
-        # Before the load: behind it, an unload could come between it and its answer.
-        seen = await self._seen(model)
-        keys = (model.files,) if seen is None else (model.files, seen.key)
+        keys = [model.files]
+
+        async def look() -> None:
+            seen = await self._seen(model)
+            if seen is not None:
+                keys.append(seen.key)
+
         try:
-            await self._control.load_from(model.id, model.files, find)
+            # Before the load: behind it, an unload could come between it and its answer.
+            await self._control.load_from(model.id, model.files, find, before=look)
         except OutOfMemory as error:
             if needed := error.needed_bytes:
                 self._predictions.remember(model.id, needed, *keys, refused=True)
