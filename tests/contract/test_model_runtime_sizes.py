@@ -164,20 +164,6 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     assert "OK" == again
 
 
-async def test_what_an_heir_carries_is_told_with_the_next_load(
-    runtime: Runtime, models: Shelf
-) -> None:
-    """Case 12: a program stays when the model leaves with which the mesh has counted it."""
-    path = models.path("plus-1")
-    first, second = [(await runtime.mesh.load(name, path)).sizeInBytes for name in ("m1", "m2")]
-    await runtime.mesh.unload("m1")
-    predicted = (await runtime.mesh.predict("m3", path)).sizeInBytes
-    third = (await runtime.mesh.load("m3", path)).sizeInBytes
-
-    assert runtime.held().booked_bytes == second + third
-    assert first == predicted == third > second == (await runtime.mesh.size("m2")).sizeInBytes
-
-
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="models are in the device's memory")
 @pytest.mark.slow
 async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:

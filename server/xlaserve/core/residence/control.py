@@ -194,6 +194,10 @@ class ModelControl:
         await self._share(name, key, load)
         self._dependents.named(name)
 
+    def expect_unloads(self, are_expected: Callable[[], bool]) -> None:
+        """Have loads wait for memory, behind unloads in progress, only while more may come."""
+        self._loader.expect_unloads = are_expected
+
     async def evict(self, name: str) -> None:
         """End the loads of a model, unload and drop it, and return once its memory is free.
 
