@@ -254,9 +254,13 @@ async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
 ) -> None:
     """Case 13: by their headers; the first load of a model needs no luck."""
     predicted = (await runtime.mesh.predict("m", models.path("large"))).sizeInBytes
+    path = str(models.path("large"))
+    written = ("/" + path, path.replace("/", "//"), path + "//", f"/.//{path}", f"{path}/../large")
+    others = [(await runtime.mesh.predict("m", one)).sizeInBytes for one in written]
     size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
 
     assert size <= predicted <= size * (1 + WITHIN)
+    assert {predicted} == set(others)
 
 
 async def test_a_prediction_is_what_the_compiler_of_the_device_said(

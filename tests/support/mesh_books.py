@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support import mesh
-from support.mesh import Mesh
+from support.mesh import Mesh, Outcome
 
 Choose = Callable[[Sequence[str]], str]
 """Chooses which of the loaded models is evicted, those that were loaded first in front."""
@@ -40,7 +40,7 @@ class MeshBooks:
         """Return what it believes to be held."""
         return sum(self.told.values())
 
-    async def load(self, model: str) -> mesh.Outcome:
+    async def load(self, model: str) -> Outcome:
         """Make room for a model and load it; return how that ended."""
         path = self.paths[model]
         predicted = (await self.mesh.predict(model, path)).sizeInBytes
