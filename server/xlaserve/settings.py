@@ -184,8 +184,9 @@ class Settings:
     """With modelmesh: the size of a model of which nothing is known, until models were loaded."""
     mesh_slack_bytes: int = -1
     """With modelmesh: bytes of the memory for models that it is not told, for loads that turn out
-    larger than it predicted; -1 is 5 %, or load_threads times the largest model that was seen or is
-    predicted, if that is more, but at most a quarter."""
+    larger than it predicted, and for programs that models share; -1 is 5 %, or load_threads times
+    the largest model that was seen or is predicted and the most that models share, if that is more,
+    but at most a quarter."""
     max_remembered_sizes: int = 10_000
     """With modelmesh: models whose needs are remembered for predictions."""
     model_loading_timeout_ms: int = 30_000

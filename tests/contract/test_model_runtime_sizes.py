@@ -164,20 +164,6 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     assert "OK" == again
 
 
-async def test_what_an_heir_carries_is_told_with_the_next_load(
-    runtime: Runtime, models: Shelf
-) -> None:
-    """Case 12: a program stays when the model leaves with which the mesh has counted it."""
-    path = models.path("plus-1")
-    first, second = [(await runtime.mesh.load(name, path)).sizeInBytes for name in ("m1", "m2")]
-    await runtime.mesh.unload("m1")
-    predicted = (await runtime.mesh.predict("m3", path)).sizeInBytes
-    third = (await runtime.mesh.load("m3", path)).sizeInBytes
-
-    assert runtime.held().booked_bytes == second + third
-    assert first == predicted == third > second == (await runtime.mesh.size("m2")).sizeInBytes
-
-
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="models are in the device's memory")
 @pytest.mark.slow
 async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
@@ -268,9 +254,13 @@ async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
 ) -> None:
     """Case 13: by their headers; the first load of a model needs no luck."""
     predicted = (await runtime.mesh.predict("m", models.path("large"))).sizeInBytes
+    path = str(models.path("large"))
+    written = ("/" + path, path.replace("/", "//"), path + "//", f"/.//{path}", f"{path}/../large")
+    others = [(await runtime.mesh.predict("m", one)).sizeInBytes for one in written]
     size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
 
     assert size <= predicted <= size * (1 + WITHIN)
+    assert {predicted} == set(others)
 
 
 async def test_a_prediction_is_what_the_compiler_of_the_device_said(

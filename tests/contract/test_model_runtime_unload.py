@@ -1,7 +1,9 @@
 """Unloads that a mesh asks of its runtime: acceptance cases 14 to 16."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -11,6 +13,9 @@ from support.conditions import until
 from support.held import held
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition, spinning, sums
+
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import ModelSource
 
 PROMPT_SECONDS = 2
 """How soon an unload answers where there is nothing to unload."""
@@ -230,3 +235,56 @@ async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(
 
     assert {"OK", "NOT_FOUND"} <= answers <= {"OK", "NOT_FOUND", "UNAVAILABLE"}
     await until(lambda: before == runtime.held())
+
+
+# --- an unload during a load -------------------------------------------------------------------
+
+
+class Gate:
+    """Holds whoever looks for the files of a model, from one of the looks on."""
+
+    def __init__(self, held_from: int) -> None:
+        self._held_from = held_from
+        self._looks = 0
+        self.is_reached = threading.Event()
+        self.is_open = threading.Event()
+
+    def __call__(self, find: Callable[..., ModelSource], *where: object) -> ModelSource:
+        self._looks += 1
+        if self._looks >= self._held_from:
+            self.is_reached.set()
+            self.is_open.wait(LONG_SECONDS)
+        return find(*where)
+
+
+@pytest.mark.parametrize("look", [1, 2])
+async def test_an_unload_ends_a_load_that_has_not_found_its_files(
+    runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """The registry does not know it yet; the first look is for its size, the second to load it."""
+    gate, find_at = Gate(look), Repository.find_at
+    monkeypatch.setattr(Repository, "find_at", lambda *where: gate(find_at, *where))
+    loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-1"))))
+    await until(gate.is_reached.is_set)
+    unloaded = await mesh.code(runtime.mesh.unload("m"))
+    gate.is_open.set()
+
+    assert ("OK", "CANCELLED") == (unloaded, await loading)
+    assert [] == runtime.application.registry.models()
+    assert "NOT_FOUND" == await mesh.code(runtime.mesh.infer("m", addition()))
+    assert "OK" == await mesh.code(runtime.mesh.load("m", models.path("plus-1")))
+
+
+async def test_a_purge_ends_a_load_that_has_not_found_its_files(
+    runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mesh that asks for the status is told that nothing is loaded."""
+    gate, find_at = Gate(1), Repository.find_at
+    monkeypatch.setattr(Repository, "find_at", lambda *where: gate(find_at, *where))
+    loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-1"))))
+    await until(gate.is_reached.is_set)
+    await runtime.mesh.status()
+    gate.is_open.set()
+
+    assert "CANCELLED" == await loading
+    assert [] == runtime.application.registry.models()

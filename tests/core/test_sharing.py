@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from xlaserve.core.sharing import Coalesced, SingleFlight, Turns
+from xlaserve.core.sharing import CalledOff, Coalesced, SingleFlight, Turns
 
 
 class Work:
@@ -125,3 +125,19 @@ async def test_calls_during_a_run_share_the_next_one() -> None:
     await asyncio.gather(first, *later)
 
     assert 2 == work.runs
+
+
+async def test_work_of_some_keys_is_called_off_and_waited_for() -> None:
+    work, flights = Work(), SingleFlight[None](abandonable=True)
+    ended, staying = (asyncio.create_task(flights.run(key, work)) for key in ("a", "b"))
+    await _turn()
+    await flights.call_off(lambda key: key == "a")
+    with pytest.raises(CalledOff):
+        await ended
+    over = asyncio.create_task(flights.over(lambda key: key == "b"))
+    await _turn()
+    was_over = over.done()
+    work.go.set()
+    await asyncio.gather(staying, over)
+
+    assert (False, 2, 1) == (was_over, work.runs, work.cancelled)

@@ -12,6 +12,11 @@ class CalledOff(Exception):
     """The shared work was cancelled under its callers."""
 
 
+def _any(key: Hashable) -> bool:
+    """Be content with any key."""
+    return True
+
+
 class _Flight(Generic[T]):
     __slots__ = ("task", "waiters")
 
@@ -51,17 +56,25 @@ class SingleFlight(Generic[T]):
         finally:
             flight.waiters -= 1
 
-    def cancel(self) -> list["asyncio.Task[T]"]:
-        """Cancel all work and return what has to end now; its callers get CalledOff."""
-        tasks = [flight.task for flight in self._flights.values()]
+    def cancel(self, of: Callable[[Hashable], bool] = _any) -> list["asyncio.Task[T]"]:
+        """Cancel the work of such keys and return what has to end now; callers get CalledOff."""
+        tasks = self._under_way(of)
         for task in tasks:
             task.cancel()
         return tasks
 
-    async def call_off(self) -> None:
-        """Cancel all work and return once it has ended; its callers get CalledOff."""
-        if tasks := self.cancel():
+    async def call_off(self, of: Callable[[Hashable], bool] = _any) -> None:
+        """Cancel the work of such keys and return once it has ended; its callers get CalledOff."""
+        if tasks := self.cancel(of):
             await asyncio.wait(tasks)
+
+    async def over(self, of: Callable[[Hashable], bool]) -> None:
+        """Return once the work of such keys that is under way has ended, well or badly."""
+        if tasks := self._under_way(of):
+            await asyncio.wait(tasks)
+
+    def _under_way(self, of: Callable[[Hashable], bool]) -> list["asyncio.Task[T]"]:
+        return [flight.task for key, flight in self._flights.items() if of(key)]
 
     def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
         flight = self._flights.get(key)

@@ -71,6 +71,14 @@ class ModelMemory:
     does not know; otherwise the sum is `total_bytes`."""
     states_bytes: int = 0
     """States of sequences: those of all slots of all replicas, whether they are in use or not."""
+    computation: str = ""
+    """The key of what other models may hold a part of; empty for a model that shares nothing."""
+    alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Bytes by device if no other model held a part of it; empty where no other does."""
+
+    def alone_on_devices(self, first: str) -> Mapping[str, int]:
+        """Return what each device would hold of it, and may come to, once all others left."""
+        return self.alone_per_device or self.on_devices(first)
 
     def on_devices(self, first: str) -> Mapping[str, int]:
         """Return what each device holds: all on the first where that is not known."""

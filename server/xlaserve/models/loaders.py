@@ -166,6 +166,9 @@ LOADERS = (
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 
+FORMATS = ("jax", "onnx", "pytorch", "python")
+"""The names by which manifests say what loads (`supportedModelFormats`): exports and generators,
+`.onnx`, `.pt2`, and `model.py`."""
 
 _START_SECONDS = 60.0
 """Most seconds that a server waits for a process that compiles, 1.4 of a core, before it is ready:

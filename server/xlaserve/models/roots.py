@@ -88,6 +88,15 @@ class Roots:
         return next((root for root in self.directories if lies_in(resolved, root)), None)
 
 
+def by_text(path: str) -> Path:
+    """Return a path without dots and doubled slashes, by its text alone.
+
+    `normpath` keeps two at the beginning, which Linux takes for one.
+    """
+    plain = os.path.normpath(path)
+    return Path("/" + plain.lstrip("/") if plain.startswith("/") else plain)
+
+
 def lies_in(path: Path, directory: Path) -> bool:
     """Tell by the text of two absolute paths whether one is below the other, or the same.
 

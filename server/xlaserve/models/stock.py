@@ -115,7 +115,9 @@ class Stock:
     def _memory(self) -> ModelMemory:
         lease = self._lease
         module_bytes = self._module_bytes if lease.carries_module else 0
-        return memory_of(self._copies, module_bytes, lambda program: lease.carries(program.key))
+        carried = memory_of(self._copies, module_bytes, lambda program: lease.carries(program.key))
+        alone = memory_of(self._copies, self._module_bytes)
+        return replace(carried, computation=lease.key, alone_per_device=alone.per_device)
 
     def _shared_changed(self) -> None:
         """Take what another model of the computation has compiled, and carry what it left.

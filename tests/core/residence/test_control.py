@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,31 @@ async def test_unloading_what_is_not_loaded_is_no_error(core: Core, add_model: A
     await core.control.unload("m")
 
     assert not core.registry.ready("m")
+
+
+async def test_an_unload_waits_for_a_load_that_has_not_found_its_files(
+    core: Core, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry does not know it yet: who answered then would leave the model loaded."""
+    add_model("m", {1: 1})
+    may_find, found, find = threading.Event(), threading.Event(), core.repository.find
+
+    def held(*arguments: Any, **more: Any) -> ModelSource:
+        found.set()
+        may_find.wait(60)
+        return find(*arguments, **more)
+
+    monkeypatch.setattr(core.repository, "find", held)
+    loading = asyncio.ensure_future(core.control.load("m"))
+    await until(found.is_set)
+    unloading = asyncio.ensure_future(core.control.unload("m"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    was_done = unloading.done()
+    may_find.set()
+    await asyncio.gather(loading, unloading)
+
+    assert (False, False) == (was_done, core.registry.ready("m"))
 
 
 async def test_an_unload_waits_for_requests_in_progress(

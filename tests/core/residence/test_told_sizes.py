@@ -6,107 +6,153 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.residence.told_sizes import ToldSizes
+from xlaserve.core.residence.told_sizes import Holding, ToldSizes
 from xlaserve.errors import ModelNotFound
 
 OWN, SHARED = 10, 100
 
-MODELS = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b"}
-"""Models by their computation: the first of one that is loaded carries what they share."""
+MODELS = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b", "c1": ""}
+"""Models by their computation: the first of one that is loaded carries what they share. The last
+one shares nothing."""
 
 
 class Books:
     """Models that come and go, and what each of them holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, room: int = 0) -> None:
         self.loaded: list[str] = []
+        self.grown: Counter[str] = Counter()
+        self.room = room
 
-    def held_bytes(self, model: str) -> int:
+    def holding(self, model: str) -> Holding:
         if model not in self.loaded:
             raise ModelNotFound(model)
-        first = next(one for one in self.loaded if MODELS[one] == MODELS[model])
-        return OWN + SHARED * (first == model)
+        own, kind = OWN + self.grown[model], MODELS[model]
+        if not kind:
+            return Holding(own, own)
+        carries = model == next(one for one in self.loaded if MODELS[one] == kind)
+        return Holding(own + SHARED * carries, own + SHARED, kind)
+
+    def told(self) -> ToldSizes:
+        return ToldSizes(self.holding, lambda: self.room)
 
     @property
     def total_bytes(self) -> int:
-        return sum(map(self.held_bytes, self.loaded))
+        return sum(self.holding(model).held_bytes for model in self.loaded)
 
 
+@pytest.mark.parametrize("room", [0, SHARED - 1, SHARED, 2 * SHARED, 3 * SHARED])
 @given(st.lists(st.sampled_from(sorted(MODELS)), max_size=30))
-def test_after_a_load_the_mesh_counts_what_is_held(changes: list[str]) -> None:
-    books, counted = Books(), Counter[str]()
-    told = ToldSizes(books.held_bytes)
+def test_the_mesh_counts_what_is_held_after_each_step(room: int, changes: list[str]) -> None:
+    """But for the room; and no less after any eviction, of which nobody tells it anything."""
+    books, counted = Books(room=room), Counter[str]()
+    told = books.told()
     for model in changes:
         if model in books.loaded:
             books.loaded.remove(model)
             del counted[model]
-            continue
-        predicted = OWN + told.untold_bytes()
-        books.loaded.append(model)
-        counted[model] = told.tell(model)
+        else:
+            books.loaded.append(model)
+            counted[model] = told.tell(model)
+            assert counted[model] == told.told(model)
+        assert counted.total() + room >= books.total_bytes
+        assert 0 == told.untold_bytes()
+        assert told.exposed_bytes() <= room
+        assert told.total_bytes == counted.total()
 
-        assert counted.total() >= books.total_bytes
-        assert counted[model] == told.told(model)
-        assert counted[model] in (predicted, predicted + SHARED)
 
-
-def test_next_load_brings_what_an_heir_carries() -> None:
-    books = Books()
-    told = ToldSizes(books.held_bytes)
+def sizes_of(told: ToldSizes, books: Books, *models: str) -> list[int]:
     sizes = []
-    for model in ("a1", "a2"):
+    for model in models:
         books.loaded.append(model)
         sizes.append(told.tell(model))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("room", "second_a", "second_b"),
+    [
+        (0, OWN + SHARED, OWN + SHARED),
+        (SHARED - 1, OWN + SHARED, OWN + SHARED),
+        (SHARED, OWN, OWN + SHARED),
+        (2 * SHARED, OWN, OWN),
+    ],
+)
+def test_a_model_is_told_with_what_another_carries_unless_there_is_room(
+    room: int, second_a: int, second_b: int
+) -> None:
+    """The room is taken once for a computation."""
+    books = Books(room=room)
+    sizes = sizes_of(books.told(), books, "a1", "a2", "a3", "b1", "b2")
+
+    assert [OWN + SHARED, second_a, second_a, OWN + SHARED, second_b] == sizes
+
+
+def test_room_is_free_when_the_last_has_left_that_was_told_with_less() -> None:
+    books = Books(room=SHARED)
+    told = books.told()
+    sizes_of(told, books, "a1", "a2", "b1")
     books.loaded.remove("a1")
-    sizes.append(told.untold_bytes())
-    books.loaded.append("a3")
-    sizes += [told.tell("a3"), told.untold_bytes()]
+    while_taken = told.exposed_bytes()
+    books.loaded.remove("a2")
 
-    assert [OWN + SHARED, OWN, SHARED, OWN + SHARED, 0] == sizes
-    assert OWN == told.told("a2")
+    assert (SHARED, 0) == (while_taken, told.exposed_bytes())
+    assert [OWN] == sizes_of(told, books, "b2")
 
 
-def test_question_for_an_heir_is_answered_with_what_it_carries() -> None:
+def test_growth_is_told_with_the_next_load() -> None:
+    """Whatever it is that grew behind its load, with no room for it."""
+    books = Books()
+    told = books.told()
+    sizes_of(told, books, "c1")
+    books.grown["c1"] = 7
+    before = told.untold_bytes()
+
+    assert [OWN + SHARED + 7] == sizes_of(told, books, "a1")
+    assert (7, 0, OWN) == (before, told.untold_bytes(), told.told("c1"))
+
+
+def test_question_for_one_that_grew_is_answered_with_that() -> None:
     """Then the mesh knows, and the next load brings nothing besides itself."""
     books = Books()
-    told = ToldSizes(books.held_bytes)
-    for model in ("a1", "a2"):
-        books.loaded.append(model)
-        told.tell(model)
-    books.loaded.remove("a1")
+    told = books.told()
+    sizes_of(told, books, "c1")
+    books.grown["c1"] = 7
 
-    assert (OWN + SHARED, 0) == (told.told("a2"), told.untold_bytes())
-    books.loaded.append("a3")
-    assert (OWN, OWN + SHARED) == (told.tell("a3"), told.told("a2"))
+    assert (OWN + 7, 0) == (told.told("c1"), told.untold_bytes())
+    assert [OWN + SHARED] == sizes_of(told, books, "a1")
 
 
-def test_one_is_told_as_no_less_than_it_holds() -> None:
-    """Also where the mesh counts too much: what was told for heirs that have left as well."""
-    books = Books()
-    told = ToldSizes(books.held_bytes)
-    for leaving, model in (("", "a1"), ("", "a2"), ("a1", "b1")):
-        books.loaded = [one for one in books.loaded if one != leaving] + [model]
-        told.tell(model)
-    books.loaded = ["b1", "b2"]
+def test_growth_within_the_room_is_told_to_nobody() -> None:
+    books = Books(room=7)
+    told = books.told()
+    sizes_of(told, books, "c1")
+    books.grown["c1"] = 7
 
-    assert (OWN, 0) == (told.tell("b2"), told.untold_bytes())
+    assert (0, 7) == (told.untold_bytes(), told.exposed_bytes())
 
 
 def test_what_a_model_has_grown_by_is_told_once_when_it_is_loaded_again() -> None:
-    sizes = {"m": 7}
-    told = ToldSizes(sizes.__getitem__)
-    before = told.tell("m")
-    sizes["m"] = 9
+    books = Books()
+    told = books.told()
+    before = sizes_of(told, books, "c1")
+    books.grown["c1"] = 2
 
-    assert (7, 9, 9) == (before, told.tell("m"), told.told("m"))
+    assert ([OWN], OWN + 2, OWN + 2) == (before, told.tell("c1"), told.told("c1"))
 
 
 def test_size_of_nothing_is_one_byte() -> None:
-    told = ToldSizes({"m": 0}.__getitem__)
+    told = ToldSizes(lambda model: Holding(0, 0))
 
     assert (1, 1) == (told.told("m"), told.tell("m"))
 
 
-def test_one_that_is_not_loaded_is_not_found() -> None:
+def test_one_that_is_not_loaded_is_not_found_and_not_counted() -> None:
+    books = Books()
+    told = books.told()
+    sizes_of(told, books, "a1")
+    books.loaded.clear()
     with pytest.raises(ModelNotFound):
-        ToldSizes(Books().held_bytes).told("a1")
+        told.told("a1")
+
+    assert 0 == told.total_bytes

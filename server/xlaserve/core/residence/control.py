@@ -1,7 +1,7 @@
 """Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -135,6 +135,9 @@ class ModelControl:
         dependents = read_unload_parameters(parameters)
         require_seen_now(name)
         if self._registry.find(name) is None:
+            # A load that has begun may not have come to the registry.
+            await self._loads.over(_of(name))
+        if self._registry.find(name) is None:
             if not await self.catalog.could_load(name):
                 raise ModelNotFound(name)
             return
@@ -168,17 +171,40 @@ class ModelControl:
 
     # --- what a mesh asks ---
 
-    async def load_from(self, name: str, key: Hashable, find: Callable[[], ModelSource]) -> None:
+    async def load_from(
+        self,
+        name: str,
+        key: Hashable,
+        find: Callable[[], ModelSource],
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Load a model that is not in the repository, from wherever `find` finds it.
 
         Loads of one name and key that come together are one load; a model that already answers
-        from the same files stays as it is. Raises what `load` raises.
+        from the same files stays as it is. What has to be done `before` is part of the load, which
+        an eviction ends there too. Raises what `load` raises.
         """
-        await self._share(name, (name, key), partial(self._load_found, find))
+
+        async def load() -> None:
+            if before is not None:
+                await before()
+            await self._load_found(find)
+
+        await self._share(name, key, load)
         self._dependents.named(name)
 
+    def expect_unloads(self, are_expected: Callable[[], bool]) -> None:
+        """Have loads wait for memory, behind unloads in progress, only while more may come."""
+        self._loader.expect_unloads = are_expected
+
     async def evict(self, name: str) -> None:
-        """Unload and drop a model and return once its memory is free; no name is unknown."""
+        """End the loads of a model, unload and drop it, and return once its memory is free.
+
+        No name is unknown. A load is ended wherever it is: the registry does not know it before
+        its files are found.
+        """
+        await self._loads.call_off(_of(name))
         if self._registry.find(name) is not None:
             await self._unload_shared(name, dependents=False)
             self._registry.forget(name)
@@ -231,7 +257,8 @@ class ModelControl:
         if checked == _PLAIN:
             await self._load_shared(name)
         else:
-            await self._notes.load(name, partial(self._load, name, checked))
+            # Not joined by another, but ended with all.
+            await self._share(name, object(), partial(self._load, name, checked))
         self._dependents.named(name)
 
     async def _load_by_name(self, name: str) -> None:
@@ -241,14 +268,14 @@ class ModelControl:
     async def _load_shared(self, name: str) -> None:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
-        key = name, "" if self._sees_for(Operation.MANAGE) is everything else owner_now()
+        key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
         await self._share(name, key, partial(self._load, name, _PLAIN))
 
     async def _share(
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            await self._loads.run(key, partial(self._notes.load, name, load))
+            await self._loads.run((name, key), partial(self._notes.load, name, load))
         except CalledOff:
             raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 
@@ -393,6 +420,11 @@ class ModelControl:
                 await self._workers.wait(override.remove)
             if not await self.catalog.could_load(name):
                 self._registry.forget(name)
+
+
+def _of(name: str) -> Callable[[Hashable], bool]:
+    """Return what tells the loads of a model by their keys, which begin with its name."""
+    return lambda key: isinstance(key, tuple) and key[0] == name
 
 
 def _read(settings: Settings, name: str, parameters: Mapping[str, LoadParameter]) -> LoadParameters:

@@ -18,7 +18,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import named_files
 from xlaserve.models.config_schema import shown
 from xlaserve.models.config_text import parse_json, read_config
-from xlaserve.models.roots import Roots, lies_in
+from xlaserve.models.roots import Roots, by_text, lies_in
 
 MAX_LABEL_BYTES = 16 << 20
 """The most bytes of a file of labels."""
@@ -50,7 +50,7 @@ class DirectoryReader:
         if not url.startswith("/") or "\0" in url:
             raise InvalidModel(f"its url is not an absolute path: '{url}'")
         resolved = Path(url).resolve()
-        for path in (Path(os.path.normpath(url)), resolved):
+        for path in (by_text(url), resolved):
             if any(lies_in(path, root) for root in _FORBIDDEN_ROOTS):
                 raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
         return self._roots.confine(resolved, url)

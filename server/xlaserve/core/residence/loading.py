@@ -110,8 +110,9 @@ class VersionLoader:
         self._background_compile = background_compile
         self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
-        self._expect_unloads = expect_unloads
-        """Whether somebody unloads others on learning that a load needed more than expected."""
+        self.expect_unloads: Callable[[], bool] = lambda: expect_unloads
+        """Tells whether somebody may unload others now, on learning that a load needed more than
+        expected: else a load waits for what is on its way out alone."""
         self._shrinking = 0
         """Loads that hold what they need to be loaded, and will hold what they are."""
         self._evict = evict
@@ -344,7 +345,7 @@ class VersionLoader:
 
     async def _changed(self, seconds: float) -> bool:
         """Wait for a change of what others hold, if one is to come; tell whether it did in time."""
-        if seconds <= 0 or not (self._expect_unloads or self._stragglers or self._shrinking):
+        if seconds <= 0 or not (self._stragglers or self._shrinking or self.expect_unloads()):
             return False
         try:
             await asyncio.wait_for(self._capacity.changed(), seconds)

@@ -104,6 +104,11 @@ class Instance:
         return self.info.memory.on_devices(self._device)
 
     @property
+    def alone(self) -> Mapping[str, int]:
+        """Return what it would hold if no other model held a part of it, in bytes by device."""
+        return self.info.memory.alone_on_devices(self._device)
+
+    @property
     def parameters(self) -> Mapping[str, str]:
         """Return the parameters of the configuration that it was loaded with."""
         return self.config.parameters
@@ -405,6 +410,18 @@ class Registry:
         Raises ModelNotFound where none is loaded.
         """
         return _fullest(instance.held for instance in self._loaded(name))
+
+    def alone_bytes(self, name: str) -> int:
+        """Return what they would hold there without all other models; raises ModelNotFound."""
+        return _fullest(instance.alone for instance in self._loaded(name))
+
+    def computation(self, name: str) -> str:
+        """Return what a model shares with others; empty for nothing, or for several versions.
+
+        Raises ModelNotFound where none is loaded.
+        """
+        found = [instance.info.memory.computation for instance in self._loaded(name)]
+        return found[0] if len(found) == 1 else ""
 
     def needed_bytes(self, name: str) -> int:
         """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""

@@ -27,7 +27,7 @@ from xlaserve.core.residence.wrong_root import hint
 from xlaserve.core.serving.sight import NOT_IN_REPOSITORY
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.models.config_text import parse_json
-from xlaserve.models.roots import Roots, lies_in
+from xlaserve.models.roots import Roots, by_text, lies_in
 from xlaserve.temporary import remove_leftovers
 
 _MAX_TIDIED = 10_000
@@ -207,7 +207,7 @@ class Repository:
 
     def reaches(self, path: str) -> bool:
         """Tell by its text alone whether a path may lead to a model: no file is looked at."""
-        place = Path(os.path.normpath(path))
+        place = by_text(path)
         roots = (*self._given_roots, *self._roots.directories)
         return "\0" not in path and any(lies_in(place, root) for root in roots)
 

@@ -1,7 +1,7 @@
 """The model runtime that a ModelMesh drives: ids, sizes, capacity, and the purge."""
 
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Prediction
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import Location
-from xlaserve.core.residence.told_sizes import ToldSizes
+from xlaserve.core.residence.told_sizes import Holding, ToldSizes
 from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound, OutOfMemory
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.load_key import load_key
@@ -40,6 +40,10 @@ _LEAST_SLACK, _MOST_SLACK = 20, 4
 """Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
 larger than what the mesh is given is never loaded."""
 
+_KEPT_FOR_UNLOADS = 10
+"""The part of its capacity that a mesh keeps for unloads, at most: it evicts what exceeds the
+rest."""
+
 _MAX_CONCURRENCY_PARAMETER = "max_concurrency"
 _POSITIVE = re.compile("[1-9][0-9]{0,9}")
 
@@ -53,13 +57,23 @@ class RuntimeLimits:
     loading_timeout_ms: int
     default_size_bytes: int
     limit_concurrency: bool
+    slack_bytes: int = 0
+    """The memory that it is not told of."""
 
     @classmethod
-    def of(cls, settings: Settings, memory_bytes: int, largest_bytes: int = 0) -> "RuntimeLimits":
+    def of(
+        cls,
+        settings: Settings,
+        memory_bytes: int,
+        largest_bytes: int = 0,
+        shared_bytes: int = 0,
+    ) -> "RuntimeLimits":
         """Check what a mesh container would die of, and refuse it here with a clear text.
 
         The mesh is told less than the memory there is. It admits loads by what is predicted, and
-        evicts when it hears what they took: until then each of them may exceed the capacity.
+        evicts when it hears what they took: until then each of them may exceed the capacity. And
+        what models share stays when the one leaves with which the mesh has counted it: the most
+        that was seen to be shared, `shared_bytes`, is kept from it besides.
         """
         default = settings.default_model_size_bytes
         needed = max(2 * default, min(512 << 20, 10 * default))
@@ -75,7 +89,8 @@ class RuntimeLimits:
             )
         if settings.mesh_slack_bytes < 0:
             largest = load_threads(settings) * max(default, largest_bytes)
-            slack = min(max(memory_bytes // _LEAST_SLACK, largest), memory_bytes // _MOST_SLACK)
+            wanted = max(memory_bytes // _LEAST_SLACK, largest + shared_bytes)
+            slack = min(wanted, memory_bytes // _MOST_SLACK)
         capacity_bytes = max(needed, memory_bytes - slack)
         for name, value, most in (
             ("capacity_bytes", capacity_bytes, MAX_SIZE_BYTES),
@@ -91,7 +106,12 @@ class RuntimeLimits:
             settings.model_loading_timeout_ms,
             default,
             settings.limit_model_concurrency,
+            memory_bytes - capacity_bytes,
         )
+
+    def may_evict(self, counted_bytes: int) -> bool:
+        """Tell whether a mesh that counts so many bytes evicts for it, or may do so."""
+        return counted_bytes > self.capacity_bytes - self.capacity_bytes // _KEPT_FOR_UNLOADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +162,14 @@ class ModelRuntime:
         self._predict_size = predict_size
         self._look = look
         self._predictions = Predictions(settings.max_remembered_sizes)
-        self._told = ToldSizes(registry.size_bytes)
+        self._told = ToldSizes(self._holding, self._shared_room_bytes)
+        self._largest_shared_bytes = 0
+        """The most that a model was seen to need that another carried."""
+        self._predicted: OrderedDict[str, int] = OrderedDict()
+        """What the mesh was last told of the need of a model that is not loaded yet, by its id."""
+        self._loading: Counter[str] = Counter()
+        """The ids of loads in progress."""
+        control.expect_unloads(self._unloads_expected)
         self.limits: RuntimeLimits | None = None
         """Limits that the mesh was told when it last asked; None before that."""
         control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
@@ -160,7 +187,8 @@ class ModelRuntime:
         count = self._settings.processes
         largest = self._predictions.largest_bytes * count
         memory = self._capacity.smallest_bytes * count
-        self.limits = RuntimeLimits.of(self._settings, memory, largest)
+        shared = self._largest_shared_bytes * count
+        self.limits = RuntimeLimits.of(self._settings, memory, largest, shared)
         return self.limits
 
     async def load(self, model: RuntimeModel) -> LoadedSize:
@@ -171,7 +199,14 @@ class ModelRuntime:
         """
         said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
         change = Change(ChangeKind.LOAD_AT, model.id, said)
-        return await self._control.plane.apply(change, partial(self._load_here, model))
+        self._loading[model.id] += 1
+        try:
+            return await self._control.plane.apply(change, partial(self._load_here, model))
+        finally:
+            self._loading[model.id] -= 1
+            if not self._loading[model.id]:
+                del self._loading[model.id]
+                self._predicted.pop(model.id, None)
 
     async def _load_change(self, change: Change) -> None:
         said = change.arguments
@@ -180,23 +215,31 @@ class ModelRuntime:
 
     async def _load_here(self, model: RuntimeModel) -> LoadedSize:
         find = partial(self._repository.find_at, model.id, model.location)
-        # Before the load: behind it, an unload could come between it and its answer.
-        seen = await self._seen(model)
-        keys = (model.files,) if seen is None else (model.files, seen.key)
+        keys = [model.files]
+
+        async def look() -> None:
+            seen = await self._seen(model)
+            if seen is not None:
+                keys.append(seen.key)
+
         try:
-            await self._control.load_from(model.id, model.files, find)
+            # Before the load: behind it, an unload could come between it and its answer.
+            await self._control.load_from(model.id, model.files, find, before=look)
         except OutOfMemory as error:
             if needed := error.needed_bytes:
                 self._predictions.remember(model.id, needed, *keys, refused=True)
             raise
         try:
             needed = self._registry.needed_bytes(model.id)
-            size = self._registry.size_bytes(model.id)
+            alone = self._registry.alone_bytes(model.id)
+            shared = alone - self._registry.size_bytes(model.id)
+            self._largest_shared_bytes = max(self._largest_shared_bytes, shared)
             told = self._countable(self._told.tell(model.id))
             loaded = LoadedSize(told, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before this could be said
-        self._predictions.remember(model.id, max(size, needed), *keys)
+        # As if it were alone: what others carry now may have left before the load that asks.
+        self._predictions.remember(model.id, max(alone, needed), *keys)
         return loaded
 
     async def unload(self, model_id: str) -> None:
@@ -221,6 +264,37 @@ class ModelRuntime:
     def untold_bytes(self) -> int:
         """Return what all models hold beyond what the mesh counts them with."""
         return self._told.untold_bytes()
+
+    def _holding(self, model_id: str) -> Holding:
+        registry = self._registry
+        return Holding(
+            registry.size_bytes(model_id),
+            registry.alone_bytes(model_id),
+            registry.computation(model_id),
+        )
+
+    def _shared_room_bytes(self) -> int:
+        """Return the slack that loads do not need, in bytes of one process, for what is shared."""
+        if self.limits is None:
+            return 0
+        count = self._settings.processes
+        largest = max(self.limits.default_size_bytes, self._predictions.largest_bytes * count)
+        room = self.limits.slack_bytes - self.limits.loading_concurrency * largest
+        return max(0, room) // count
+
+    def _unloads_expected(self) -> bool:
+        """Tell whether the mesh may be about to unload something without being asked again.
+
+        It does where it counts more than it has, with what it was told of models and of loads in
+        progress. Where it does not, who waits for memory waits in vain.
+        """
+        if self.limits is None:
+            return True
+        coming = [self._predicted.get(model_id) for model_id in self._loading]
+        if None in coming:
+            return True
+        told = self._countable(self._told.total_bytes)
+        return self.limits.may_evict(told + sum(size or 0 for size in coming))
 
     def _countable(self, size_bytes: int) -> int:
         """Return what all processes of the server hold, as a mesh can count it."""
@@ -247,9 +321,15 @@ class ModelRuntime:
         if needed is None and model.disk_size_bytes:
             needed = model.disk_size_bytes + _COMPILED_BYTES
         needed = needed or self._predictions.typical_bytes
-        if not needed:
-            return min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
-        return self._countable(needed + self._told.untold_bytes())
+        if needed:
+            predicted = self._countable(needed + self._told.untold_bytes())
+        else:
+            predicted = min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
+        self._predicted[model.id] = predicted
+        self._predicted.move_to_end(model.id)
+        if len(self._predicted) > self._settings.max_remembered_sizes:
+            self._predicted.popitem(last=False)
+        return predicted
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
         """Look at the files of a model, if its path may lead to any."""
