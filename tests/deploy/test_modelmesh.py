@@ -83,7 +83,12 @@ BREAKS: Sequence[tuple[str, str, object, str]] = (
     ("inference-service", "spec.model", {}, "unknown_fields"),
     ("inference-service", "metadata.annotations", {}, "deployed_by_modelmesh"),
     ("inference-service", "spec.predictor.model.storageUri", "s3://b/x", "one_path"),
-    ("inference-service", "spec.predictor.model.modelFormat.name", "tensorflow", "supported_format"),
+    (
+        "inference-service",
+        "spec.predictor.model.modelFormat.name",
+        "tensorflow",
+        "supported_format",
+    ),
     ("inference-service", "spec.predictor.model.modelFormat.version", "2", "supported_format"),
     ("predictor", "spec.model", {}, "unknown_fields"),
     ("predictor", "spec.path", None, "one_path"),
