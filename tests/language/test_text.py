@@ -216,6 +216,17 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
             b'{"added_tokens": [{"id": 1, "content": "%b", "special": true}]}' % (b"x" * 257),
             "expected special tokens of at most 256 characters",
         ),
+        (
+            "tokenizer.json",
+            b'{"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"b": 0}, '
+            b'"unk_token": "[UNK]"}}',
+            "expected unk_token in the vocabulary",
+        ),
+        (
+            "tokenizer.json",
+            b'{"added_tokens": [{"id": 1, "content": "\\ud800", "special": true}]}',
+            "half of a surrogate pair",
+        ),
         ("tokenizer_config.json", b"\xff", "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "expected chat_template as text"),
         ("generation_config.json", b"1", "generation_config.json: expected an object, got int"),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xlaserve.errors import InvalidModel
+from xlaserve.errors import InvalidModel, repeatable
 from xlaserve.language import decoders, files
 from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
 from xlaserve.language_errors import (
@@ -21,6 +21,8 @@ MOST_CHARACTERS = 8 << 20
 """The longest text that is turned into tokens at once."""
 MOST_ADDED_CHARACTERS = 256
 """The longest special token."""
+_RARE = "a\u0378\U000e0fff"
+"""Letters that hardly a vocabulary has."""
 
 
 class Tokens:
@@ -35,6 +37,7 @@ class Tokens:
         self.decoder = decoders.read(found.get("decoder"))
         self._tokenizer = _make(found, added, model)
         unknown = _unknown(found.get("model"))
+        _check_unknown(found.get("model"), self._tokenizer)
         self._controls = {id_: text for id_, text in special.items() if text != unknown}
         """Special tokens but for the one that stands for what no token spells."""
         try:
@@ -118,6 +121,14 @@ def _added(found: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     )
     if not is_valid:
         raise InvalidModel(f"{files.TOKENIZER}: expected added_tokens with 'id' and 'content'")
+    for one in added:
+        try:
+            one["content"].encode()
+        except UnicodeEncodeError:
+            raise InvalidModel(
+                f"{files.TOKENIZER}: added token {one['id']}: expected text in Unicode, got half "
+                "of a surrogate pair"
+            ) from None
     if any(len(one["content"]) > MOST_ADDED_CHARACTERS for one in added if one.get("special")):
         raise InvalidModel(
             f"{files.TOKENIZER}: expected special tokens of at most {MOST_ADDED_CHARACTERS} "
@@ -135,6 +146,23 @@ def _unknown(model: Any) -> str | None:
         return str(vocab[number][0])
     unknown = model.get("unk_token")
     return unknown if isinstance(unknown, str) else None
+
+
+def _check_unknown(model: Any, tokenizer: "Tokenizer") -> None:
+    """Raise InvalidModel where a token that stands for unknown text is missing, and is needed."""
+    named, vocab = (
+        (model.get("unk_token"), model.get("vocab")) if isinstance(model, dict) else ("",) * 2
+    )
+    if not isinstance(named, str) or not isinstance(vocab, dict) or named in vocab:
+        return
+    try:
+        # Of bytes, as of every character, a vocabulary may be complete without it.
+        tokenizer.encode_batch([_RARE])
+    except Exception as error:
+        raise InvalidModel(
+            f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
+            f"'{repeatable(named)}', which is not there: {str(error)[:400]}"
+        ) from None
 
 
 def _make(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]], model: str) -> "Tokenizer":

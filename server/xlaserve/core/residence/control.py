@@ -73,7 +73,9 @@ class ModelControl:
         self._notes = notes or EventNotes()
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
-        self.plane.handle(ChangeKind.FOLLOW, lambda change: self._load_by_name(change.subject))
+        self.plane.handle(
+            ChangeKind.FOLLOW, lambda change: self._load_checked(change.subject, _PLAIN)
+        )
         self.plane.handle(ChangeKind.UNLOAD, self._unload_change)
         self.plane.handle(ChangeKind.EVICT, lambda change: self.evict(change.subject))
         self.plane.handle(ChangeKind.PURGE, lambda _: self.purge())
@@ -94,7 +96,7 @@ class ModelControl:
             registry,
             repository,
             workers,
-            load=self._load_by_name,
+            load=partial(self._load_checked, checked=_PLAIN),
             unload=partial(self._unload_shared, dependents=False),
             plane=self.plane,
         )
@@ -259,10 +261,6 @@ class ModelControl:
         else:
             # Not joined by another, but ended with all.
             await self._share(name, object(), partial(self._load, name, checked))
-        self._dependents.named(name)
-
-    async def _load_by_name(self, name: str) -> None:
-        await self._load_shared(name)
         self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
