@@ -59,9 +59,9 @@ async def test_fine_tunes_share_what_is_compiled_and_nothing_else(
         await runtime.mesh.unload("double")
 
         assert 15 == await answer("triple")
-        assert (
-            alone == runtime.held().booked_bytes == (await runtime.mesh.size("triple")).sizeInBytes
-        )
+        assert alone == runtime.held().booked_bytes
+        # It carries the programs now, for which the slack has room: the mesh counts it as told.
+        assert second.sizeInBytes == (await runtime.mesh.size("triple")).sizeInBytes
 
         await runtime.mesh.load("minus", minus)
         await runtime.mesh.unload("triple")
