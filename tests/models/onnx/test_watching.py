@@ -65,7 +65,7 @@ def test_what_takes_too_much_memory_is_ended(
 
 
 def test_what_ends_by_itself_is_left_alone() -> None:
-    options = SimpleNamespace(terminate=False)
+    options: Any = SimpleNamespace(terminate=False)
 
     with Watch(options, 600.0, 1 << 40) as watch:
         pass
