@@ -37,7 +37,7 @@ class Tokens:
         self.decoder = decoders.read(found.get("decoder"))
         self._tokenizer = _make(found, added, model)
         unknown = _unknown(found.get("model"))
-        _check_unknown(found.get("model"), self._tokenizer)
+        _check_unknown(unknown, found.get("model"), self._tokenizer)
         self._controls = {id_: text for id_, text in special.items() if text != unknown}
         """Special tokens but for the one that stands for what no token spells."""
         try:
@@ -148,12 +148,10 @@ def _unknown(model: Any) -> str | None:
     return unknown if isinstance(unknown, str) else None
 
 
-def _check_unknown(model: Any, tokenizer: "Tokenizer") -> None:
+def _check_unknown(unknown: str | None, model: Any, tokenizer: "Tokenizer") -> None:
     """Raise InvalidModel where a token that stands for unknown text is missing, and is needed."""
-    named, vocab = (
-        (model.get("unk_token"), model.get("vocab")) if isinstance(model, dict) else ("",) * 2
-    )
-    if not isinstance(named, str) or not isinstance(vocab, dict) or named in vocab:
+    vocab = model.get("vocab") if unknown is not None else None
+    if unknown is None or not isinstance(vocab, dict) or unknown in vocab:
         return
     try:
         # Of bytes, as of every character, a vocabulary may be complete without it.
@@ -161,7 +159,7 @@ def _check_unknown(model: Any, tokenizer: "Tokenizer") -> None:
     except Exception as error:
         raise InvalidModel(
             f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
-            f"'{repeatable(named)}', which is not there: {str(error)[:400]}"
+            f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"
         ) from None
 
 
