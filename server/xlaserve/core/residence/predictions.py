@@ -14,6 +14,7 @@ import structlog
 
 from xlaserve.errors import XlaserveError
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 LOOK_SECONDS = 0.2
@@ -61,7 +62,7 @@ class Predictions:
             _, need = self._by_id.popitem(last=False)
             self._uncount(need)
         for key in self._keys(known, keys):
-            _keep(self._by_key, key, needed_bytes, 3 * self._limit)
+            keep(self._by_key, key, needed_bytes, 3 * self._limit)
 
     def forget(self, model_id: str, *keys: Hashable) -> None:
         """Know nothing of a model any more, under any of its names."""
@@ -72,7 +73,7 @@ class Predictions:
 
     def asked(self, model_id: str, key: Hashable) -> None:
         """Note what a mesh calls the files of a model; a puller calls them otherwise in a load."""
-        _keep(self._asked, _digest(model_id), _digest(key), self._limit)
+        keep(self._asked, _digest(model_id), _digest(key), self._limit)
 
     def of_id(self, model_id: str) -> int | None:
         """Return what the last load under this id needed."""
@@ -143,7 +144,8 @@ class FilesLook:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _keep(kept: "OrderedDict[bytes, V]", key: bytes, value: V, limit: int) -> None:
+def keep(kept: "OrderedDict[K, V]", key: K, value: V, limit: int) -> None:
+    """Keep a value as the newest of at most `limit`; the oldest goes."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > limit:

@@ -12,7 +12,7 @@ from xlaserve.core.control_plane import Change, ChangeKind
 from xlaserve.core.host import load_threads
 from xlaserve.core.residence.capacity import Capacity, Sizes
 from xlaserve.core.residence.control import ModelControl
-from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
+from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions, keep
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import Location
@@ -325,10 +325,7 @@ class ModelRuntime:
             predicted = self._countable(needed + self._told.untold_bytes())
         else:
             predicted = min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
-        self._predicted[model.id] = predicted
-        self._predicted.move_to_end(model.id)
-        if len(self._predicted) > self._settings.max_remembered_sizes:
-            self._predicted.popitem(last=False)
+        keep(self._predicted, model.id, predicted, self._settings.max_remembered_sizes)
         return predicted
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
