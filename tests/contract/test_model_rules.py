@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 from support import identity_models
 from support.http import Answer, connect, message
 from support.python_models import OWN, VECTORS, write
+from support.repeated import noted_repeats
 from support.server import RunningServer, serving
 from support.wire import connect as connect_grpc
 from support.wire import framed, request_headers
@@ -28,7 +29,6 @@ from tritonclient.grpc import service_pb2 as pb
 from xlaserve.app import Application
 from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.repeats import Repeats
 from xlaserve.settings import Settings
 from xlaserve.transport.grpc.methods import ROWS
 from xlaserve.transport.rest.routing import Route
@@ -298,14 +298,7 @@ async def test_an_answer_that_is_kept_is_for_those_who_may_see_the_model(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bytes as a request of somebody else, which are answered without being read."""
-    again, answer = [], Repeats.answer
-
-    def noting(self: Repeats, *asked: Any) -> bytes | None:
-        found = answer(self, *asked)
-        again.append(found is not None)
-        return found
-
-    monkeypatch.setattr(Repeats, "answer", noting)
+    again = noted_repeats(monkeypatch)
     body, path = infer_message(HIDDEN), f"{SERVICE}ModelInfer"
     statuses = [(await place.call(path, body, ALL))[0] for _ in range(3)]
     hidden = await place.call(path, body)

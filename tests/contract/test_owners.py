@@ -16,6 +16,7 @@ from support import identity_models
 from support.conditions import MOST_SECONDS, until
 from support.http import Answer, connect, message
 from support.python_models import write
+from support.repeated import noted_repeats
 from support.server import RunningServer, serving
 from support.wire import connect as connect_grpc
 from support.wire import request_headers
@@ -25,7 +26,6 @@ from xlaserve.access_errors import HIDDEN
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.serving.access.objects import BESIDE, Owner
 from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.sharing import SingleFlight
 
 # pyright: reportAttributeAccessIssue=false
@@ -192,14 +192,7 @@ async def test_a_cached_answer_is_of_who_asked(
 ) -> None:
     """A quick answer would tell what the other one has asked; so would bytes that are known."""
     value = {"REST": 11.0, "gRPC": 12.0}[protocol]
-    known, answer = [], Repeats.answer
-
-    def noting(self: Repeats, *asked: Any) -> bytes | None:
-        found = answer(self, *asked)
-        known.append(found is not None)
-        return found
-
-    monkeypatch.setattr(Repeats, "answer", noting)
+    known = noted_repeats(monkeypatch)
     hits = []
     for token in (A, A, A, B, A, B, B, B):
         before = place.cache()
