@@ -23,7 +23,7 @@ from xlaserve.cli.settings_file import merged
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.core import host
 from xlaserve.errors import XlaserveError
-from xlaserve.models import compilation, device, probe
+from xlaserve.models import compilation, device, plugins, probe
 from xlaserve.open_files import wanted_files
 from xlaserve.settings import Settings
 from xlaserve.transport.endpoints import Endpoint
@@ -175,7 +175,9 @@ def _devices(settings: Settings) -> Iterator[Check]:
         yield Check("devices", Result.FAILED, str(error))
         return
     unused = has_driver and started == "cpu" and settings.device != "cpu"
-    text = f"{len(found.names)} of {started}" + ("; install xlaserve[cuda12]" if unused else "")
+    text = f"{len(found.names)} of {started}"
+    if unused:
+        text += f"; {plugins.missing('cuda') or 'JAX has not taken the GPU'}"
     yield Check("devices", _warning(unused), text)
     try:
         seconds = probe.compile_seconds()

@@ -72,6 +72,14 @@ class XlaOptions:
             options[AUTOTUNE_OPTION] = self.autotune_directory
         return options
 
+    def compiled(self, lowered: Any, site: Any) -> Any:
+        """Return a program for a Site, as JAX lowered it, compiled with its options.
+
+        Every program that a server executes on its devices is compiled here.
+        """
+        options = self.for_site(site.platform, len(site.devices))
+        return lowered.compile(compiler_options=options or None)
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:

@@ -378,7 +378,8 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
     if not version.signature.is_open:
         return SteppedModel(context.model, model, steps, most)
     admit = partial(context.mappings.admit, context.model)
-    return SteppedRows(context.model, model, steps, most, admit)
+    options = context.compilation.options
+    return SteppedRows(context.model, model, steps, most, admit, options=options)
 
 
 def compiled(

@@ -12,7 +12,7 @@ import jax
 import structlog
 
 from xlaserve.models import cache_key, serialized
-from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
+from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, XlaOptions, flags
 from xlaserve.models.compilation_cache import Entry, Unusable, name_of
 from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.sites import Site
@@ -55,6 +55,11 @@ class KeptPrograms:
         """Names of programs that a store has and that cannot be used."""
         self._told: set[str] = set()
         """Reasons that were logged. Batch sizes that are compiled later have the same."""
+
+    @property
+    def options(self) -> XlaOptions:
+        """Return the options of the programs, which their keys hold."""
+        return self._compilation.options
 
     def described(
         self,

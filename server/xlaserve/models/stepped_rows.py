@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.errors import TooManyAnswers
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.models.outputs import DeviceTensor
 from xlaserve.models.sites import Site
@@ -103,10 +104,13 @@ class SteppedRows(AroundSteps):
         steps: Steps,
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
+        *,
+        options: XlaOptions,
     ) -> None:
         """`admit` raises OutOfMappings unless so many programs may be compiled."""
         super().__init__(name, model, steps, max_steps)
         self._admit = admit
+        self._options = options
         self._steps = steps
         specs = {spec.name: spec for spec in model.info.inputs}
         self._states = [specs[name] for name in steps.state_names]
@@ -256,10 +260,12 @@ class SteppedRows(AroundSteps):
         row = tuple(abstract(spec.shape[1:], spec, apart) for spec in self._states)
         index = jax.ShapeDtypeStruct((), np.int32, sharding=apart)
         batch = [abstract((size, *spec.shape[1:]), spec, whole) for spec in self._states]
-        return (
-            jax.jit(put_together, out_shardings=whole).lower([row] * size).compile(),
-            jax.jit(take, out_shardings=apart).lower(batch, index).compile(),
+        lowered = (
+            jax.jit(put_together, out_shardings=whole).lower([row] * size),
+            jax.jit(take, out_shardings=apart).lower(batch, index),
         )
+        joined, taken = (self._options.compiled(each, site) for each in lowered)
+        return joined, taken
 
     def _known(self, info: ModelInfo) -> ModelInfo:
         memory, held = info.memory, dict(info.memory.per_device)

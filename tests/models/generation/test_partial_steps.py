@@ -20,8 +20,8 @@ from xlaserve import export_generator
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.generation import configured, record
+from xlaserve.models.generation.in_place import Memory, check_partial
 from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.generation.programs import Memory, check_partial
 from xlaserve.models.generation.sampling import INTEGERS, REALS
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
@@ -362,7 +362,7 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is XLA that chose to copy: no author can help it, so that is no reason to refuse."""
-    monkeypatch.setattr("xlaserve.models.generation.programs._SLACK_BYTES", -(1 << 30))
+    monkeypatch.setattr("xlaserve.models.generation.in_place._SLACK_BYTES", -(1 << 30))
     monkeypatch.setattr("xlaserve.models.generation.programs.check_aliasing", lambda *given: None)
 
     model = load(directory, slots=str(SLOTS))

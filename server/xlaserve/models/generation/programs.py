@@ -6,7 +6,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from jax.export import Exported
 from xlaserve.errors import InvalidModel
 from xlaserve.models import serialized
 from xlaserve.models.generation.configured import cache_name
+from xlaserve.models.generation.in_place import Memory, check_aliasing, check_partial
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.partial_step import PartialStep
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, Record
@@ -28,22 +28,8 @@ from xlaserve.models.kept_programs import KeptPrograms, first_line
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
 
-_LOGITS = 16
-"""Arrays as large as the logits that sampling may take at a time: noise and limits are some."""
-_SLACK_BYTES = 1 << 20
 COPY = "the copy of rows"
 """The name of that program, which is in no file."""
-_GATHERED = 3
-"""Times that a step of fewer rows may take what it gathers: a CPU converts keys and values of BF16,
-which doubles them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that a compiled program reports."""
-
-    aliased: int
-    temporaries: int
 
 
 class Step(NamedTuple):
@@ -53,37 +39,6 @@ class Step(NamedTuple):
     logprobs: Tensor
     top_tokens: Tensor
     top_logprobs: Tensor
-
-
-def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: int) -> None:
-    """Raise InvalidModel unless a program changes the cache in place.
-
-    One that copies it has it twice, and takes as long for a token as copying takes.
-    """
-    if memory.aliased < cache_bytes:
-        raise InvalidModel(
-            f"{name} does not change the cache in place: expected {cache_bytes} bytes of its "
-            f"results in the memory of its arguments, got {memory.aliased}"
-        )
-    most = max(cache_bytes, _LOGITS * logits_bytes + _SLACK_BYTES)
-    if memory.temporaries > most:
-        raise InvalidModel(
-            f"{name} copies the cache: expected at most {most} bytes of temporaries, got "
-            f"{memory.temporaries}"
-        )
-
-
-def check_partial(memory: Memory, cache_bytes: int, gathered: int, logits_bytes: int) -> None:
-    """Raise InvalidModel unless a step of fewer rows changes the cache in place.
-
-    Its temporaries are what it gathers, in another datatype too, and those of sampling.
-    """
-    most = _GATHERED * gathered + _LOGITS * logits_bytes + _SLACK_BYTES
-    if memory.aliased < cache_bytes or memory.temporaries > most:
-        raise InvalidModel(
-            f"a step of fewer rows copies the cache: expected {cache_bytes} bytes in place and at "
-            f"most {most} of temporaries, got {memory.aliased} and {memory.temporaries}"
-        )
 
 
 class Programs:
@@ -256,8 +211,7 @@ class Programs:
         ]
         counts, *tables = self._rows
         made = self._made(jitted, (self._parameters, self._shapes, counts, tables, slots, others))
-        analysis = made.memory_analysis()
-        memory = Memory(analysis.alias_size_in_bytes, analysis.temp_size_in_bytes)
+        memory = Memory.of(made)
         of_window = [1.0 if axis is None else window / self._info.max_length for axis in self._axes]
         gathered = sum(
             int(bytes_of(shape) * size / self._info.slots * part)
@@ -303,20 +257,14 @@ class Programs:
         if found is not None:
             self.cached += 1
             return found
-        made = lowered.compile()
+        made = self._kept.options.compiled(lowered, self._site)
         self._kept.keep(place, made)
         return made
 
     def _checked(self, name: str, made: Any, logits: int | None) -> Any:
-        """Return a program that changes the cache in place; without logits it may take more.
-
-        A chunk may take much for the tokens in it, and a copy for its rows: neither is a copy of
-        the cache.
-        """
-        found = made.memory_analysis()
-        memory = Memory(found.alias_size_in_bytes, found.temp_size_in_bytes)
-        judged = Memory(memory.aliased, 0) if logits is None else memory
-        check_aliasing(name, judged, self.cache_bytes, logits or 0)
+        """Return a program that changes the cache in place."""
+        memory = Memory.of(made)
+        check_aliasing(name, memory, self.cache_bytes, logits)
         self.temporary_bytes = max(self.temporary_bytes, memory.temporaries)
         return made
 

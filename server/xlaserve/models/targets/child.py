@@ -97,7 +97,7 @@ def _programs(
         footprint, seconds = results.get(key), 0.0
         if footprint is None:
             started = time.perf_counter()
-            executable = lowered.compile(compiler_options=options or None)
+            executable = XlaOptions().compiled(lowered, copy.site)
             seconds = time.perf_counter() - started
             footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
             results.put(key, footprint)
