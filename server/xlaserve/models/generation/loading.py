@@ -23,7 +23,7 @@ from xlaserve.models.generation import asking, configured, record, texts, tools
 from xlaserve.models.generation.constraining import Constraining
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.programs import Programs, bytes_of
+from xlaserve.models.generation.programs import Programs
 from xlaserve.models.generation.record import CHUNK, DECODE, WEIGHTS, Record
 from xlaserve.models.generation.running import Running
 from xlaserve.models.generation.slots import Slots
@@ -31,11 +31,11 @@ from xlaserve.models.generation.texts import STOP, TEXT, Prompts, check_prompt, 
 from xlaserve.models.generation.trial import rows_are_of_their_tokens, steps_are_alike
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.kept_programs import KeptPrograms
-from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.optional_inputs import NONE_OPTIONAL
 from xlaserve.models.python.waiting import Waiting
 from xlaserve.models.signature import Signature, agreed
-from xlaserve.models.sizes import EXECUTABLE_BYTES, LIMIT_ARTIFACT_BYTES
+from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.uncompiled import UncompiledModel
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
@@ -252,7 +252,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         programs.compile(before_each)
         generation = _tried(programs, generation, context)
     host = configured.host_bytes(generation, has_text=text.text is not None)
-    memory = _memory(programs, arrays, site, host)
+    memory = programs.memory(host)
     info = ModelInfo(
         PLATFORM,
         inputs,
@@ -359,30 +359,6 @@ def _check_rules(
             raise InvalidModel(f"partition: parameter '{name}' has the name of a cache")
         shapes[name] = array.sized(generation.slots, generation.max_length)
     site.check(shapes)
-
-
-def _memory(
-    programs: Programs, arrays: Sequence[jax.Array], site: sites.Site, host: int
-) -> ModelMemory:
-    """Return what a generator holds; `host` are bytes beside its device, or the first of them."""
-    parts = (
-        sum(bytes_of(array) for array in arrays),
-        programs.temporary_bytes,
-        programs.count * EXECUTABLE_BYTES,
-        programs.state_bytes,
-    )
-    names = list(site.device_names)
-    per_device = dict.fromkeys(names, sum(parts)) if len(names) > 1 else {}
-    if per_device:
-        per_device[names[0]] += host
-    parameters, temporaries, executables, states = (len(names) * part for part in parts)
-    return ModelMemory(
-        parameters_bytes=parameters,
-        temporaries_bytes=temporaries,
-        executables_bytes=executables + host,
-        states_bytes=states,
-        per_device=per_device,
-    )
 
 
 def _parameters(
