@@ -378,8 +378,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
     if not version.signature.is_open:
         return SteppedModel(context.model, model, steps, most)
     admit = partial(context.mappings.admit, context.model)
-    options = context.compilation.options
-    return SteppedRows(context.model, model, steps, most, admit, options=options)
+    return SteppedRows(context, model, steps, most, admit)
 
 
 def compiled(

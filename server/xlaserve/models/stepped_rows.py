@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.errors import TooManyAnswers
-from xlaserve.models.compilation import XlaOptions
-from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
+from xlaserve.models.loaded import Answer, LoadContext, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.models.outputs import DeviceTensor
 from xlaserve.models.sites import Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
@@ -99,18 +98,16 @@ class SteppedRows(AroundSteps):
 
     def __init__(
         self,
-        name: str,
+        context: LoadContext,
         model: Sited,
         steps: Steps,
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
-        *,
-        options: XlaOptions,
     ) -> None:
         """`admit` raises OutOfMappings unless so many programs may be compiled."""
-        super().__init__(name, model, steps, max_steps)
+        super().__init__(context.model, model, steps, max_steps)
         self._admit = admit
-        self._options = options
+        self._options = context.compilation.options
         self._steps = steps
         specs = {spec.name: spec for spec in model.info.inputs}
         self._states = [specs[name] for name in steps.state_names]

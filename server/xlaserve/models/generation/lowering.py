@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.partial_step import PartialStep
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.models.kept_programs import KeptPrograms, Place
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.sites import Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
@@ -51,6 +53,12 @@ class Wanted:
     """Bytes of the cache that a PARTIAL step gathers."""
 
     @property
+    def kept_bytes(self) -> int:
+        """Return the bytes among the arguments that stay on the device: parameters and state."""
+        placed = (one for one in jax.tree.leaves(self.arguments) if one.sharding is not None)
+        return sum(map(bytes_of, placed))
+
+    @property
     def is_optional(self) -> bool:
         """Tell whether the model can do without: steps of fewer rows."""
         return self.name == PARTIAL
@@ -59,6 +67,12 @@ class Wanted:
         """Return it as XLA takes it."""
         lowered: jax.stages.Lowered = self.function.lower(*self.arguments)
         return lowered
+
+    def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
+        """Return where it is kept, as it was lowered for a site."""
+        # All that it follows from: donation is no part of what was exported.
+        computation = sha256(lowered.as_text().encode()).hexdigest()
+        return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
 
     def check(self, memory: Memory, cache_bytes: int) -> None:
         """Raise InvalidModel where it is to change the cache in place, and does not."""
@@ -217,20 +231,19 @@ class Lowering:
         return jax.jit(function, donate_argnums=donated, out_shardings=places)
 
 
-def in_place(wanted: Wanted, compiled: Any, cache_bytes: int) -> tuple[Memory, str]:
-    """Return what a program takes, and why the model does without it; empty where it does not.
+def why_not(wanted: Wanted, memory: Memory, cache_bytes: int) -> str:
+    """Return why the model does without a program; empty where it does not.
 
     Raises InvalidModel for one that the model needs and that copies the cache.
     """
-    memory = Memory.of(compiled)
     try:
         wanted.check(memory, cache_bytes)
     except InvalidModel as error:
         if not wanted.is_optional:
             raise
         # XLA chose to copy here, and the author has no say in it.
-        return memory, str(error)
-    return memory, ""
+        return str(error)
+    return ""
 
 
 def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:

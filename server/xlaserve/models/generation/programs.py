@@ -6,7 +6,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jax.export import Exported
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import serialized
+from xlaserve.models.generation.in_place import Memory
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.lowering import (
     BEGIN,
@@ -24,7 +24,7 @@ from xlaserve.models.generation.lowering import (
     PARTIAL,
     Lowering,
     Wanted,
-    in_place,
+    why_not,
 )
 from xlaserve.models.generation.record import CHUNK, DECODE, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS
@@ -114,9 +114,9 @@ class Programs:
             if wanted.is_optional and self.why_whole:
                 continue
             made = self._made(wanted)
-            memory, why_not = in_place(wanted, made, self.cache_bytes)
-            if why_not:
-                self.drop_partial(why_not)
+            memory = Memory.of(made)
+            if why := why_not(wanted, memory, self.cache_bytes):
+                self.drop_partial(why)
                 continue
             self.temporary_bytes = max(self.temporary_bytes, memory.temporaries)
             self._compiled[wanted.name, wanted.window, wanted.size] = made
@@ -147,10 +147,7 @@ class Programs:
     def _made(self, wanted: Wanted) -> Any:
         """Return a program, out of the cache if it is there."""
         lowered = wanted.lowered()
-        # All that it follows from: donation is no part of what was exported.
-        computation = sha256(lowered.as_text().encode()).hexdigest()
-        flat = jax.tree.leaves(wanted.arguments)
-        place = self._kept.described(self._site, computation, "", flat, None)
+        place = wanted.place(self._kept, self._site, lowered)
 
         def load(data: bytes) -> jax.stages.Compiled:
             return serialized.loaded(data, lowered.in_tree, lowered.out_tree, self._site.devices)
