@@ -25,7 +25,13 @@ from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.exchange import Exchange, OtherProtocol
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
-from xlaserve.transport.rest.messages import HTML_TYPE, HttpRequest, HttpResponse, HttpStream
+from xlaserve.transport.rest.messages import (
+    HTML_TYPE,
+    NO_STORE,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+)
 from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.request import Request
@@ -38,17 +44,13 @@ from xlaserve.transport.tls import MakeContext
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
-_NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
 """Headers with which proxies neither keep a stream nor collect it before they pass it on."""
 _SERVER = "*"
 """Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
 _VARIED = {"Vary": "Accept-Encoding"}
-_FRESH = {"Cache-Control": "no-store"}
-"""What is asked for is as the server is now: a cache would tell of one that is gone."""
-_KEPT_METHODS = frozenset({"GET", "HEAD"})
-"""Methods whose answers caches keep unasked (RFC 9111, 4.2.2); pages say themselves how long."""
-_ALIKE = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-"""Statuses that no cache keeps unasked: an answer that tells nothing is the same to each method."""
+_VARYING_METHODS = frozenset({"GET", "HEAD"})
+"""Methods whose answers caches may hold (RFC 9111, 3), and tell apart by `Vary`."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -287,8 +289,8 @@ class HttpServer:
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
         headers = self._origins.answer_headers(ReadHeaders(request.headers))
-        if request.method in _KEPT_METHODS and answer.status not in _ALIKE:
-            headers = joined(_FRESH, headers, _VARIED if answer.compressible else {})
+        if request.method in _VARYING_METHODS and answer.compressible:
+            headers = joined(headers, _VARIED)
         await send(request, answer, headers)
 
     async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
@@ -332,11 +334,23 @@ class HttpServer:
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
-    """Return an answer, of which whoever observes the call now knows status and size."""
+    """Return an answer, of which whoever observes the call now knows status and size.
+
+    No cache keeps it, unless it says how long: it tells of the server as it is now. Inference is
+    POST, whose answers no cache keeps unasked (RFC 9110, 9.3.3), and fast paths answer it too.
+    """
     if call.record is not None:
         call.record.status = answer.status
         call.record.sent(answer.size)
-    return answer
+    if call.operation is Operation.INFER or "Cache-Control" in answer.headers:
+        return answer
+    return HttpResponse(
+        answer.status,
+        answer.content_type,
+        answer.parts,
+        joined(NO_STORE, answer.headers),
+        answer.compressible,
+    )
 
 
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
