@@ -111,6 +111,9 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     """A further name that HTTP requests may have as Host, * for any; may be repeated. Addresses,
     localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
+    trusted_proxy: tuple[str, ...] = ()
+    """A proxy whose X-Forwarded-For, -Proto and -Prefix, or Forwarded, are believed: an address, a
+    network as 10.0.0.0/8, or unix for all on unix sockets; may be repeated (docs/access.md)."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose pages may send HTTP requests and gRPC-Web, as https://app.example, * for all;
     may be repeated. None may unless one is given, but pages of the server itself (CORS)."""
@@ -316,7 +319,8 @@ class Settings:
 
     shared_memory: SharedMemoryClients = SharedMemoryClients.LOCAL
     """Clients that may register system shared memory and name it in requests: local, on a unix
-    socket or a loopback address; all; or none. A proxy on this machine makes its clients local."""
+    socket or a loopback address; all; or none. Who comes through a trusted_proxy is not local, nor
+    with X-Forwarded-For, Forwarded or Via; other proxies of this machine make clients local."""
     shared_memory_in_place: bool = False
     """Read inputs where they are, instead of copying them once. A client that truncates a region
     then ends the server with SIGBUS, and one that writes to it changes a request that has begun:

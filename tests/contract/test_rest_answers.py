@@ -16,7 +16,6 @@ from support import identity_models
 from support.http import Answer, Connection, connect, message
 from support.server import RunningServer, Serve
 
-from xlaserve.core.serving.call import Operation
 from xlaserve.transport.rest.routing import Route
 
 GZIP = ("Accept-Encoding", "gzip")
@@ -50,9 +49,7 @@ PARTS = ("/page/*.js", "/page/*.css", "/page/*.svg", "/v2/docs", "/v2/docs/*", "
 
 
 def said_by(route: Route) -> str | None:
-    """Return what a route says of caches; None for inference, whose answers none keeps unasked."""
-    if route.operation is Operation.INFER:
-        return None
+    """Return what a route says of caches."""
     return "no-cache" if any(fnmatchcase(route.path, part) for part in PARTS) else "no-store"
 
 
@@ -64,8 +61,8 @@ async def test_no_cache_tells_of_a_server_that_is_gone(
     said, told = {}, {}
     for route in server.application.http_routes().routes:
         path = re.sub(r"\{[a-z]+\}", name, route.path)
-        if route.method != "GET" and (name == "m" or route.operation is Operation.INFER):
-            continue
+        if route.method != "GET" and name == "m":
+            continue  # it would be unloaded
         for method in {"GET": ("GET", "HEAD", "GET")}.get(route.method, (route.method,)):
             answer = await client.ask(message(method, path, length=None), head=method == "HEAD")
             key = f"{method} {route.path}"

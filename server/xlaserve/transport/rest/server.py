@@ -207,21 +207,24 @@ class HttpServer:
         call = _call_of(match, headers, connection.peer)
         call.opened_ns = request.opened_ns
         with self._gates.passing(call):
-            origin = self._origins.check(headers, connection.peer)
+            origin = self._origins.check(headers, call.peer)
             if match.route is None:
-                return _noted(call, self._no_route(method, path, match.allowed))
+                return _noted(call, _not_kept(self._no_route(method, path, match.allowed)))
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
             if cross_site and origin is None and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
             elsewhere = _elsewhere(match.route, path)
             if elsewhere is not None:
-                return _noted(call, elsewhere)
+                return _noted(call, _not_kept(elsewhere))
             asked = self._asked(match.names, request, call)
             self._learn(match.route, asked, request)
             answer = await match.route.handle(asked)
             if isinstance(answer, HttpStream):
                 await self._stream(request, call, answer)
                 return None
+            if match.route.prepare is None:
+                # The fast path writes no such header: no cache keeps answers to POST unasked.
+                answer = _not_kept(answer)
             return _noted(call, answer)
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
@@ -239,14 +242,15 @@ class HttpServer:
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
         """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
         connection = request.connection
-        origin = self._origins.check(headers, connection.peer)
+        peer = self._gates.client_of(connection.peer, headers)
+        origin = self._origins.check(headers, peer)
         if origin is None and headers.get("sec-fetch-site") == "cross-site":
             raise CrossSiteRequest
         return Exchange(
             request,
             request.target.partition("?")[0],
             request.media_type,
-            connection.peer,
+            peer,
             connection.held,
             partial(self._bodies.read, request, connection.held),
             {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
@@ -334,15 +338,16 @@ class HttpServer:
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
-    """Return an answer, of which whoever observes the call now knows status and size.
-
-    No cache keeps it, unless it says how long: it tells of the server as it is now. Inference is
-    POST, whose answers no cache keeps unasked (RFC 9110, 9.3.3), and fast paths answer it too.
-    """
+    """Return an answer, of which whoever observes the call now knows status and size."""
     if call.record is not None:
         call.record.status = answer.status
         call.record.sent(answer.size)
-    if call.operation is Operation.INFER or "Cache-Control" in answer.headers:
+    return answer
+
+
+def _not_kept(answer: HttpResponse) -> HttpResponse:
+    """Return an answer that no cache keeps, unless it says how long: it tells of this moment."""
+    if "Cache-Control" in answer.headers:
         return answer
     return HttpResponse(
         answer.status,
