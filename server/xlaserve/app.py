@@ -45,7 +45,6 @@ from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.nested import NestedCalls
-from xlaserve.core.serving.proxies import Proxies
 from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
@@ -134,9 +133,8 @@ class Application:
             )
         self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
         """The permissions of callers; the gates ask where there are rules or restrictions."""
-        permission = self.access.check if self.access.is_needed else everybody
-        proxies = Proxies(settings.trusted_proxy)
-        self.gates = Gates(permission=permission, observers=[counting], proxies=proxies)
+        check = self.access.check if self.access.is_needed else everybody
+        self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
         """The gates of every call, handed to all that make calls."""
         self.observing = observe(settings, self.gates, counting.failures)
         self.ledger, kept = Ledger(settings.max_held_bytes), settings.allocator_kept_bytes

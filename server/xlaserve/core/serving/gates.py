@@ -5,7 +5,7 @@ Nothing that a gate decides may be remembered by a transport, a plan or a connec
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,12 +47,12 @@ class Gates:
         *,
         permission: Check = everybody,
         observers: Sequence[Observer] = (),
-        proxies: Proxies | None = None,
+        trusted: Iterable[str] = (),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`proxies` are those that are believed who asks them; `clock` is that of the engine."""
+        """`trusted` are the proxies that are believed; `clock` is that of the engine."""
         self._clock = clock
-        self._proxies = proxies or None
+        self._proxies = Proxies(trusted) or None
         self.table = (
             Gate("draining", self._is_open),
             Gate("permission", permission),
