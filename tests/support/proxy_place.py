@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import grpc.aio
 
+from support.conditions import MOST_SECONDS
 from support.generating import Generation
 from support.http import Answer
 from support.proxy_programs import NAME, Proxy
@@ -41,7 +42,7 @@ class Client:
 
     async def answer(self, *, head: bool = False) -> Answer:
         """Read an answer, whatever says where it ends."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(MOST_SECONDS):
             status, headers = await self.head()
             if head or status in (204, 304):
                 body = b""
@@ -141,7 +142,7 @@ class Place:
         for name, check in checks.items():
             self.generation.may_go_on.set()
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(MOST_SECONDS):
                     await check(self)
             except Exception as error:
                 text = " ".join(f"{type(error).__name__}: {error}".split())
