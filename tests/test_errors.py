@@ -271,7 +271,7 @@ TEXTS = [
     (
         NotLocal("shared memory", "10.0.0.7:51824", "shared_memory"),
         "shared memory is for clients on this machine (shared_memory): on a unix socket or a "
-        "loopback address, not '10.0.0.7:51824'",
+        "loopback address, through no proxy; not '10.0.0.7:51824'",
     ),
     (
         Overloaded("m", 8, "max_requests"),
@@ -422,7 +422,8 @@ TEXTS = [
     ),
     (
         WrongHost("evil.example"),
-        "this server is not 'evil.example'; its names are set with --allowed-host",
+        "this server is not called 'evil.example': start it with --allowed-host evil.example, "
+        "or have the proxy in front of it send a Host that it knows",
     ),
     (WrongOrigin(), "requests of pages of other sites are not taken"),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),

@@ -133,8 +133,8 @@ class Application:
             )
         self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
         """The permissions of callers; the gates ask where there are rules or restrictions."""
-        permission = self.access.check if self.access.is_needed else everybody
-        self.gates = Gates(permission=permission, observers=[counting])
+        check = self.access.check if self.access.is_needed else everybody
+        self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
         """The gates of every call, handed to all that make calls."""
         self.observing = observe(settings, self.gates, counting.failures)
         self.ledger, kept = Ledger(settings.max_held_bytes), settings.allocator_kept_bytes

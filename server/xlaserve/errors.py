@@ -352,7 +352,7 @@ class NotLocal(XlaserveError):
     def __init__(self, what: str, peer: str, setting: str) -> None:
         super().__init__(
             f"{what} is for clients on this machine ({setting}): on a unix socket or a loopback "
-            f"address, not '{peer}'"
+            f"address, through no proxy; not '{peer}'"
         )
 
 

@@ -111,6 +111,8 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     """A further name that HTTP requests may have as Host, * for any; may be repeated. Addresses,
     localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
+    trusted_proxy: tuple[str, ...] = ()
+    """A proxy whose X-Forwarded-For is believed: an address, a network, or unix; repeatable."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose pages may send HTTP requests and gRPC-Web, as https://app.example, * for all;
     may be repeated. None may unless one is given, but pages of the server itself (CORS)."""
@@ -316,11 +318,10 @@ class Settings:
 
     shared_memory: SharedMemoryClients = SharedMemoryClients.LOCAL
     """Clients that may register system shared memory and name it in requests: local, on a unix
-    socket or a loopback address; all; or none. A proxy on this machine makes its clients local."""
+    socket or a loopback address; all; none. Who comes through a known proxy is not local."""
     shared_memory_in_place: bool = False
     """Read inputs where they are, instead of copying them once. A client that truncates a region
-    then ends the server with SIGBUS, and one that writes to it changes a request that has begun:
-    only for clients that are trusted."""
+    then ends the server with SIGBUS, one that writes to it changes requests: for trusted ones."""
     max_shared_memory_regions: int = 256
     """Regions of shared memory that may be registered; each keeps a file open."""
     max_shared_memory_bytes: int = 64 << 30
@@ -338,8 +339,7 @@ class Settings:
     """Seconds the event loop looks for the next gRPC request without going to sleep, while they
     come so quickly one after the other; 0 lets it sleep."""
     max_stream_resets: int = 200
-    """gRPC requests that a connection may cancel in a while, beyond those that were answered;
-    eight times as many with modelmesh."""
+    """gRPC requests a connection may cancel in a while beyond those answered; 8 times in a mesh."""
     max_control_frames: int = 2000
     """HTTP/2 frames without content that a connection may send in a while, beyond four for each
     frame of its answers; eight times as many with modelmesh."""

@@ -15,7 +15,7 @@ from xlaserve.access_errors import QuotaExceeded, TooManyRequests, Unauthenticat
 from xlaserve.errors import BudgetExhausted, XlaserveError
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
-from xlaserve.transport.rest.messages import HttpResponse, json_response
+from xlaserve.transport.rest.messages import NO_STORE, HttpResponse, json_response
 from xlaserve.transport.rest.openai.errors import error_body, has_openai_errors
 from xlaserve.transport.rest.routing import path_of
 from xlaserve.transport.status import wire_status
@@ -59,7 +59,9 @@ def error_response(
     if has_openai_errors(path_of(path)):
         told = error_body(shown, status, error)
     body = json_response(told, status)
-    return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)
+    # Caches keep some errors unasked: 404, 405, 410, 414 and 501 (RFC 9110, 15.1).
+    kept = {**NO_STORE, **headers}
+    return HttpResponse(status, parts=body.parts, headers=kept, compressible=False)
 
 
 async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T | HttpResponse:
