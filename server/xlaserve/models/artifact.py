@@ -18,6 +18,7 @@ from jax.extend.mlir import ir
 from xlaserve.errors import InvalidModel
 from xlaserve.models import cache_key, custom_calls, dimensions, files, manifest, wrapper
 from xlaserve.models.computation import (
+    READ_FROM,
     Abstract,
     Computation,
     Tree,
@@ -264,7 +265,9 @@ def _unreadable(name: str, jax_version: str, module: bytes, error: Exception) ->
     reason = _first_line(error)
     newest = newest_stablehlo()
     if (version := stablehlo_version(module)) and _numbers(version) > _numbers(newest):
-        reason = f"it is StableHLO {version}, {newest} is the newest that can be read"
+        by = READ_FROM.get(version, jax_version[:32])
+        way_out = f": serve it with jax {by} or newer" if by else ""
+        reason = f"it is StableHLO {version}, {newest} is the newest that can be read{way_out}"
     written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
     return InvalidModel(
         f"{name} {written}cannot be read by the jax {jax.__version__} that runs here: {reason}. "

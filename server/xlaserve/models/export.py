@@ -24,7 +24,7 @@ from xlaserve.errors import InvalidModel, InvalidReference
 from xlaserve.models import files, manifest, parameter_files, read_back, weights
 from xlaserve.models.artifact import durable_of
 from xlaserve.models.buckets import MAX_BUCKETS
-from xlaserve.models.computation import STABLEHLO_VERSIONS, is_lasting, stablehlo_version
+from xlaserve.models.computation import not_lasting
 from xlaserve.models.declared import (
     Inputs,
     checked_sizes,
@@ -153,7 +153,7 @@ class Exportable:
             made.chmod(0o755)
             temporary.replace(made, target)
         unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
-        lasts = _not_lasting(lowered.computation.module)
+        lasts = not_lasting(lowered.computation.module)
         for told in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
             (on_notice or partial(_log_notice, target))(told)
         return target
@@ -368,17 +368,6 @@ def _unsized(
         f"it loads with sizes for {', '.join(open_names)} only: export it with compiled_shapes="
         f"{{{example}}} or with max_on_demand_shapes, or give one of them as a parameter of its "
         "configuration"
-    )
-
-
-def _not_lasting(module: bytes) -> str:
-    """Say how far an artifact can be read that is in no version of StableHLO that lasts."""
-    if is_lasting(module):
-        return ""
-    return (
-        f"it is StableHLO {stablehlo_version(module)} and not {STABLEHLO_VERSIONS[-1]}, which has "
-        f"no word for one of its operations: no jax before {jax.__version__} can be relied on to "
-        "read it. With platforms=['cpu'] it may have others"
     )
 
 

@@ -119,7 +119,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> list[str]:
 
     The new one is written beside it and read back before the old one goes.
     """
-    renew = _KINDS[_manifest_of(directory)]
+    renew = KINDS[_manifest_of(directory)]
     renewal = renew(directory)
     if not renewal.done:
         return []
@@ -137,7 +137,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> list[str]:
 
 def _manifest_of(directory: Path) -> str:
     """Return the name of the manifest that a version directory has; empty where it has none."""
-    return next((name for name in _KINDS if (directory / name).exists()), "")
+    return next((name for name in KINDS if (directory / name).exists()), "")
 
 
 def _copy(directory: Path, target: Path) -> None:
@@ -237,7 +237,7 @@ def _generator(directory: Path) -> _Renewal:
     return _Renewal(done, changes, write)
 
 
-_KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
     {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
 )
 """What is to be done with a version directory, by the manifest that has the hashes of its files."""

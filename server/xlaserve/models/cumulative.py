@@ -1,0 +1,93 @@
+"""Cumulative reductions as windows, which every version of StableHLO has.
+
+From 0.12 on JAX writes those of fixed size for GPUs as a composite with a region, for which
+StableHLO has a word from 1.18 on. It writes a window for the other platforms, and wrote one for all
+of them before.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.passmanager import PassManager
+
+SCAN = "chlo.scan"
+"""The name of the composite."""
+_REDUCERS = frozenset(
+    f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or")
+)
+"""Operations to whose result the order of their operands is nothing."""
+
+
+def without_scans(module: Any) -> None:
+    """Replace each scan of a module by the window that says the same; one that none says stays."""
+    found: list[Any] = []
+
+    def note(operation: Any) -> Any:
+        if operation.name == "stablehlo.composite" and _is_cumulative(operation):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(note)
+    for operation in found:
+        _replace(operation)
+    # What a scan is where there is no word for it, which nobody calls any more.
+    PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
+
+
+def _is_cumulative(operation: Any) -> bool:
+    if ir.StringAttr(operation.attributes["name"]).value != SCAN or len(operation.operands) != 2:
+        return False
+    x, init = operation.operands
+    body = [one.operation for one in operation.regions[0].blocks[0].operations]
+    return (
+        x.type.has_static_shape
+        and not ir.BoolAttr(_said(operation)["is_reverse"]).value
+        and not list(operation.results[1].uses)
+        and _number(init) is not None
+        # One operation of element and carry, which is returned.
+        and len(body) == 2
+        and body[0].name in _REDUCERS
+    )
+
+
+def _said(operation: Any) -> Any:
+    return ir.DictAttr(operation.attributes["composite_attributes"])
+
+
+def _number(init: Any) -> Any:
+    """Return the number that the carry begins with everywhere; None where that is not seen."""
+    if not init.type.shape:
+        return init
+    owner = getattr(init.owner, "operation", None)
+    if owner is None or owner.name != "stablehlo.broadcast_in_dim":
+        return None
+    return None if owner.operands[0].type.shape else owner.operands[0]
+
+
+def _replace(operation: Any) -> None:
+    x, init = operation.operands
+    axis = ir.IntegerAttr(_said(operation)["dimension"]).value
+    window = np.ones(len(x.type.shape), np.int64)
+    window[axis] = x.type.shape[axis]
+    padding = np.stack([window - 1, np.zeros_like(window)], axis=1)
+    reducer = operation.regions[0].blocks[0].operations[0].operation.name
+    with ir.InsertionPoint(operation), operation.location:
+        made = stablehlo.ReduceWindowOp(
+            [x.type],
+            [x],
+            [_number(init)],
+            window_dimensions=ir.DenseI64ArrayAttr.get(window.tolist()),
+            padding=ir.DenseElementsAttr.get(padding),
+        )
+        number = ir.RankedTensorType.get([], x.type.element_type)
+        block = made.regions[0].blocks.append(number, number)
+        with ir.InsertionPoint(block):
+            reduced = ir.Operation.create(reducer, results=[number], operands=list(block.arguments))
+            stablehlo.ReturnOp([reduced.result])
+    operation.results[0].replace_all_uses_with(made.results[0])
+    operation.erase()
