@@ -1,4 +1,4 @@
-"""What exporters and importers write is read by every JAX that a server runs on, or they say not."""
+"""What exporters and importers write is read by every JAX that a server runs on."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -319,6 +319,7 @@ OPENERS = {
     "models/generation/exporting.py",
     "models/huggingface/checkpoint.py",
     "models/compilation_cache.py",
+    "models/cache_contents.py",
     "models/mappings.py",
     "models/onnx/importing.py",
     "models/onnx/configuring.py",

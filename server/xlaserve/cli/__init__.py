@@ -12,6 +12,7 @@ from xlaserve.best_effort import best_effort, finish, flushed, open_standard_des
 from xlaserve.cli import (
     adopt,
     bench,
+    cache,
     completion,
     config,
     doctor,
@@ -83,6 +84,7 @@ def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]
             "repo": repo.repo(),
             "plan": plan.plan,
             "warm": warm.warm,
+            "cache": cache.cache(),
         },
         "Other": {"token": token.token, "completion": completion.completion},
     }

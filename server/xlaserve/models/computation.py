@@ -38,8 +38,8 @@ READ_FROM: Mapping[str, str] = MappingProxyType(
         "1.18.0": "0.11.2",
     }
 )
-"""Versions of StableHLO that are written, the first of them that can express all of a function, with
-the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
+"""Versions of StableHLO that are written, the first of them that can express all of a function,
+with the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0", "1.16.0")
 """Those that every JAX reads that a server runs on. A module in another one does not last."""
 
