@@ -3,11 +3,11 @@
 import errno
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Annotated, NoReturn
 
 import typer
 
+from xlaserve import build
 from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
 from xlaserve.cli import (
     adopt,
@@ -37,7 +37,7 @@ _FAILED = 1
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"xlaserve {metadata.version('xlaserve')}")
+        typer.echo(f"xlaserve {build.version()}")
         raise typer.Exit
 
 

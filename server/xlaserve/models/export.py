@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import jax
 import structlog
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel, InvalidReference
 from xlaserve.models import files, manifest, parameter_files, read_back, weights
 from xlaserve.models.artifact import durable_of
@@ -401,6 +402,7 @@ def _write_files(directory: Path, lowered: Lowered) -> Manifest:
         platforms=lowered.computation.platforms,
         jax_version=jax.__version__,
         exported_at="",
+        written_by=build.version(),
         durable=durable_of(lowered.computation),
     )
 

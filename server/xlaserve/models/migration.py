@@ -17,6 +17,7 @@ import jax
 import jax.export
 import msgspec
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, files, loaders, manifest, read_back, single_file
 from xlaserve.models.computation import (
@@ -33,6 +34,7 @@ from xlaserve.models.config_text import read_config
 from xlaserve.models.generation import record as generator
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.models.written_by import Writer
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 _SUFFIX = Path(ARTIFACT).suffix
@@ -208,7 +210,13 @@ def _exported(directory: Path) -> _Renewal:
         known = {**described.files, **written}
         manifest.write(
             target,
-            dataclasses.replace(described, files=known, durable=durable, jax_version=version),
+            dataclasses.replace(
+                described,
+                files=known,
+                durable=durable,
+                jax_version=version,
+                written_by=build.version(),
+            ),
         )
 
     return _Renewal(done, changes, write)
@@ -230,7 +238,7 @@ def _generator(directory: Path) -> _Renewal:
         for name, data in changes.items():
             file = files.write_atomically(target / name, [data])
             written[name] = generator.File(file.size_bytes, file.sha256)
-        version = jax.__version__
+        version = Writer(jax.__version__, build.version()).text
         record = msgspec.structs.replace(described, files=written, jax_version=version)
         generator.write(target, record)
 

@@ -20,6 +20,7 @@ import jax.export
 import jax.numpy as jnp
 import structlog
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, dimensions, files, parameters, read_back, weights
 from xlaserve.models.computation import lasting, not_lasting, to_file
@@ -27,6 +28,7 @@ from xlaserve.models.generation import record
 from xlaserve.models.generation.info import mask_words
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, SLOTS, WEIGHTS, Array, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS, Tables, sample
+from xlaserve.models.written_by import Writer
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 Decode: TypeAlias = Callable[..., Any]
@@ -283,7 +285,7 @@ def _record(
     return Record(
         record.FORMAT_VERSION,
         record.KIND,
-        jax.__version__,
+        Writer(jax.__version__, build.version()).text,
         list(artifact.deserialize(bytearray(programs[DECODE])).platforms),
         made.vocab,
         max_length,

@@ -37,6 +37,7 @@ from xlaserve.models.python.waiting import Waiting
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import EXECUTABLE_BYTES, LIMIT_ARTIFACT_BYTES
 from xlaserve.models.uncompiled import UncompiledModel
+from xlaserve.models.written_by import Writer
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 PLATFORM = "generator"
@@ -323,7 +324,7 @@ def _exported(
         record=found.files[name].record,
         roots=context.roots,
     )
-    exported = artifact.deserialize(data, found.jax_version, name=name)
+    exported = artifact.deserialize(data, Writer.of(found.jax_version).jax, name=name)
     artifact.check_runs(exported, platform, name)
     return exported
 
