@@ -320,6 +320,7 @@ OPENERS = {
     "models/huggingface/checkpoint.py",
     "models/compilation_cache.py",
     "models/cache_contents.py",
+    "models/replaced.py",
     "models/mappings.py",
     "models/onnx/importing.py",
     "models/onnx/configuring.py",
