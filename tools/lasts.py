@@ -35,9 +35,12 @@ REQUESTS = (
     "import json; from support import kinds; "
     "print(json.dumps({name: kinds.request(name) for name in kinds.KINDS}))"
 )
-MIGRATE = "import sys; from xlaserve.cli import application; application()(['repo', 'migrate', sys.argv[1]])"
+MIGRATE = (
+    "import sys; from xlaserve.cli import application; "
+    "application()(['repo', 'migrate', sys.argv[1]])"
+)
 PLAIN = "plain"
-"""Written by jax.export alone, in the newest StableHLO: an older JAX reads it once it is migrated."""
+"""Written by jax.export alone, in the newest StableHLO: an older JAX reads it once migrated."""
 LOOKUPS = re.compile(r"^xlaserve_program_lookups_total\{(?P<labels>.*)\} (?P<count>\S+)$", re.M)
 
 Answers = dict[str, list[float]]

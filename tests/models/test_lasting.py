@@ -88,6 +88,28 @@ def test_a_cumulative_sum_is_a_window_on_every_platform(
     assert np.array_equal(np.cumsum(data, axis), jax.jit(back.call)(data))
 
 
+def _gelu(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Have erfc, which is a composite, of two open shapes."""
+    found = jax.nn.gelu(x, approximate=False).sum(axis=1, keepdims=True)
+    return found + jax.nn.gelu(y, approximate=False)[..., :1]
+
+
+def test_a_composite_of_open_shapes_is_a_call() -> None:
+    """No JAX before 0.12 fills sizes into one: an encoder of 0.12 could not be loaded by it."""
+    b, s = jax.export.symbolic_shape("b, s")
+    x, y = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((b, s), (b, 4)))
+    platforms = ["cpu", "cuda", "tpu"]
+    exported = jax.export.export(jax.jit(_gelu), platforms=platforms)(x, y)
+    kept = computation.lasting(exported)
+    back = computation.to_artifact(kept)
+
+    assert "stablehlo.composite" not in computation.text_of(kept.module)
+    assert kept.module == computation.portable(kept.module)
+    assert computation.is_same(exported.mlir_module_serialized, kept.module)
+    left, right = np.linspace(-3, 3, 6, dtype=np.float32).reshape(2, 3), np.ones((2, 4), np.float32)
+    np.testing.assert_allclose(_gelu(left, right), jax.jit(back.call)(left, right), rtol=1e-5)
+
+
 @pytest.fixture
 def _older(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no version of StableHLO that all read, as for an operation that is new."""

@@ -27,7 +27,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters import mlir
 
-from xlaserve.models import cumulative, dimensions
+from xlaserve.models import composites, dimensions
 
 READ_FROM: Mapping[str, str] = MappingProxyType(
     {
@@ -291,8 +291,8 @@ def _plain(module: bytes) -> Iterator[Any]:
     with parsed(module) as whole:
         if _HINT.encode() in module:
             whole.operation.walk(_without_hint)
-        if cumulative.SCAN.encode() in module:
-            cumulative.without_scans(whole)
+        if composites.MARK.encode() in module:
+            composites.without_composites(whole)
         # It would write to stderr what it cannot say, where that is no failure.
         heard = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
         with heard:

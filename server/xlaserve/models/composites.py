@@ -1,13 +1,15 @@
-"""Cumulative reductions as windows, which every version of StableHLO has.
+"""Composites as operations that every version of JAX can compile.
 
-From 0.12 on JAX writes those of fixed size for GPUs as a composite with a region, for which
-StableHLO has a word from 1.18 on. It writes a window for the other platforms, and wrote one for all
-of them before.
+From 0.12 on JAX writes cumulative reductions of fixed size for GPUs as a composite with a region,
+for which StableHLO has a word from 1.18 on. It writes a window for the other platforms, and wrote
+one for all of them before. Functions such as erfc it writes as a composite too, and one of open
+shapes is refused by every JAX before when it fills sizes in: their decompositions are called.
 """
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 
+MARK = "chlo."
+"""In the bytes of every module with such a composite."""
 SCAN = "chlo.scan"
 """The name of the composite."""
 _REDUCERS = frozenset(
@@ -23,20 +27,67 @@ _REDUCERS = frozenset(
 """Operations to whose result the order of their operands is nothing."""
 
 
-def without_scans(module: Any) -> None:
-    """Replace each scan of a module by the window that says the same; one that none says stays."""
+_DEEPEST = 8
+"""Most composites within one another's decompositions."""
+
+
+def without_composites(module: Any) -> None:
+    """Replace the composites of a module that older versions of JAX cannot compile.
+
+    A scan becomes the window that says the same, and one of open shapes a call of what it is
+    composed of; any other stays.
+    """
+    scans = _composites(module, _is_cumulative)
+    for operation in scans:
+        _replace(operation)
+    count = 0
+    for _ in range(_DEEPEST):
+        opened = _composites(module, _is_open)
+        for operation in opened:
+            count += 1
+            _call(module, operation, count)
+        if not opened:
+            break
+    if scans or count:
+        # What nobody calls any more.
+        PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
+
+
+def _composites(module: Any, is_meant: Callable[[Any], bool]) -> list[Any]:
     found: list[Any] = []
 
     def note(operation: Any) -> Any:
-        if operation.name == "stablehlo.composite" and _is_cumulative(operation):
+        if operation.name == "stablehlo.composite" and is_meant(operation):
             found.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(note)
-    for operation in found:
-        _replace(operation)
-    # What a scan is where there is no word for it, which nobody calls any more.
-    PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
+    return found
+
+
+def _is_open(operation: Any) -> bool:
+    types = [one.type for one in (*operation.operands, *operation.results)]
+    has_region = any(len(region.blocks) for region in operation.regions)
+    return not has_region and not all(one.has_static_shape for one in types)
+
+
+def _call(module: Any, operation: Any, number: int) -> None:
+    """Replace a composite by a call of a decomposition of its own: sizes are filled in there."""
+    name = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
+    function = ir.SymbolTable(module.operation)[name]
+    with operation.location:
+        made = function.operation.clone(ip=ir.InsertionPoint(module.body))
+        made.attributes["sym_name"] = ir.StringAttr.get(f"{name}.{number}")
+        with ir.InsertionPoint(operation):
+            called = ir.Operation.create(
+                "func.call",
+                results=[result.type for result in operation.results],
+                operands=list(operation.operands),
+                attributes={"callee": ir.FlatSymbolRefAttr.get(f"{name}.{number}")},
+            )
+    for before, after in zip(operation.results, called.results, strict=True):
+        before.replace_all_uses_with(after)
+    operation.erase()
 
 
 def _is_cumulative(operation: Any) -> bool:
