@@ -140,7 +140,6 @@ async def check(work: Path) -> list[str]:
         cache = Path(folder, "cache")
         for writer in (newest, old):
             repository = Path(folder, f"by-{writer}")
-            repository.mkdir()
             run(WRITE, overlays[writer], repository)
             run(MIGRATE, overlays[writer], repository / PLAIN)
             print(f"jax {writer} has written {len(requests)} kinds", flush=True)

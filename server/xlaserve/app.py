@@ -273,14 +273,9 @@ class Application:
             metrics = listeners.metrics.address if listeners.metrics else None
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
-            more = {} if metrics is None else {"metrics": metrics}
+            more = {"version": build.version(), **({"metrics": metrics} if metrics else {})}
             _log.info(
-                "listening",
-                version=build.version(),
-                grpc=addresses.grpc,
-                grpc_data=addresses.grpc_data,
-                http=http,
-                **more,
+                "listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http, **more
             )
             self.display.listening(addresses)
             yield addresses

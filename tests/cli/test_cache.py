@@ -120,7 +120,7 @@ def test_prune_removes_what_is_said(
 def test_prune_keeps_the_versions_that_are_installed(cache: CompilationCache) -> None:
     _fill(cache, "0.0.1", 2)
     place = _place("own", metadata.version("jax"))
-    own = place.environment | {"jaxlib": metadata.version("jaxlib")}
+    own = {**place.environment, "jaxlib": metadata.version("jaxlib")}
     cache.write(TARGET, place.names[0], Entry(place.program, own, b"x"))
 
     _run("prune", cache.directory, "--other-versions")
@@ -131,7 +131,7 @@ def test_prune_keeps_the_versions_that_are_installed(cache: CompilationCache) ->
 def test_bytes_of_two_keys_stay_with_the_one_that_is_left(cache: CompilationCache) -> None:
     places = [_place("p", version) for version in ("0.0.1", metadata.version("jax"))]
     for place in places:
-        environment = place.environment | {"jaxlib": metadata.version("jaxlib")}
+        environment = {**place.environment, "jaxlib": metadata.version("jaxlib")}
         cache.write(TARGET, place.names[0], Entry(place.program, environment, b"same"))
 
     _run("prune", cache.directory, "--other-versions")

@@ -107,7 +107,8 @@ def test_a_composite_of_open_shapes_is_a_call() -> None:
     assert kept.module == computation.portable(kept.module)
     assert computation.is_same(exported.mlir_module_serialized, kept.module)
     left, right = np.linspace(-3, 3, 6, dtype=np.float32).reshape(2, 3), np.ones((2, 4), np.float32)
-    np.testing.assert_allclose(_gelu(left, right), jax.jit(back.call)(left, right), rtol=1e-5)
+    expected = _gelu(jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(expected, jax.jit(back.call)(left, right), rtol=1e-5)
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_the_export_of_a_generator_says_it_of_each_program(tmp_path: Path) -> No
 
 def test_a_refusal_names_the_jax_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     data = (ROOT / "tests/data/old_models/0.12.0.1/plain.jaxexp").read_bytes()
-    monkeypatch.setattr(artifact, "newest_stablehlo", lambda: "1.17.0")
+    monkeypatch.setattr(computation, "newest_stablehlo", lambda: "1.17.0")
     monkeypatch.setattr(artifact, "_module", _fails)
     with pytest.raises(InvalidModel) as caught:
         artifact.deserialize(bytearray(data))

@@ -233,6 +233,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 def write(root: Path, names: Iterator[str] | None = None) -> None:
     """Write a repository of kinds, each by its name."""
+    root.mkdir(parents=True, exist_ok=True)
     for name in names or KINDS:
         KINDS[name].write(root / name)
 

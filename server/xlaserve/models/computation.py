@@ -326,6 +326,23 @@ def stablehlo_version(module: bytes) -> str:
     return found[1].decode() if found else ""
 
 
+def too_new(module: bytes, written_by: str) -> str:
+    """Say that a portable artifact is newer than the JAX that runs reads; empty for any other.
+
+    `written_by` is the version of the JAX that wrote it, empty where that is not known.
+    """
+    version, newest = stablehlo_version(module), newest_stablehlo()
+    if not version or _numbers(version) <= _numbers(newest):
+        return ""
+    by = READ_FROM.get(version, written_by)
+    way_out = f": serve it with jax {by} or newer" if by else ""
+    return f"it is StableHLO {version}, {newest} is the newest that can be read{way_out}"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
 def newest_stablehlo() -> str:
     """Return the newest version of StableHLO that the JAX which runs can read."""
     return str(stablehlo.get_current_version())
