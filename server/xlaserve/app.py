@@ -5,13 +5,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from xlaserve import allocator, log, signals
+from xlaserve import allocator, build, log, signals
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.devices import start_device
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
@@ -215,7 +214,7 @@ class Application:
         self.history = History(self.registry, self.capacity, counting.failures, self.observing.lag)
         self._core = Core(
             settings,
-            ServerDescription.of(settings, version=metadata.version("xlaserve")),
+            ServerDescription.of(settings, version=build.version()),
             self.workers,
             self.registry,
             self.capacity,
@@ -274,7 +273,7 @@ class Application:
             metrics = listeners.metrics.address if listeners.metrics else None
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
-            more = {} if metrics is None else {"metrics": metrics}
+            more = {"version": build.version(), **({"metrics": metrics} if metrics else {})}
             _log.info(
                 "listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http, **more
             )

@@ -228,6 +228,8 @@ class Settings:
     """Directory of compiled programs, of this user alone; auto: ~/.cache/xlaserve; none."""
     compilation_cache_max_bytes: int = 1 << 30
     """Most bytes of that directory; the least recently used are evicted."""
+    compilation_cache_max_days: int = 90
+    """Days for which a program is kept there that no server has used; 0 keeps it."""
     compilation_cache_url: str = ""
     """URL of remote_schemes where servers share programs, as s3://bucket/programs: what is not in
     the directory is looked for there, and put there. Who may write there runs code here."""

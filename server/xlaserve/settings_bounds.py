@@ -32,6 +32,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "execute_threads": 0,
         "spare_execute_threads": 0,
         "compilation_cache_max_bytes": 0,
+        "compilation_cache_max_days": 0,
         "compilation_cache_url_seconds": 0.01,
         "conversion_cache_max_bytes": 0,
         "max_conversion_bytes": 1,

@@ -14,9 +14,8 @@ PACKAGE = ROOT / "server" / "xlaserve"
 
 MOST_LINES = 500
 LONGER: Mapping[str, int] = {
-    "server/xlaserve/app.py": 504,
-    "server/xlaserve/settings.py": 509,
-    "server/xlaserve/models/artifact.py": 507,
+    "server/xlaserve/app.py": 503,
+    "server/xlaserve/settings.py": 511,
     "server/xlaserve/core/serving/stations/batching.py": 514,
     "server/xlaserve/errors.py": 555,
     "server/xlaserve/models/rows/rules/shape.py": 539,

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 
 from grpclib._typing import IServable
 
+from xlaserve import build
 from xlaserve.assembly.core import Core
 from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.runtime import ModelRuntime
@@ -150,7 +150,7 @@ def _model_runtime_service(
 ) -> ModelRuntimeService:
     return ModelRuntimeService(
         mesh,
-        version=metadata.version("xlaserve"),
+        version=build.version(),
         paths=paths,
         advertise_paths=core.settings.id_injection is IdInjection.PATH,
     )

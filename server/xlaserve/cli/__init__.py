@@ -3,15 +3,16 @@
 import errno
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Annotated, NoReturn
 
 import typer
 
+from xlaserve import build
 from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
 from xlaserve.cli import (
     adopt,
     bench,
+    cache,
     completion,
     config,
     doctor,
@@ -36,7 +37,7 @@ _FAILED = 1
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"xlaserve {metadata.version('xlaserve')}")
+        typer.echo(f"xlaserve {build.version()}")
         raise typer.Exit
 
 
@@ -83,6 +84,7 @@ def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]
             "repo": repo.repo(),
             "plan": plan.plan,
             "warm": warm.warm,
+            "cache": cache.cache(),
         },
         "Other": {"token": token.token, "completion": completion.completion},
     }

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xlaserve import build
 from xlaserve.cli.printable import printable
 from xlaserve.cli.settings_file import merged
 from xlaserve.cli.sizes import format_bytes
@@ -80,7 +81,7 @@ def doctor(
 def checked(settings: Settings) -> Iterator[Check]:
     """Yield a check of each thing that a server with these settings needs."""
     yield Check("python", Result.OK, platform.python_version())
-    yield Check("xlaserve", Result.OK, metadata.version("xlaserve"))
+    yield Check("xlaserve", Result.OK, build.version())
     yield from _limits(settings)
     yield from _endpoints(settings)
     yield from _directories(settings)

@@ -1,5 +1,6 @@
 """The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -42,6 +43,7 @@ _IDLE_SECONDS = 60.0
 """After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
 than a second of a core."""
 _GPU_PREFIX = "gpu_"
+_DAY_SECONDS = 86_400.0
 _NEVER = 2**31 - 1
 """Fewest operations of a command buffer, where there is to be none."""
 
@@ -147,7 +149,11 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
         raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
     if text not in ("", NO_CACHE):
         directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
-        cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
+        cache = CompilationCache(
+            directory,
+            settings.compilation_cache_max_bytes,
+            settings.compilation_cache_max_days * _DAY_SECONDS or math.inf,
+        )
     autotune = ""
     if cache is not None and settings.gpu_autotune_cache:
         autotune = str(cache.directory / AUTOTUNE)

@@ -39,6 +39,7 @@ from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.uncompiled import UncompiledModel
+from xlaserve.models.written_by import Writer
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 PLATFORM = "generator"
@@ -393,7 +394,7 @@ def _exported(
             record=found.files[name].record,
             roots=roots,
         )
-        exported = artifact.deserialize(data, found.jax_version, name=name)
+        exported = artifact.deserialize(data, Writer.of(found.jax_version).jax, name=name)
         artifact.check_runs(exported, platform, name)
         return exported
 
