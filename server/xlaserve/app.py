@@ -49,6 +49,7 @@ from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
+from xlaserve.core.serving.standing import Standing
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -122,7 +123,8 @@ class Application:
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
-        self.registry, self.capacity = Registry(settings.max_requests_per_model), Capacity()
+        self.registry = Registry(settings.max_requests_per_model, Standing())
+        self.capacity = Capacity()
         counting = Counting()
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
@@ -131,7 +133,9 @@ class Application:
                 lambda: self.access.reload(self.workers.wait),
                 [Path(settings.access_rules)],
             )
-        self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
+        self.access = AccessControl.of(
+            settings, None if parent is None else parent.quotas, self.registry.standing
+        )
         """The permissions of callers; the gates ask where there are rules or restrictions."""
         permission = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=permission, observers=[counting])
@@ -356,7 +360,8 @@ class Application:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            if self.control.plane.leads:
+            # Until each process has read it, each looks for itself.
+            if self.control.plane.leads or not self.registry.standing.row.is_settled:
                 await self.control.follower.poll()
 
     # --- start ---

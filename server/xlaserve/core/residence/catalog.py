@@ -12,10 +12,7 @@ from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.serving.sight import require_seen_now, seen_now
 from xlaserve.core.threads.workers import Workers
-from xlaserve.errors import (
-    ModelNotFound,
-    VersionNotFound,
-)
+from xlaserve.errors import RepositoryUnreadable, StillStarting
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.handling import SaysReady
 from xlaserve.models.loaded import ModelInfo
@@ -62,8 +59,10 @@ class Catalog:
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """List every version that is known, and every model of the repository without one.
 
-        Of those that the call which asks may see.
+        Of those that the call which asks may see. Raises RepositoryUnreadable while nobody can
+        tell which there are.
         """
+        self._registry.standing.require_listed(self._repository.place)
         rows, sees = [], seen_now()
         for model in self._registry.models():
             if not sees(model.name):
@@ -74,22 +73,33 @@ class Catalog:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        for name in await self.names():
+        names = await self.names()
+        if unlisted := self._repository.remotes.unlisted:
+            raise RepositoryUnreadable(unlisted.place, unlisted.problem)
+        for name in names:
             if name not in known and sees(name):
                 reason = self._repository.ambiguity(name) or "not loaded"
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
 
     async def ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        """Tell whether a model answers.
+
+        Raises ModelNotFound when there is no such model, StillStarting until the first reading of
+        the repository has ended, in every process, unless the model answers already.
+        """
         check_asked_version(name, version)
         require_seen_now(name, version)
+        standing = self._registry.standing
         if self._registry.find(name) is None and not await self.could_load(name):
-            raise ModelNotFound(name, version)
+            raise standing.absent(name, version)
         model = self._registry.find(name)
         if version and model is not None and version not in model.versions:
-            raise VersionNotFound(name, version)
+            raise standing.absent(name, version, is_other=True)
         if not self._registry.ready(name, version) or self._plane.conceals(name, version):
+            standing.require_settled(name, version)
+            if not self._plane.has_started:
+                raise StillStarting(name, version, "other processes of the server load it")
             return False
         return await self._says_ready(name, version)
 
@@ -102,6 +112,10 @@ class Catalog:
             return True
         done, late = await asyncio.wait(map(asyncio.wrap_future, asked), timeout=READY_SECONDS)
         return not late and all(one.result() for one in done)
+
+    def absent(self, name: str) -> Exception:
+        """Return the error for a model that is neither loaded nor in the repository."""
+        return self._registry.standing.absent(name)
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; raises as an inference would."""

@@ -71,6 +71,11 @@ class Remotes:
         """Return the part of a root; None for one of the disk."""
         return next((part for part in self.parts if part.root == root), None)
 
+    @property
+    def unlisted(self) -> RemotePart | None:
+        """Return the first part that was never listed; None for none."""
+        return next((part for part in self.parts if not part.is_listed), None)
+
     def refresh(self, older_than_seconds: float = 0.0) -> None:
         """List every store, unless that was done since so many seconds."""
         for part in self.parts:
