@@ -342,7 +342,7 @@ class Application:
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
-        return [self._row(entry) for entry in await self.control.catalog.index()]
+        return [self._row(entry) for entry in await self.control.catalog.known()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
         model = self.registry.find(entry.name)

@@ -82,9 +82,15 @@ def command(*arguments: str) -> Sequence[str]:
 
 @asynccontextmanager
 async def served(
-    repository: Path, *flags: str, programs: str = "", **variables: str
+    repository: Path | str,
+    *flags: str,
+    programs: str = "",
+    until: str = "started",
+    **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
+
+    Or from another event of its log on, such as `listening`.
 
     Where a directory of programs is given, what it compiles is kept there. `variables` are of its
     environment.
@@ -104,7 +110,7 @@ async def served(
     server = ServerProcess(process, [])
     try:
         async with asyncio.timeout(START_SECONDS):
-            await server.until("started")
+            await server.until(until)
         yield server
     finally:
         if process.returncode is None:

@@ -18,8 +18,9 @@ from xlaserve.models.handling import SaysReady
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.settings import Settings
 
-_REFRESH_SECONDS = 5.0
-"""Seconds for which an index waits for the listing of stores."""
+_REFRESH_SECONDS = 2.0
+"""Seconds for which an index waits for the listing of stores: less than a process waits for the
+index of another one."""
 
 READY_SECONDS = 5.0
 """How long the code of a model is asked whether it is ready, as in Triton; then it is not."""
@@ -62,7 +63,15 @@ class Catalog:
         Of those that the call which asks may see. Raises RepositoryUnreadable while nobody can
         tell which there are.
         """
-        self._registry.standing.require_listed(self._repository.place)
+        self._registry.standing.require_listed(self._repository.parts[0].place)
+        rows = await self.known(ready=ready)
+        unlisted = None if ready else self._repository.remotes.unlisted
+        if unlisted is not None:
+            raise RepositoryUnreadable(unlisted.place, unlisted.problem)
+        return rows
+
+    async def known(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List what `index` lists, as far as it is known by now."""
         rows, sees = [], seen_now()
         for model in self._registry.models():
             if not sees(model.name):
@@ -73,10 +82,7 @@ class Catalog:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        names = await self.names()
-        if unlisted := self._repository.remotes.unlisted:
-            raise RepositoryUnreadable(unlisted.place, unlisted.problem)
-        for name in names:
+        for name in await self.names():
             if name not in known and sees(name):
                 reason = self._repository.ambiguity(name) or "not loaded"
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))

@@ -139,7 +139,7 @@ class MultiModelContainer:
         So nothing is left out or listed twice when models come and go between two pages. A limit
         outside of 1 to MAX_PAGE is MAX_PAGE (SageMaker, List Model API).
         """
-        self._registry.standing.require_listed(self._repository.place)
+        self._registry.standing.require_listed(self._repository.parts[0].place)
         size = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
         names = [name for name in self._names() if name > after]
         last = names[size - 1] if len(names) > size else ""
