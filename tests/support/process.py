@@ -66,6 +66,10 @@ class ServerProcess:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status; the log is whole then."""
         self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Return the exit status once the server has ended; the log is whole then."""
         async with asyncio.timeout(STOP_SECONDS):
             # asyncio hears of the end of a process once its pipes were read to their end.
             _, rest = await self.process.communicate()
