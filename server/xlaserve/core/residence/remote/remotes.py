@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from xlaserve.cache_home import cache_home
 from xlaserve.core.residence.exhaustion import LoadFailure
 from xlaserve.core.residence.remote.part import LocalReading, RemoteLimits, RemotePart
 from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
@@ -105,4 +106,6 @@ class Remotes:
 
 def _directory(settings: Settings) -> Path:
     said = settings.remote_cache_directory
-    return Path.home() / ".cache" / "xlaserve-models" if said == _AUTO else Path(said)
+    if said == _AUTO:
+        return cache_home("xlaserve-models", "remote_cache_directory")
+    return Path(said)
