@@ -7,6 +7,7 @@ are those of its own tables. `a-one` is there once it has loaded, `a-non` never 
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -404,19 +405,18 @@ async def emptied(
     server: ServerProcess, shelves: Shelves, doors: Doors, cells: Cells
 ) -> Mapping[str, Any]:
     """Have one listing be empty: nothing is unloaded, and it is told loudly."""
-    listed = shelves.may_list
-    listed.clear()
+    # One page is answered; the next look waits for another.
+    left = shelves.pages_left = threading.Semaphore(0)
     objects, shelves.objects = shelves.objects, {}
     shelves.pages["root/"] = b"<html></html>"
     shelves.is_away = False
-    listed.set()
+    left.release()
     await server.until("models are gone from the repository, they stay until a second look")
-    # The next look waits for it.
-    listed.clear()
     found = await faults(State.DOUBTED, doors, cells, is_loaded=True)
     shelves.objects = objects
     shelves.pages.clear()
-    listed.set()
+    shelves.pages_left = None
+    left.release()
     return found
 
 

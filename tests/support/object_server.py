@@ -26,6 +26,8 @@ class Shelves:
     """Pages of directories that are not made of the objects."""
     may_list: threading.Event = field(default_factory=threading.Event)
     """Waited for before a page of a directory is answered; it is set unless a test clears it."""
+    pages_left: threading.Semaphore | None = None
+    """Counts the pages of directories that may still be answered; None for any."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -113,6 +115,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _page(self, path: str) -> None:
         self.shelves.may_list.wait()
+        if (left := self.shelves.pages_left) is not None:
+            left.acquire()
         if self.shelves.is_away:
             self.head(path, 0, 503)
             return
