@@ -200,7 +200,7 @@ def without_sizes(chunks: bytes) -> bytes:
 
 
 def name_of(number: str) -> str:
-    return next(code.name for code in grpc.StatusCode if code.value[0] == int(number))
+    return str(next(code.name for code in grpc.StatusCode if code.value[0] == int(number)))
 
 
 def stream_status(status: str, data: bytes, door: str) -> Seen | None:
@@ -276,7 +276,8 @@ async def faults(state: State, doors: Doors, cells: Cells, *, is_loaded: bool) -
             found[f"{state} {protocol} {door} hidden"] = hidden, nowhere
         if hidden.status not in expected(row, door, HIDDEN, is_loaded=False):
             found[f"{state} {protocol} {door} {HIDDEN}"] = hidden
-    return found | await faults_of_all(state, doors, is_loaded=is_loaded)
+    found.update(await faults_of_all(state, doors, is_loaded=is_loaded))
+    return found
 
 
 async def faults_of_all(state: State, doors: Doors, *, is_loaded: bool) -> Mapping[str, Any]:
@@ -460,4 +461,8 @@ async def asked_by_a_mesh(address: str) -> Mapping[str, str]:
         size, _ = await ask(f"{runtime}modelSize", bytes(UnloadModelRequest(model_id="m")))
         door = "/inference.GRPCInferenceService/ModelInfer"
         infer, _ = await ask(door, message_for(door, "m"))
-        return {"status": RuntimeStatusResponseStatus(status).name, "size": size, "infer": infer}
+        return {
+            "status": str(RuntimeStatusResponseStatus(status).name),
+            "size": size,
+            "infer": infer,
+        }
