@@ -76,6 +76,7 @@ from xlaserve.errors import (
     RepositoryUnreadable,
     ShuttingDown,
     StartFailed,
+    StillStarting,
     SwitchedOff,
     TooLarge,
     TooManyAbandoned,
@@ -404,6 +405,19 @@ TEXTS = [
     (
         RepositoryUnreadable("/models", "it cannot be read: Input/output error"),
         "model repository '/models': it cannot be read: Input/output error",
+    ),
+    (
+        StillStarting("m", "", "the model repository has not been read yet"),
+        "model 'm' may still come: the model repository has not been read yet, try again",
+    ),
+    (
+        StillStarting("m", "3", "models are being loaded for the first time"),
+        "model 'm' version 3 may still come: models are being loaded for the first time, try again",
+    ),
+    (
+        StillStarting("", "", "models are being loaded for the first time"),
+        "a model without a name may still come: models are being loaded for the first time, "
+        "try again",
     ),
     (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
     (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),

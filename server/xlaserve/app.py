@@ -48,6 +48,7 @@ from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
+from xlaserve.core.serving.standing import Standing
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -121,7 +122,8 @@ class Application:
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
-        self.registry, self.capacity = Registry(settings.max_requests_per_model), Capacity()
+        self.registry = Registry(settings.max_requests_per_model, Standing())
+        self.capacity = Capacity()
         counting = Counting()
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
@@ -130,7 +132,9 @@ class Application:
                 lambda: self.access.reload(self.workers.wait),
                 [Path(settings.access_rules)],
             )
-        self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
+        self.access = AccessControl.of(
+            settings, None if parent is None else parent.quotas, self.registry.standing
+        )
         """The permissions of callers; the gates ask where there are rules or restrictions."""
         check = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
@@ -337,7 +341,7 @@ class Application:
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
-        return [self._row(entry) for entry in await self.control.catalog.index()]
+        return [self._row(entry) for entry in await self.control.catalog.known()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
         model = self.registry.find(entry.name)
@@ -355,7 +359,8 @@ class Application:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            if self.control.plane.leads:
+            # Until each process has read it, each looks for itself.
+            if self.control.plane.leads or not self.registry.standing.row.is_settled:
                 await self.control.follower.poll()
 
     # --- start ---

@@ -74,6 +74,15 @@ class ModelNotReady(XlaserveError):
         super().__init__(f"model {asked} is not ready, its state is {state}{because}")
 
 
+class StillStarting(ModelNotReady):
+    """A model is not there, but may come: the first reading of the repository has not ended."""
+
+    def __init__(self, model: str, version: str, because: str) -> None:
+        named = f"model '{model}'" if model else "a model without a name"
+        asked = f"{named} version {version}" if version else named
+        XlaserveError.__init__(self, f"{asked} may still come: {because}, try again")
+
+
 class LoadFailed(XlaserveError):
     """A model could not be loaded; what it served before, it still serves."""
 

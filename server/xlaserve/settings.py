@@ -142,6 +142,9 @@ class Settings:
     direction: tensors that fit pass through it, others through a pipe. 0 for none."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
+    poll_unload_fraction: float = 0.5
+    """With poll: a look that finds more than this part of the models gone, or all of them, unloads
+    none: the next one decides."""
     readiness: Readiness = Readiness.STARTUP
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
     exit_on_error: bool = False

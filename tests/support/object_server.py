@@ -24,10 +24,18 @@ class Shelves:
     """Whether every request is answered with 503."""
     pages: dict[str, bytes] = field(default_factory=dict)
     """Pages of directories that are not made of the objects."""
+    may_list: threading.Event = field(default_factory=threading.Event)
+    """Waited for before a page of a directory is answered; it is set unless a test clears it."""
+    pages_left: threading.Semaphore | None = None
+    """Counts the pages of directories that may still be answered; None for any."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
     released: threading.Event = field(default_factory=threading.Event)
     """Set at the end, for faults that stall."""
+
+    def __post_init__(self) -> None:
+        """List at once."""
+        self.may_list.set()
 
     def gets(self) -> list[str]:
         """Return the paths of all GET requests for objects."""
@@ -97,15 +105,21 @@ class Handler(BaseHTTPRequestHandler):
     def _asked(self) -> str | None:
         path = self.name
         self.shelves.asked.append((self.command, path, self.headers.get("Range", "")))
-        if self.shelves.is_away:
-            self.head(path, 0, 503)
-        elif path in self.shelves.objects:
+        if path in self.shelves.objects and not self.shelves.is_away:
             return path
+        if path in self.shelves.objects:
+            self.head(path, 0, 503)
         else:
             self._page(path)
         return None
 
     def _page(self, path: str) -> None:
+        self.shelves.may_list.wait()
+        if (left := self.shelves.pages_left) is not None:
+            left.acquire()
+        if self.shelves.is_away:
+            self.head(path, 0, 503)
+            return
         below = {name.removeprefix(path) for name in self.shelves.objects if name.startswith(path)}
         entries = {re.sub(r"/.*", "/", name) for name in below}
         made = "".join(f'<a href="{quote(entry)}">x</a>' for entry in sorted(entries))
@@ -133,6 +147,7 @@ def serving_objects(**objects: bytes) -> Iterator[tuple[str, Shelves]]:
         yield f"http://127.0.0.1:{server.server_port}/root", shelves
     finally:
         shelves.released.set()
+        shelves.may_list.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from xlaserve import build
-from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
+from xlaserve.best_effort import best_effort, finish, flushed, open_standard_streams
 from xlaserve.cli import (
     adopt,
     bench,
@@ -92,7 +92,7 @@ def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]
 
 def main() -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 1."""
-    open_standard_descriptors()
+    open_standard_streams()
     # Progress, warnings and the log are told as well as they can be; answers are not lost quietly.
     sys.stderr = best_effort(sys.stderr)
     try:

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import structlog
+
+from xlaserve.cache_home import cache_home
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
@@ -130,10 +133,27 @@ class Compilation:
             self.store.close(_CLOSING_SECONDS)
 
 
+_log = structlog.get_logger("compilation")
+
+
 def flags() -> str:
     """Return the flags of XLA that this process was started with and may change a program."""
     words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
     return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
+
+
+def _directory(text: str) -> Path | None:
+    """Return where compiled programs are kept; None for nowhere."""
+    if text in ("", NO_CACHE):
+        return None
+    if text != AUTO:
+        return Path(text)
+    try:
+        return cache_home("xlaserve", SETTING)
+    except InvalidSettings as error:
+        # What nobody asked for ends no start.
+        _log.warning("compiled programs are not kept", reason=str(error))
+        return None
 
 
 def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
@@ -147,8 +167,8 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     if URL in text:
         # As a path it would be a directory of that name, which nobody looks for.
         raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
-    if text not in ("", NO_CACHE):
-        directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
+    directory = _directory(text)
+    if directory is not None:
         cache = CompilationCache(
             directory,
             settings.compilation_cache_max_bytes,

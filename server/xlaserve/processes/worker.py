@@ -19,7 +19,7 @@ import uvloop
 
 from xlaserve import log
 from xlaserve.app import Application, prepare
-from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
+from xlaserve.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.events import Events
 from xlaserve.core.others import Others
@@ -347,7 +347,7 @@ def main() -> None:
     # The parent alone decides: a terminal and systemd send their signals to all processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    open_standard_descriptors()
+    open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
     faulthandler.enable(sys.stderr)
     end = socket.socket(fileno=int(sys.argv[1]))

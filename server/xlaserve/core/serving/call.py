@@ -129,6 +129,10 @@ class Sight(Protocol):
         """Tell whether it may; raises nothing."""
         ...
 
+    def absent(self, model: str, version: str, *, detail: str) -> Exception:
+        """Return the error for a model that it may not see, which is that of one nowhere."""
+        ...
+
     def refuse_server(self) -> None:
         """Raise NotPermitted: nothing of the whole server is for it to change."""
         ...

@@ -12,7 +12,15 @@ from typing import TypeVar
 import structlog
 
 from xlaserve.access_errors import QuotaExceeded, TooManyRequests, Unauthenticated
-from xlaserve.errors import BudgetExhausted, XlaserveError
+from xlaserve.core.serving.standing import RETRY_SECONDS
+from xlaserve.errors import (
+    BudgetExhausted,
+    ModelNotReady,
+    RepositoryUnreadable,
+    ShuttingDown,
+    StillStarting,
+    XlaserveError,
+)
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import NO_STORE, HttpResponse, json_response
@@ -25,12 +33,16 @@ T = TypeVar("T")
 MAX_ERROR_CHARACTERS = 8192
 """Texts quote what clients sent."""
 
+RETRY: Mapping[str, str] = MappingProxyType({"Retry-After": str(RETRY_SECONDS)})
+"""Headers of what is refused for a moment."""
+
 _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
     {
         UnsupportedEncoding: {
             "Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-"),
         },
         BudgetExhausted: {"Retry-After": "1"},
+        **dict.fromkeys((ModelNotReady, RepositoryUnreadable, ShuttingDown, StillStarting), RETRY),
         # RFC 9110 11.6.1, RFC 6750 3
         Unauthenticated: {"WWW-Authenticate": "Bearer"},
     }

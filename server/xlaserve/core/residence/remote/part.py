@@ -255,6 +255,16 @@ class RemotePart:
         """Return the URL."""
         return self.url
 
+    @property
+    def is_listed(self) -> bool:
+        """Tell whether the store was ever listed."""
+        return self._listing is not None
+
+    @property
+    def problem(self) -> str:
+        """Return why the last `refresh` failed; empty where it did not."""
+        return self._problem
+
     def listing(self) -> Listing:
         """Return what the store held at the last `refresh`; raises OSError if it failed."""
         if self._problem or self._listing is None:

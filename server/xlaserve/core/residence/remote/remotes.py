@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from xlaserve.cache_home import cache_home
 from xlaserve.core.residence.exhaustion import LoadFailure
 from xlaserve.core.residence.remote.part import LocalReading, RemoteLimits, RemotePart
 from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
@@ -71,6 +72,11 @@ class Remotes:
         """Return the part of a root; None for one of the disk."""
         return next((part for part in self.parts if part.root == root), None)
 
+    @property
+    def unlisted(self) -> RemotePart | None:
+        """Return the first part that was never listed; None for none."""
+        return next((part for part in self.parts if not part.is_listed), None)
+
     def refresh(self, older_than_seconds: float = 0.0) -> None:
         """List every store, unless that was done since so many seconds."""
         for part in self.parts:
@@ -100,4 +106,6 @@ class Remotes:
 
 def _directory(settings: Settings) -> Path:
     said = settings.remote_cache_directory
-    return Path.home() / ".cache" / "xlaserve-models" if said == _AUTO else Path(said)
+    if said == _AUTO:
+        return cache_home("xlaserve-models", "remote_cache_directory")
+    return Path(said)

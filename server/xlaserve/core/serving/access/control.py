@@ -23,6 +23,7 @@ from xlaserve.core.serving.access.tokens import bearer
 from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer, Sight
 from xlaserve.core.serving.principal import KnownBy
 from xlaserve.core.serving.sight import Sees, everything, nothing
+from xlaserve.core.serving.standing import Standing, State
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 
@@ -100,14 +101,17 @@ class AccessControl:
         *,
         max_principals: int,
         quotas: Admits | None = None,
+        standing: Standing | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises InvalidSettings for rules that cannot be used.
 
-        `quotas` are those of all processes; without them, this one has its own.
+        `quotas` are those of all processes; without them, this one has its own. `standing` is that
+        of the models which some callers may not see.
         """
         self._path = path
+        self._standing = standing or Standing(State.SETTLED)
         self._restrictions = restrictions
         self._clock = clock
         self._quotas = quotas or Quotas(max_principals, monotonic)
@@ -117,13 +121,16 @@ class AccessControl:
             self._take(self._read())
 
     @classmethod
-    def of(cls, settings: Settings, quotas: Admits | None = None) -> "AccessControl":
+    def of(
+        cls, settings: Settings, quotas: Admits | None = None, standing: Standing | None = None
+    ) -> "AccessControl":
         """Return what the settings say; raises InvalidSettings for what cannot be used."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
             max_principals=settings.max_principals,
             quotas=quotas,
+            standing=standing,
         )
         if settings.modelmesh and access._state is not None:
             allowed = {operation for caller in access._rules.callers for operation in caller.allow}
@@ -215,7 +222,7 @@ class AccessControl:
             bool(found) and len(authorization) <= _MAX_CHARACTERS
         )
         found += state.rules.of_peer(peer)
-        by_operation = _permissions(found)
+        by_operation = _permissions(found, self._standing)
         is_known = any(one.principal.known_by is not KnownBy.NOTHING for one in found)
         granted = _Granted(state, MappingProxyType(by_operation), is_known, until)
         if is_remembered:
@@ -287,7 +294,7 @@ class AccessControl:
         return Rules() if self._state is None else self._state.rules
 
 
-def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:
+def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
     """Return what callers may do together, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
@@ -297,16 +304,18 @@ def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:
     known = ModelNames(name for one in found for name in one.caller.models or ())
     return {
         operation: _Permission(
-            next(iter(those.values())), _sight(operation, tuple(those.values()), known)
+            next(iter(those.values())), _sight(operation, tuple(those.values()), known, standing)
         )
         for operation, those in allowing.items()
     }
 
 
-def _sight(operation: Operation, found: Sequence[Found], known: ModelNames) -> Sight | None:
+def _sight(
+    operation: Operation, found: Sequence[Found], known: ModelNames, standing: Standing
+) -> Sight | None:
     names: set[str] = set()
     for one in found:
         if one.caller.models is None:
             return None
         names |= one.caller.models
-    return CallerSight(found[0].principal.name, operation, ModelNames(names), known)
+    return CallerSight(found[0].principal.name, operation, ModelNames(names), known, standing)
