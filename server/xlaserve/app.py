@@ -41,6 +41,7 @@ from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.call import current_call
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
@@ -65,6 +66,7 @@ from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.reasons import reason_of
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpServer
 from xlaserve.transport.tls import MakeContext, ServerTls, server_tls
@@ -123,7 +125,7 @@ class Application:
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
         self.registry, self.capacity = Registry(settings.max_requests_per_model), Capacity()
-        counting = Counting()
+        counting = Counting(failures=Failures(reason_of))
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
             self.reloads.add(
