@@ -121,9 +121,7 @@ GRPC_WEB = ("Content-Type", "application/grpc-web+proto")
 JSON = ("Content-Type", "application/json")
 INFER = "/v2/models/echo/infer"
 ON_HTTP: Mapping[str, bytes] = {
-    "gRPC-Web, malformed": message(
-        "POST", SERVICE + "ModelInfer", GRPC_WEB, body=framed(GARBAGE)
-    ),
+    "gRPC-Web, malformed": message("POST", SERVICE + "ModelInfer", GRPC_WEB, body=framed(GARBAGE)),
     "gRPC-Web, compressed": message(
         "POST", SERVICE + "ModelInfer", GRPC_WEB, body=compressed(b"data")
     ),

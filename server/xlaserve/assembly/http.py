@@ -183,6 +183,7 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         observing=core.observing.reading(core.tracing),
         fetching=core.repository.remotes.counts,
         programs=core.compilation.counts,
+        failed_loads=core.control.failed_loads,
         max_versions=core.settings.max_metric_versions,
         others=core.others,
     ).table()

@@ -1,6 +1,7 @@
 """The names under which refusals are counted, and the one test of what nobody expected."""
 
 import asyncio
+from collections.abc import Iterator
 
 from grpclib.const import Status
 
@@ -36,8 +37,11 @@ def is_expected(error: BaseException) -> bool:
 _MODULES = (access_errors, code_errors, errors, language_errors, sequence_errors)
 
 
-def _is_error(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, XlaserveError) and kind is not XlaserveError
+def _names_of_errors() -> Iterator[str]:
+    for module in _MODULES:
+        for name, kind in vars(module).items():
+            if isinstance(kind, type) and issubclass(kind, XlaserveError):
+                yield name
 
 
 def _of_status(status: Status) -> str:
@@ -49,9 +53,10 @@ KNOWN_REASONS = tuple(
         {
             CANCELLED,
             UNEXPECTED,
-            *(name for module in _MODULES for name, kind in vars(module).items() if _is_error(kind)),
+            *_names_of_errors(),
             *(_of_status(status) for status in Status if status is not Status.OK),
         }
+        - {XlaserveError.__name__}
     )
 )
 """Reasons that are counted from the start, with 0: what counts the first is then an increase."""

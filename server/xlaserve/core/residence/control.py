@@ -107,6 +107,11 @@ class ModelControl:
         """Begins and ends of purges by now: a load that has seen another number is cancelled."""
         self._log = structlog.get_logger("control")
 
+    @property
+    def failed_loads(self) -> Mapping[str, int]:
+        """Return the failed loads of each model that came to no version."""
+        return self._notes.failed_loads
+
     # --- what clients ask ---
 
     async def load(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:

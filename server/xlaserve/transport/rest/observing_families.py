@@ -45,8 +45,8 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
         "xlaserve_refusals_total",
         "counter",
         "Requests of all operations that failed, by the class of their error; Cancelled where the "
-        "client left, Rpc and a status where gRPC itself refused them, Unexpected where the log has a "
-        "traceback; those that are known have a row from the start",
+        "client left, Rpc and a status where gRPC itself refused it, Unexpected where the log has "
+        "a traceback; what is known has a row from the start",
         _refusals,
         ("reason",),
     ),
