@@ -354,11 +354,14 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         self._manager.ready()
-        if self.settings.model_control_mode is not ModelControlMode.POLL:
+        polls = self.settings.model_control_mode is ModelControlMode.POLL
+        if not polls and not self.repository.remotes:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            if self.control.plane.leads:
+            if not polls:
+                await self.control.follower.look_at_stores()
+            elif self.control.plane.leads:
                 await self.control.follower.poll()
 
     # --- start ---

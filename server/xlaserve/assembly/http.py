@@ -184,6 +184,7 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         fetching=core.repository.remotes.counts,
         programs=core.compilation.counts,
         failed_loads=core.control.failed_loads,
+        stores=lambda: core.repository.remotes.problems,
         max_versions=core.settings.max_metric_versions,
         others=core.others,
     ).table()

@@ -28,6 +28,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
         errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.StoreUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         # Triton's status for it, which its example simple_grpc_model_control asks for.
         errors.FileNameTooLong: WireStatus(Status.INTERNAL, HTTPStatus.BAD_REQUEST),
         errors.TooManyAbandoned: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),

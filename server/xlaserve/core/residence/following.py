@@ -143,6 +143,17 @@ class RepositoryFollower:
         if self.server_ready is not was_ready:
             self._registry.notify()
 
+    async def look_at_stores(self) -> None:
+        """Ask every store whether it is there, and log where that has changed."""
+        remotes = self._repository.remotes
+        before = remotes.problems
+        await self._workers.fetch_for(remotes.look)
+        for url, problem in remotes.problems.items():
+            if problem and not before[url]:
+                self._log.warning("store does not answer", store=url, reason=problem)
+            elif before[url] and not problem:
+                self._log.info("store answers again", store=url)
+
     async def _refresh(self) -> None:
         """Have the stores listed, for the look that follows."""
         if self._repository.remotes:

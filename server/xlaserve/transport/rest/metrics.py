@@ -93,6 +93,7 @@ class Metrics:
         fetching: FetchCounts | None = None,
         programs: Mapping[str, ProgramCounts] = MappingProxyType({}),
         failed_loads: Mapping[str, int] = MappingProxyType({}),
+        stores: Callable[[], Mapping[str, str]] = dict,
         max_versions: int = DEFAULT_MAX_VERSIONS,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         others: Others = NOBODY,
@@ -111,7 +112,7 @@ class Metrics:
         self._is_told = False
         """Whether the log says that some share one."""
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings, stores)
         self._shared = shared
         self._of_code = of_code
         self._others = others
