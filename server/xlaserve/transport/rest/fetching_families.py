@@ -37,7 +37,7 @@ OF_FETCHING: tuple[Family[FetchCounts], ...] = (
     Family(
         "xlaserve_store_request_failures_total",
         "counter",
-        "Requests to stores that failed in all of their attempts; those for files of a fetch fail it",
+        "Requests to stores that failed in all attempts; those for files of a fetch fail that",
         lambda counts: one(counts.refused),
     ),
 )
