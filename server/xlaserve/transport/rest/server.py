@@ -1,14 +1,15 @@
 """The HTTP server: what answers a request of the general path, by the table of routes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
+from xlaserve.core.serving.call_record import attach
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
@@ -204,7 +205,7 @@ class HttpServer:
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
         call.opened_ns = request.opened_ns
-        with self._gates.passing(call):
+        with _counted(call), self._gates.passing(call):
             origin = self._origins.check(headers, connection.peer)
             if match.route is None:
                 return _noted(call, self._no_route(method, path, match.allowed))
@@ -329,6 +330,16 @@ class HttpServer:
             return answer
         headers = joined(answer.headers, {"Content-Encoding": coding}, _VARIED)
         return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Have the answer that an error of the block becomes counted for a call."""
+    try:
+        yield
+    except Exception as error:
+        attach(call.record, error)
+        raise
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:

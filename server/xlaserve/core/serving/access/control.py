@@ -169,7 +169,9 @@ class AccessControl:
             if not granted.is_known:
                 raise Unauthenticated
             first = next(iter(granted.by_operation.values()))
-            raise NotPermitted(first.found.principal.name, call.operation.value)
+            # For the record of the call: who was refused.
+            call.principal = first.found.principal
+            raise NotPermitted(call.principal.name, call.operation.value)
         found = permission.found
         call.principal = found.principal
         if permission.sight is not None:
