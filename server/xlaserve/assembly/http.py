@@ -53,6 +53,7 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
         settings.max_http_heads,
         settings.answer_timeout_seconds,
         settings.preface_seconds,
+        settings.compress_answers,
     )
     return HttpServer(
         routes,

@@ -68,6 +68,8 @@ class HttpLimits:
     """Seconds within which a client has to read some more of an answer that waits for it."""
     handshake_seconds: float = 5.0
     """Seconds a TLS handshake may take."""
+    compress_answers: bool = True
+    """Whether answers are compressed for clients that accept it."""
 
 
 class HttpServer:
@@ -273,8 +275,12 @@ class HttpServer:
 
     def _finish(self, request: Request) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
-        coding = compression.accepted_coding(accepted)
+        coding = self._coding(accepted)
         return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
+
+    def _coding(self, accepted: str) -> str:
+        compresses = self._limits.compress_answers
+        return compression.accepted_coding(accepted) if compresses else compression.IDENTITY
 
     def _compress_later(
         self, coding: str, answer: HttpResponse
@@ -284,7 +290,7 @@ class HttpServer:
         return asyncio.ensure_future(self._compress(coding, answer))
 
     async def _send(self, request: Request, answer: HttpResponse) -> None:
-        coding = compression.accepted_coding(request.headers.get("Accept-Encoding", ""))
+        coding = self._coding(request.headers.get("Accept-Encoding", ""))
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
         headers = self._origins.answer_headers(ReadHeaders(request.headers))
