@@ -59,7 +59,7 @@ from xlaserve.models.cuda_driver import open_driver
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ModelControlMode, TlsEndpoint
+from xlaserve.settings_choices import Device, TlsEndpoint
 from xlaserve.successor import Successor
 from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
@@ -354,15 +354,9 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         self._manager.ready()
-        polls = self.settings.model_control_mode is ModelControlMode.POLL
-        if not polls and not self.repository.remotes:
-            await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            if not polls:
-                await self.control.follower.look_at_stores()
-            elif self.control.plane.leads:
-                await self.control.follower.poll()
+            await self.control.follower.look()
 
     # --- start ---
 

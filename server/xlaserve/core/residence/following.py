@@ -143,6 +143,14 @@ class RepositoryFollower:
         if self.server_ready is not was_ready:
             self._registry.notify()
 
+    async def look(self) -> None:
+        """Look for changes where the control mode says so, else at stores alone."""
+        if self._settings.model_control_mode is not ModelControlMode.POLL:
+            if self._repository.remotes:
+                await self.look_at_stores()
+        elif self._plane.leads:
+            await self.poll()
+
     async def look_at_stores(self) -> None:
         """Ask every store whether it is there, and log where that has changed."""
         remotes = self._repository.remotes
