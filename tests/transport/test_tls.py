@@ -103,7 +103,7 @@ def test_a_key_that_needs_a_password_is_an_error_and_no_question(
     )
     Path(files["tls_key"]).write_bytes(locked)
 
-    with pytest.raises(InvalidSettings, match="tls_certificate"):
+    with pytest.raises(InvalidSettings, match="setting tls_key: expected a key without a password"):
         contexts(tmp_path, **files)
 
 
