@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from html.parser import HTMLParser
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from xlaserve.models.storage.attempts import Attempts
@@ -65,7 +65,8 @@ class HttpStore:
             pages = {pool.submit(self._listed, self._page, first): (first, 0)}
             looks: set[Future[RemoteObject]] = set()
             while pages or looks:
-                done, _ = wait({*pages, *looks}, return_when=FIRST_COMPLETED)
+                asked: set[Future[Any]] = {*pages, *looks}
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
                 found += [look.result() for look in done & looks]
                 looks -= done
                 for page in done & pages.keys():
@@ -82,8 +83,7 @@ class HttpStore:
                             looks.add(pool.submit(self._listed, self._head, directory + name))
                         elif depth < _MAX_DEPTH:
                             inner = directory + name
-                            asked = pool.submit(self._listed, self._page, inner)
-                            pages[asked] = (inner, depth + 1)
+                            pages[pool.submit(self._listed, self._page, inner)] = inner, depth + 1
         finally:
             pool.shutdown(cancel_futures=True)
         return sorted(found, key=lambda one: one.name)
