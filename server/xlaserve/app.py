@@ -40,6 +40,7 @@ from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.call import current_call
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
@@ -58,13 +59,14 @@ from xlaserve.models.cuda_driver import open_driver
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ModelControlMode, TlsEndpoint
+from xlaserve.settings_choices import Device, TlsEndpoint
 from xlaserve.successor import Successor
 from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.reasons import reason_of
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpServer
 from xlaserve.transport.tls import MakeContext, ServerTls, server_tls
@@ -124,7 +126,7 @@ class Application:
         self._tls = self._read_tls()
         self.registry = Registry(settings.max_requests_per_model, Standing())
         self.capacity = Capacity()
-        counting = Counting()
+        counting = Counting(failures=Failures(reason_of))
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
             self.reloads.add(
@@ -355,13 +357,9 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         self._manager.ready()
-        if self.settings.model_control_mode is not ModelControlMode.POLL:
-            await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            # Until each process has read it, each looks for itself.
-            if self.control.plane.leads or not self.registry.standing.row.is_settled:
-                await self.control.follower.poll()
+            await self.control.follower.look()
 
     # --- start ---
 

@@ -175,6 +175,7 @@ def best_effort(stream: TextIO | None) -> TextIO:
 
 def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
     """Give the reader of a stream a bounded time to take what waits for it: the process ends."""
+    stream = getattr(stream, "behind", stream)
     if isinstance(stream, BestEffortStream):
         stream.finish(seconds)
 

@@ -91,6 +91,10 @@ class LoadFailed(XlaserveError):
         super().__init__(f"failed to load '{model}', {self.reason}")
 
 
+class StoreUnavailable(LoadFailed):
+    """A model could not be loaded because its store does not answer; to try again may help."""
+
+
 class FileNameTooLong(LoadFailed):
     """A file that came with a load has a name that no file system takes."""
 

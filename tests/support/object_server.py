@@ -28,6 +28,13 @@ class Shelves:
     """Waited for before a page of a directory is answered; it is set unless a test clears it."""
     pages_left: threading.Semaphore | None = None
     """Counts the pages of directories that may still be answered; None for any."""
+    failing: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many more requests of a method and a path are answered with 503."""
+    turns: threading.Semaphore | None = None
+    """Taken by each HEAD, where a test says when these may be answered."""
+    heads_at_once: list[int] = field(default_factory=lambda: [0, 0])
+    """HEAD requests in progress, and the most that there were."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -57,6 +64,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer with the size and the ETag of an object."""
+        shelves = self.shelves
+        with shelves.lock:
+            shelves.heads_at_once[0] += 1
+            shelves.heads_at_once[1] = max(shelves.heads_at_once)
+        if shelves.turns is not None:
+            shelves.turns.acquire()
+        with shelves.lock:
+            shelves.heads_at_once[0] -= 1
         path = self._asked()
         if path is not None:
             self.head(path, len(self.shelves.objects[path]))
@@ -105,10 +120,13 @@ class Handler(BaseHTTPRequestHandler):
     def _asked(self) -> str | None:
         path = self.name
         self.shelves.asked.append((self.command, path, self.headers.get("Range", "")))
-        if path in self.shelves.objects and not self.shelves.is_away:
-            return path
-        if path in self.shelves.objects:
+        left = self.shelves.failing.get((self.command, path), 0)
+        is_away = self.shelves.is_away and path in self.shelves.objects
+        if is_away or left:
+            self.shelves.failing[self.command, path] = max(0, left - 1)
             self.head(path, 0, 503)
+        elif path in self.shelves.objects:
+            return path
         else:
             self._page(path)
         return None

@@ -127,6 +127,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
                 splicing.get(INFER_METHOD),
                 long=LongMessages(core.workers.host, settings.max_message_bytes),
                 repeats=core.repeats,
+                compress_answers=settings.compress_answers,
             )
         },
     )
@@ -175,6 +176,7 @@ def http2_limits(settings: Settings) -> Http2Limits:
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
         answer_seconds=settings.answer_timeout_seconds,
+        compress_answers=settings.compress_answers,
     )
 
 

@@ -15,12 +15,17 @@ from typing import Any
 
 import msgspec
 
+from xlaserve import last_words
 from xlaserve.errors import InvalidModel
 from xlaserve.language import files
 from xlaserve.language_errors import MessagesRefused, TemplateFailed, TextNotInstalled
 
 _SCRIPT = Path(__file__).with_name("template_process.py")
 _SIZE_BYTES = 4
+_END_SECONDS = 5.0
+"""Seconds that a process may take to end once it has closed its pipe."""
+_SAID_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 300
 _ENCODER = msgspec.json.Encoder()
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -133,7 +138,7 @@ class Template:
         try:
             process = self._process
             if process is None:
-                process = self._process = _Process(self._limits)
+                process = self._process = _Process(self._limits, self._model)
                 first = {"sources": self._sources, "limits": asdict(self._limits)}
                 if "text" not in (found := process.ask(_ENCODER.encode(first))):
                     return found
@@ -157,21 +162,23 @@ class Template:
 
 
 class _TookTooMuch(Exception):
-    """A template has used up a limit, and its process has ended."""
+    """The process of a template has ended: it used up a limit, or could not go on."""
 
 
 class _Process:
     """One process, which is ended at the latest when nothing refers to it any more."""
 
-    def __init__(self, limits: TemplateLimits) -> None:
+    def __init__(self, limits: TemplateLimits, model: str) -> None:
         """Start it; raises OSError."""
         self._limits = limits
+        self._model = model
         # Nothing of the server's environment: its secrets are no business of a template.
         self._process = subprocess.Popen(
             [sys.executable, "-s", "-P", "-X", "utf8", str(_SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            # A pipe: a process without files may write no other, and one that fills it is ended.
+            stderr=subprocess.PIPE,
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             cwd="/",
             bufsize=0,
@@ -191,7 +198,10 @@ class _Process:
         rest = memoryview(len(message).to_bytes(_SIZE_BYTES, "big") + message)
         while rest:
             self._wait(until, stdin.fileno(), select.POLLOUT)
-            rest = rest[os.write(stdin.fileno(), rest) :]
+            try:
+                rest = rest[os.write(stdin.fileno(), rest) :]
+            except BrokenPipeError:
+                raise self._ended() from None
         size = int.from_bytes(self._read(stdout.fileno(), _SIZE_BYTES, until), "big")
         # JSON may write a byte as six, and a character as twelve.
         if size > 8 * self._limits.output_bytes:
@@ -205,13 +215,31 @@ class _Process:
             self._wait(until, file, select.POLLIN)
             more = os.read(file, min(count - len(data), 1 << 20))
             if not more:
-                seconds = self._limits.cpu_seconds
-                raise _TookTooMuch(
-                    f"its process ended: it may take {seconds:g} seconds of the processor and "
-                    f"{self._limits.memory_bytes} bytes of memory"
-                )
+                raise self._ended()
             data += more
         return bytes(data)
+
+    def _ended(self) -> "_TookTooMuch":
+        """Return why it wrote no more, once the log has what it said last."""
+        try:
+            status = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        errors = self._process.stderr
+        assert errors is not None
+        os.set_blocking(errors.fileno(), False)
+        said = errors.read(_SAID_BYTES) or b""
+        how, last = last_words.how(status), last_words.last_line(said)
+        last_words.tell("chat template", how, said, self._model)
+        if status > 0:
+            behind = f": {last[:_SHOWN_CHARACTERS]}" if last else ""
+            return _TookTooMuch(f"its process ended with {how}{behind}")
+        limits = self._limits
+        return _TookTooMuch(
+            f"its process ended ({how}): it may take {limits.cpu_seconds:g} seconds of the "
+            f"processor and {limits.memory_bytes} bytes of memory"
+        )
 
     def _wait(self, until: float, file: int, event: int) -> None:
         poll = select.poll()
@@ -223,7 +251,7 @@ class _Process:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
-    for stream in (process.stdin, process.stdout):
+    for stream in (process.stdin, process.stdout, process.stderr):
         assert stream is not None
         stream.close()
     process.wait()

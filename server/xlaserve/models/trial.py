@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from xlaserve import last_words
 from xlaserve.confinement import confine, limit_processor
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.models import manifest, plain_artifact
@@ -35,6 +36,7 @@ FILE_BYTES = 8 << 30
 """Of one file: a converted model has its parameters in one."""
 OPEN_FILES = 256
 
+_PROCESS = "trial load"
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself: its parent may be gone by then."""
 
@@ -75,18 +77,28 @@ def try_loading(
             timeout=seconds,
             check=False,
         )
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as expired:
+        last_words.tell(_PROCESS, f"killed after {seconds:g} seconds", expired.stderr)
         raise InvalidModel(_late(seconds)) from None
     if trial.returncode == _REFUSED:
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
+    if trial.returncode:
+        last_words.tell(_PROCESS, last_words.how(trial.returncode), trial.stderr)
     if trial.returncode == -signal.SIGXCPU:
         raise InvalidModel(_late(seconds))
     if trial.returncode < 0:
-        name = signal.Signals(-trial.returncode).name
+        name = last_words.how(trial.returncode)
         what = "artifact" if source is None else f"file {source.path.name}"
         raise InvalidModel(f"the {what} ends the process that reads it ({name})")
     if trial.returncode:
-        raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
+        raise InvalidModel(
+            f"a trial load failed with exit status {trial.returncode}"
+            f"{_behind(last_words.last_line(trial.stderr))}"
+        )
+
+
+def _behind(line: str) -> str:
+    return f": {line[:_SHOWN_CHARACTERS]}" if line else ""
 
 
 def _late(seconds: float) -> str:

@@ -27,6 +27,7 @@ from xlaserve.core.serving.access.quota_table import QuotaTable
 from xlaserve.core.serving.access.quotas import Admits
 from xlaserve.core.serving.access.shared_quotas import SharedQuotas
 from xlaserve.errors import XlaserveError
+from xlaserve.log_everything import taken_stderr
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
 from xlaserve.processes.fronts.engine import FrontEnds
 from xlaserve.processes.fronts.front_end import FrontEnd, Limits
@@ -146,7 +147,8 @@ async def serve(end: socket.socket) -> bool:
     assert isinstance(begin, Begin)
     log.configure(str(begin.settings["log_level"]), worker=begin.worker)
     try:
-        return await _serve(channel, begin)
+        with taken_stderr():
+            return await _serve(channel, begin)
     except* XlaserveError as group:
         error = group.exceptions[0]
         channel.send(Failed(type(error).__name__, str(error)))

@@ -71,6 +71,8 @@ class ModelControl:
         """`sees_for` tells with which models the client of a call may do something else too."""
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
+        self.failed_loads: Mapping[str, int] = self._notes.failed_loads
+        """Failed loads of each model that came to no version."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(

@@ -177,6 +177,26 @@ class RepositoryFollower:
             return State.MISSING
         return State.DOUBTED if self.watch.doubted else State.SETTLED
 
+    async def look(self) -> None:
+        """Look for changes where the control mode says so, else at stores alone."""
+        if self._settings.model_control_mode is not ModelControlMode.POLL:
+            if self._repository.remotes:
+                await self.look_at_stores()
+        # Until each process has read it, each looks for itself.
+        elif self._plane.leads or not self._registry.standing.row.is_settled:
+            await self.poll()
+
+    async def look_at_stores(self) -> None:
+        """Ask every store whether it is there, and log where that has changed."""
+        remotes = self._repository.remotes
+        before = remotes.problems
+        await self._workers.fetch_for(remotes.look)
+        for url, problem in remotes.problems.items():
+            if problem and not before[url]:
+                self._log.warning("store does not answer", store=url, reason=problem)
+            elif before[url] and not problem:
+                self._log.info("store answers again", store=url)
+
     async def _refresh(self) -> None:
         """Have the stores listed, for the look that follows."""
         if self._repository.remotes:

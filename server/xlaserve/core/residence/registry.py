@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from xlaserve.core.events import Origin
 from xlaserve.core.residence.capacity import Reservation, Sizes
+from xlaserve.core.residence.executed_rows import ExecutedRows
 from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
@@ -99,6 +100,11 @@ class Instance:
     def info(self) -> ModelInfo:
         """Describe the loaded model."""
         return self.runner.info
+
+    @property
+    def bucket_sizes(self) -> Sequence[int]:
+        """Return the batch sizes that were compiled, ascending."""
+        return sorted({bucket.rows for bucket in self.info.buckets})
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -237,6 +243,13 @@ class Version:
         self.origin: Origin | None = None
         """The caller of the last load that succeeded, and its time; the loader sets it."""
         self.statistics = VersionStatistics()
+        self.executed = ExecutedRows()
+
+    def put(self, instance: Instance | None) -> None:
+        """Have an instance answer from now on, or none; what was executed stays counted."""
+        if self.instance is not None:
+            self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
+        self.instance = instance
 
     @property
     def state(self) -> State:

@@ -14,6 +14,8 @@ from pathlib import Path
 from signal import Signals
 from threading import Event
 
+from xlaserve import last_words
+
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
 
@@ -30,9 +32,17 @@ class ProcessEndedError(Exception):
     """The process wrote no whole answer; its text says why."""
 
     def __init__(
-        self, reason: str, *, is_late: bool = False, is_limit: bool = False, doing: str = ""
+        self,
+        reason: str,
+        *,
+        is_late: bool = False,
+        is_limit: bool = False,
+        doing: str = "",
+        said: str = "",
     ) -> None:
         super().__init__(reason)
+        self.said = said
+        """What it printed on stderr."""
         self.is_late = is_late
         """Whether it was killed since its time was over."""
         self.is_limit = is_late or is_limit
@@ -162,12 +172,13 @@ class CompilerProcess:
         doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
         if late is not None:
             text = f"its compilation did not end in {late:g} seconds"
-            return ProcessEndedError(text, is_late=True, doing=doing)
-        how = Signals(-status).name if status < 0 else f"exit status {status}"
+            return ProcessEndedError(text, is_late=True, doing=doing, said="\n".join(said))
+        how = last_words.how(status)
         others = [line for line in said if not line.startswith(DOING)]
         last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
         return ProcessEndedError(
             f"its compilation ended the process that compiles ({how}){last}",
             is_limit=status == -Signals.SIGXCPU,
             doing=doing,
+            said="\n".join(said),
         )

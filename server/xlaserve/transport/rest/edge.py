@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 
 from xlaserve.access_errors import QuotaExceeded, TooManyRequests, Unauthenticated
+from xlaserve.core.serving.call_record import count_answer
 from xlaserve.core.serving.standing import RETRY_SECONDS
 from xlaserve.errors import (
     BudgetExhausted,
@@ -87,7 +88,16 @@ async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T
 
 
 def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
-    """Return the answer that an exception becomes; one that nobody expected is logged."""
+    """Return the answer that an exception becomes; one that nobody expected is logged.
+
+    Its bytes are those of the call that the exception has ended.
+    """
+    answer = _translated(error, method=method, path=path)
+    count_answer(error, answer.size)
+    return answer
+
+
+def _translated(error: Exception, *, method: str, path: str) -> HttpResponse:
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
         if isinstance(error, QuotaExceeded | TooManyRequests):

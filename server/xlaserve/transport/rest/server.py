@@ -1,14 +1,15 @@
 """The HTTP server: what answers a request of the general path, by the table of routes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
+from xlaserve.core.serving.call_record import attach
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
@@ -69,6 +70,8 @@ class HttpLimits:
     """Seconds within which a client has to read some more of an answer that waits for it."""
     handshake_seconds: float = 5.0
     """Seconds a TLS handshake may take."""
+    compress_answers: bool = True
+    """Whether answers are compressed for clients that accept it."""
 
 
 class HttpServer:
@@ -206,7 +209,7 @@ class HttpServer:
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
         call.opened_ns = request.opened_ns
-        with self._gates.passing(call):
+        with _counted(call), self._gates.passing(call):
             origin = self._origins.check(headers, call.peer)
             if match.route is None:
                 return _noted(call, _not_kept(self._no_route(method, path, match.allowed)))
@@ -278,8 +281,12 @@ class HttpServer:
 
     def _finish(self, request: Request) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
-        coding = compression.accepted_coding(accepted)
+        coding = self._coding(accepted)
         return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
+
+    def _coding(self, accepted: str) -> str:
+        compresses = self._limits.compress_answers
+        return compression.accepted_coding(accepted) if compresses else compression.IDENTITY
 
     def _compress_later(
         self, coding: str, answer: HttpResponse
@@ -289,7 +296,7 @@ class HttpServer:
         return asyncio.ensure_future(self._compress(coding, answer))
 
     async def _send(self, request: Request, answer: HttpResponse) -> None:
-        coding = compression.accepted_coding(request.headers.get("Accept-Encoding", ""))
+        coding = self._coding(request.headers.get("Accept-Encoding", ""))
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
         headers = self._origins.answer_headers(ReadHeaders(request.headers))
@@ -335,6 +342,16 @@ class HttpServer:
             return answer
         headers = joined(answer.headers, {"Content-Encoding": coding}, _VARIED)
         return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Have the answer that an error of the block becomes counted for a call."""
+    try:
+        yield
+    except Exception as error:
+        attach(call.record, error)
+        raise
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
