@@ -99,6 +99,7 @@ from xlaserve.language_errors import (
     SpelledSpecialToken,
     TemplateFailed,
     TextNotInstalled,
+    TextProcessLost,
     TextTooLong,
 )
 from xlaserve.models.device_failures import device_failure
@@ -353,6 +354,10 @@ TEXTS = [
         "tokens for that",
     ),
     (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
+    (
+        TextProcessLost("m", "it ended"),
+        "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+    ),
     (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
     (
         SequenceRows("m", 2),

@@ -75,3 +75,13 @@ class TemplateFailed(XlaserveError):
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{_named(model)}: its chat template failed: {repeatable(reason)}")
+
+
+class TextProcessLost(XlaserveError):
+    """A process that computes texts of clients for a model was lost, by no fault of the text."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(
+            f"{_named(model)}: the process that computes texts of clients was lost: "
+            f"{repeatable(reason)}; ask again"
+        )

@@ -429,15 +429,15 @@ WORKERS: tuple[Worker, ...] = (
     Worker(
         "models/generation/constraining.py: Constraining.__init__",
         "`grammars MODEL`, one for each generator with grammars",
-        "compiles the grammars that requests ask for, one after another",
+        "compiles the grammars that requests ask for, in turns of their callers",
         "the text of a grammar, and the tokenizer",
         "`Slots.add`, with the place of the answer in its grammar",
     ),
     Worker(
-        "language/templates.py: _Process.__init__",
-        "a process for each language model that was sent messages",
-        "renders its chat template, within a sandbox and limits of time and memory",
-        "messages of the request; no file, no socket, nothing of the server",
+        "language/limited.py: LimitedProcess.__init__",
+        "a process for each language model that was sent messages, and one with grammars",
+        "renders its chat template, or tries a grammar, within limits of time and memory",
+        "messages or a grammar of the request; no file, no socket, nothing of the server",
         "the text, on its pipe; it is killed when it takes too much",
     ),
     Worker(

@@ -114,6 +114,18 @@ PROCESSES: tuple[Confined, ...] = (
         "language/template_process.py",
     ),
     Confined(
+        "grammar",
+        "JSON schemas, regular expressions and Lark grammars of clients",
+        "a process for each grammar, forked by one for each model; then a thread of the model",
+        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start; "
+        f"{grammars.LIMITS['max_grammar_size']} rules, "
+        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.TRIAL.cpu_seconds:g} of the processor, {grammars.TRIAL.seconds:g} on the "
+        f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
+        "none",
+        "language/grammars.py",
+    ),
+    Confined(
         "Python model",
         "the operator's code, with a client's tensors",
         "a process for each copy, where the model asks for one",
@@ -207,18 +219,6 @@ TEXTS: tuple[Confined, ...] = (
         f"{_NONE}: a regular expression may backtrack",
         "one",
         "language/files.py",
-    ),
-    Confined(
-        "grammar",
-        "JSON schemas, regular expressions and Lark grammars of clients",
-        "the library `llguidance`, in a thread",
-        f"{grammars.LIMITS['max_grammar_size']} rules, "
-        f"{grammars.LIMITS['max_lexer_states']} states, "
-        f"remainders of a `multipleOf`: {grammars.MOST_MULTIPLE}",
-        f"by fuel: {grammars.LIMITS['initial_lexer_fuel']} at first, "
-        f"{grammars.LIMITS['step_lexer_fuel']} a step; it cannot be ended",
-        "none",
-        "language/grammars.py",
     ),
 )
 """Those that are bounded before a library evaluates them."""

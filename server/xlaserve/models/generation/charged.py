@@ -1,0 +1,48 @@
+"""Turns of callers for one thread: next is the one who has taken least of it."""
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Charged(Generic[T]):
+    """What callers wait for, in order for each of them. Its methods may be called in any thread.
+
+    However much one has wait and however long that takes, another one waits for what has begun.
+    Who comes begins with as much as who has taken least of those that wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[T]] = {}
+        """By caller; no queue is empty."""
+        self._taken: dict[str, int] = {}
+        """What callers have taken, as long as they wait, or somebody else does."""
+
+    def add(self, caller: str, item: T) -> None:
+        """Have an item wait behind those of its caller."""
+        with self._lock:
+            if caller not in self._waiting:
+                least = min(map(self._taken.__getitem__, self._waiting), default=0)
+                self._taken[caller] = max(self._taken.get(caller, 0), least)
+            self._waiting.setdefault(caller, deque()).append(item)
+
+    def take(self) -> tuple[str, T]:
+        """Remove the next item, and return it behind its caller; there has to be one."""
+        with self._lock:
+            caller = min(self._waiting, key=self._taken.__getitem__)
+            items = self._waiting[caller]
+            item = items.popleft()
+            if not items:
+                del self._waiting[caller]
+            return caller, item
+
+    def charge(self, caller: str, cost: int) -> None:
+        """Take note of what an item of a caller took."""
+        with self._lock:
+            if self._waiting:
+                self._taken[caller] = self._taken.get(caller, 0) + cost
+            else:
+                self._taken.clear()
