@@ -101,6 +101,7 @@ from xlaserve.language_errors import (
     TextNotInstalled,
     TextProcessLost,
     TextTooLong,
+    TokenizerFailed,
 )
 from xlaserve.models.device_failures import device_failure
 from xlaserve.sequence_errors import (
@@ -357,6 +358,10 @@ TEXTS = [
     (
         TextProcessLost("m", "it ended"),
         "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+    ),
+    (
+        TokenizerFailed("m", "it is late"),
+        "model 'm': its tokenizer makes no tokens of the text: it is late",
     ),
     (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
     (

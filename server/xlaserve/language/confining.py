@@ -11,7 +11,6 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,17 +19,13 @@ SIZE = struct.Struct("!I")
 
 def receive(stream: BinaryIO) -> Any:
     """Return the next message, None at the end."""
-    head = stream.read(SIZE.size)
-    if len(head) < SIZE.size:
-        return None
-    return json.loads(stream.read(SIZE.unpack(head)[0]))
+    data = _read(stream)
+    return None if data is None else json.loads(data)
 
 
 def send(stream: BinaryIO, message: Any) -> None:
     """Write a message."""
-    data = json.dumps(message).encode()
-    stream.write(SIZE.pack(len(data)) + data)
-    stream.flush()
+    _write(stream, json.dumps(message).encode())
 
 
 def confine(memory_bytes: int) -> None:
@@ -48,56 +43,98 @@ def confine(memory_bytes: int) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def serve(begin: Callable[[Any], Callable[[Any], Mapping[str, Any]]]) -> None:
-    """Begin with the first message, then answer each other one, until the input ends.
+Answer = Callable[[Any], Mapping[str, Any]]
 
-    Each is answered in a process of its own, which its limits end: what it leaves behind, and what
-    it takes to begin anew, is nobody's. Exceptions are answered as `failed`.
+
+def serve(begin: Callable[[Any], Answer]) -> None:
+    """Begin with the first message, then have a fork answer the others, until the input ends.
+
+    A fork ends where it takes too much, and the next message has another: no work is lost with it.
+    Exceptions are answered as `failed`, and a fork that has ended as `lost`.
     """
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = receive(source)
     if first is None:
         return
-    limits = first["limits"]
-    answer = begin(first)
+    answer, fork = begin(first), None
     send(sink, {"text": ""})
-    while (asked := receive(source)) is not None:
-        send(sink, _forked(partial(answer, asked), limits))
-        del asked
+    while (asked := _read(source)) is not None:
+        if fork is None:
+            fork = _Fork(answer, first["limits"])
+        found = fork.ask(asked)
+        if found is None:
+            fork.end()
+            fork = None
+            send(sink, {"lost": "it takes more than it may"})
+        else:
+            _write(sink, found)
+        del asked, found
 
 
-def _forked(answer: Callable[[], Mapping[str, Any]], limits: Mapping[str, Any]) -> Any:
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reads)
-        # Whatever becomes of it, it must not go on as the process that was forked.
-        with suppress(BaseException):
-            _answer(writes, answer, limits)
-        os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads, "rb") as stream:
-        data = stream.read(8 * limits["output_bytes"])
-    if len(data) == 8 * limits["output_bytes"]:
-        os.kill(child, signal.SIGKILL)
-        data = b""
-    _, status = os.waitpid(child, 0)
-    if status or not data:
-        return {"lost": "it took more than it may"}
-    return json.loads(data)
+class _Fork:
+    """A process that answers, from where it was forked."""
+
+    def __init__(self, answer: Answer, limits: Mapping[str, Any]) -> None:
+        there, writes = os.pipe()
+        reads, back = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            os.close(reads)
+            os.close(writes)
+            # Whatever becomes of it, it must not go on as the process that was forked.
+            with suppress(BaseException):
+                _answer(os.fdopen(there, "rb"), os.fdopen(back, "wb"), answer, limits)
+            os._exit(0)
+        os.close(there)
+        os.close(back)
+        self._sink, self._source = os.fdopen(writes, "wb"), os.fdopen(reads, "rb")
+
+    def ask(self, message: bytes) -> bytes | None:
+        """Return the answer to a message, None where it has ended instead."""
+        try:
+            _write(self._sink, message)
+        except OSError:
+            return None
+        return _read(self._source)
+
+    def end(self) -> None:
+        """End it, and close its pipes."""
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+        self._source.close()
+        with suppress(OSError):  # what it did not read
+            self._sink.close()
 
 
-def _answer(file: int, answer: Callable[[], Mapping[str, Any]], limits: Mapping[str, Any]) -> None:
+def _answer(source: BinaryIO, sink: BinaryIO, answer: Answer, limits: Mapping[str, Any]) -> None:
     confine(limits["memory_bytes"])
-    # What it does by default is to end the process, whatever that is busy with.
-    signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
-    try:
-        found = answer()
-    except MemoryError:
-        found = {"lost": "it takes more memory than it may"}
-    except BaseException as error:
-        # What panics in Rust is no Exception.
-        found = {"failed": str(error)[:1000], "kind": type(error).__name__}
-    rest = memoryview(json.dumps(found).encode())
-    while rest:
-        rest = rest[os.write(file, rest) :]
+    while (asked := _read(source)) is not None:
+        # What it does by default is to end the process, whatever that is busy with.
+        signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
+        try:
+            found = answer(json.loads(asked))
+        except MemoryError:
+            return  # it may have left anything behind
+        except BaseException as error:
+            # What panics in Rust is no Exception.
+            found = {"failed": f"{type(error).__name__}: {str(error)[:1000]}"}
+        data = json.dumps(found).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if len(data) > limits["output_bytes"]:
+            return
+        _write(sink, data)
+        del asked, found, data
+
+
+def _read(stream: BinaryIO) -> bytes | None:
+    head = stream.read(SIZE.size)
+    if len(head) < SIZE.size:
+        return None
+    size = SIZE.unpack(head)[0]
+    data = stream.read(size)
+    return data if len(data) == size else None
+
+
+def _write(stream: BinaryIO, data: bytes) -> None:
+    stream.write(SIZE.pack(len(data)) + data)
+    stream.flush()

@@ -56,7 +56,10 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
     limits = llguidance.LLParserLimits(**first["grammar"])
 
     def answer(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        grammar = readers[asked["parameter"]](asked["text"])
+        try:
+            grammar = readers[asked["parameter"]](asked["text"])
+        except ValueError as error:
+            return {"failed": str(error)}
         made = matcher(tokenizer, grammar, log_level=0, limits=limits)
         if not made.is_error():
             made.compute_bitmask()

@@ -1,14 +1,12 @@
 """The requests of a model whose grammars are compiled before they wait for a slot."""
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import InvalidParameter
 from xlaserve.language.grammars import Grammars
-from xlaserve.models.generation.charged import Charged
+from xlaserve.language.turns import CallerThread
 from xlaserve.models.generation.running import Running
 
 
@@ -24,13 +22,10 @@ class Constraining:
         self._model = model
         self._grammars = grammars
         self._add = add
-        self._waiting: Charged[Running] = Charged()
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: CallerThread | None = None
         if grammars is not None:
-            self._thread = ThreadPoolExecutor(1, f"grammars {model}")
-            self._thread.submit(grammars.begin)
+            self._thread = CallerThread(f"grammars {model}")
+            self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
         """Have a request wait for a slot, behind its grammar. Raises InvalidParameter."""
@@ -41,24 +36,19 @@ class Constraining:
         if self._thread is None:
             expected = "none, since the configuration of the model has no parameter 'grammars'"
             raise InvalidParameter(grammar.parameter, expected, "one")
-        with self._lock:
-            if self._is_closed:
-                raise ModelFailed(self._model, "it is being unloaded")
-            self._waiting.add(running.sender.principal, running)
-            self._thread.submit(self._compile_next)
+        try:
+            self._thread.submit(running.sender.principal, partial(self._compile, running))
+        except RuntimeError as error:  # it is closed
+            raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
         """End the thread, behind what it was given."""
-        with self._lock:
-            self._is_closed = True
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.close()
         if self._grammars is not None:
             self._grammars.close()
 
-    def _compile_next(self) -> None:
-        caller, running = self._waiting.take()
-        begun_ns = time.perf_counter_ns()
+    def _compile(self, running: Running) -> None:
         try:
             grammar = running.asked.grammar
             if self._grammars is not None and grammar and not running.request.is_cancelled:
@@ -69,5 +59,3 @@ class Constraining:
             running.freed()
         else:
             self._add(running)
-        finally:
-            self._waiting.charge(caller, time.perf_counter_ns() - begun_ns)

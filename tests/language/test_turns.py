@@ -1,6 +1,6 @@
 """Turns of callers for a thread, by what each has taken."""
 
-from xlaserve.models.generation.charged import Charged
+from xlaserve.language.turns import Charged
 
 
 def test_who_has_taken_least_is_next() -> None:
