@@ -139,9 +139,14 @@ def test_a_text_that_takes_too_much_is_refused_and_the_next_is_not(
     monkeypatch.setattr(tokenizing, "LIMITS", tokenizing.Limits(0.1, 512 << 20))
     tokens = parsed(**split(BACKTRACKING))
     found = [tokens.encode("abc")]
+    assert tokens._limited is not None
+    process = tokens._limited._process
     with pytest.raises(TokenizerFailed) as refused:
         tokens.encode(LONG)
     found.append(tokens.encode("abc"))
+
+    # What was forked has ended: another one is there at once.
+    assert process is tokens._limited._process
 
     assert [[4, 5, 6]] * 2 == found
     assert (

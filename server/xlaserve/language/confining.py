@@ -50,7 +50,7 @@ def serve(begin: Callable[[Any], Answer]) -> None:
     """Begin with the first message, then have a fork answer the others, until the input ends.
 
     A fork ends where it takes too much, and the next message has another: no work is lost with it.
-    Exceptions are answered as `failed`, and a fork that has ended as `lost`.
+    Exceptions are answered as `failed`, and a fork that has ended as `over`.
     """
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = receive(source)
@@ -65,7 +65,7 @@ def serve(begin: Callable[[Any], Answer]) -> None:
         if found is None:
             fork.end()
             fork = None
-            send(sink, {"lost": "it takes more than it may"})
+            send(sink, {"over": "it takes more than it may"})
         else:
             _write(sink, found)
         del asked, found

@@ -170,7 +170,7 @@ class Trial:
                 found = self._process.ask(asked)
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
-        if "lost" in found:
+        if "over" in found:
             return _TOO_MUCH
         failed: str = found.get("failed", "")
         return _shown(failed)

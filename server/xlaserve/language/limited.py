@@ -118,7 +118,7 @@ class Limited:
         """Return the answer to a message. Blocks.
 
         Raises TookTooMuch, OSError where the process was lost, and what a message raises that is no
-        JSON. What says `lost` has ended the process that computed it.
+        JSON. What says `lost` ends the process: one that forks says `over`, and goes on.
         """
         asked = _ENCODER.encode(message)
         with self._asking:

@@ -122,7 +122,7 @@ class Tokens:
             raise NotText(self._model) from None
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
-        if "lost" in found:
+        if "over" in found:
             raise TokenizerFailed(self._model, f"that takes more than {LIMITS}")
         if "ids" not in found:
             raise TokenizerFailed(self._model, found["failed"])

@@ -177,6 +177,9 @@ def test_what_cannot_be_followed_is_refused(
 
 def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded) -> None:
     parameter, text = HARD["multiples together"](0)
+    assert loaded.ask(prompt_of(4), regex="d{3}", seed=1, **HOT).tokens
+    trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
+    process = trial._process._process
     neighbour = loaded.ask(prompt_of(5), max_tokens=6)
     refused = loaded.ask(prompt_of(4), **{parameter: text})
     behind = loaded.ask(prompt_of(4), regex="[ab]{3}c", seed=1, **HOT)
@@ -190,6 +193,8 @@ def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded)
     )
     assert greedy(prompt_of(5), 6) == neighbour.tokens
     assert re.fullmatch("[ab]{3}c", text_of(behind.tokens))
+    # What was forked has ended: another one is there at once.
+    assert process is trial._process._process
 
 
 def test_what_was_tried_is_remembered(loaded: Loaded) -> None:
