@@ -1,6 +1,10 @@
 """Turns of callers for a thread, by what each has taken."""
 
-from xlaserve.language.turns import Charged
+import threading
+
+import pytest
+
+from xlaserve.language.turns import CallerThread, Charged
 
 
 def test_who_has_taken_least_is_next() -> None:
@@ -43,3 +47,27 @@ def test_what_was_taken_is_forgotten_when_nobody_waits() -> None:
     found.add("b", "second")
 
     assert ["first", "second"] == [found.take()[1] for _ in range(2)]
+
+
+def test_a_thread_tells_what_became_of_each_call() -> None:
+    """Also of one that raises what is no Exception, and behind which the others go on."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic() -> None:
+        raise Panic
+
+    thread, may_go_on = CallerThread("test"), threading.Event()
+    first = thread.submit("a", lambda: may_go_on.wait(30))
+    found = [thread.submit("a", panic), thread.submit("b", lambda: 2)]
+    cancelled = thread.submit("b", lambda: 3)
+    assert cancelled.cancel()
+    may_go_on.set()
+
+    assert first.result(30)
+    assert isinstance(found[0].exception(30), Panic)
+    assert 2 == found[1].result(30)
+    thread.close()
+    with pytest.raises(RuntimeError, match="the thread has ended"):
+        thread.submit("a", panic)

@@ -208,7 +208,7 @@ def test_what_was_tried_is_remembered(loaded: Loaded) -> None:
         asked.append(message)
         return ask(message)
 
-    trial._process.ask = counted  # type: ignore[method-assign, assignment]
+    trial._process.ask = counted  # type: ignore[method-assign]
     told = []
     try:
         for _ in range(3):

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.language.text import LanguageText
 from xlaserve.language.tokenizing import Tokens
-from xlaserve.language_errors import ModelHasNoText
+from xlaserve.language_errors import ModelHasNoText, TextProcessLost
 from xlaserve.models.generation.info import GenerationInfo
 
 T = TypeVar("T")
@@ -25,7 +25,11 @@ async def computed(
     """
     if text.thread is None:
         return await threads.run(call, text)
-    return await asyncio.wrap_future(text.thread.submit(caller, call))
+    try:
+        future = text.thread.submit(caller, call)
+    except RuntimeError as error:
+        raise TextProcessLost("", "the model is being unloaded") from error
+    return await asyncio.wrap_future(future)
 
 
 class ModelText:
