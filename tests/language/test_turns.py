@@ -60,14 +60,14 @@ def test_a_thread_tells_what_became_of_each_call() -> None:
 
     thread, may_go_on = CallerThread("test"), threading.Event()
     first = thread.submit("a", lambda: may_go_on.wait(30))
-    found = [thread.submit("a", panic), thread.submit("b", lambda: 2)]
+    raised, made = thread.submit("a", panic), thread.submit("b", lambda: 2)
     cancelled = thread.submit("b", lambda: 3)
     assert cancelled.cancel()
     may_go_on.set()
 
     assert first.result(30)
-    assert isinstance(found[0].exception(30), Panic)
-    assert 2 == found[1].result(30)
+    assert isinstance(raised.exception(30), Panic)
+    assert 2 == made.result(30)
     thread.close()
     with pytest.raises(RuntimeError, match="the thread has ended"):
         thread.submit("a", panic)
