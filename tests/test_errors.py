@@ -100,7 +100,9 @@ from xlaserve.language_errors import (
     SpelledSpecialToken,
     TemplateFailed,
     TextNotInstalled,
+    TextProcessLost,
     TextTooLong,
+    TokenizerFailed,
 )
 from xlaserve.models.device_failures import device_failure
 from xlaserve.sequence_errors import (
@@ -354,6 +356,14 @@ TEXTS = [
         "tokens for that",
     ),
     (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
+    (
+        TextProcessLost("m", "it ended"),
+        "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+    ),
+    (
+        TokenizerFailed("m", "it is late"),
+        "model 'm': its tokenizer makes no tokens of the text: it is late",
+    ),
     (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
     (
         SequenceRows("m", 2),

@@ -49,7 +49,7 @@ def of_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 ENDINGS: Mapping[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], str]]] = {
-    "language/templates.py": ("chat template", of_template),
+    "language/limited.py": ("chat template", of_template),
     "models/trial.py": ("trial load", of_trial),
     "models/compilers/process.py": ("compile process", of_compiler),
 }

@@ -1,50 +1,22 @@
 """Chat templates, rendered by a process of their own that is ended when one takes too much."""
 
-import os
-import select
-import subprocess
-import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from xlaserve import last_words
 from xlaserve.errors import InvalidModel
 from xlaserve.language import files
+from xlaserve.language.limited import Limited, Limits, TookTooMuch
 from xlaserve.language_errors import MessagesRefused, TemplateFailed, TextNotInstalled
 
 _SCRIPT = Path(__file__).with_name("template_process.py")
-_SIZE_BYTES = 4
-_END_SECONDS = 5.0
-"""Seconds that a process may take to end once it has closed its pipe."""
-_SAID_BYTES = 1 << 16
-_SHOWN_CHARACTERS = 300
-_ENCODER = msgspec.json.Encoder()
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates; a model may have one for messages with tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateLimits:
-    """The most that one rendering may take."""
-
-    cpu_seconds: float = 2.0
-    memory_bytes: int = 256 << 20
-    """Beyond what the process has before it reads the template."""
-    output_bytes: int = 32 << 20
-    seconds: float = 30.0
-    """On the clock: more than of the processor, which it shares."""
-
-
-LIMITS = TemplateLimits()
+LIMITS = Limits()
 
 
 def sources(config: Mapping[str, Any], file: str | None) -> Mapping[str, str]:
@@ -75,7 +47,7 @@ class Template:
         found: Mapping[str, str],
         variables: Mapping[str, Any],
         model: str = "",
-        limits: TemplateLimits = LIMITS,
+        limits: Limits = LIMITS,
     ) -> None:
         """`variables` are what it knows beside messages and tools. Raises TextNotInstalled."""
         if find_spec("jinja2") is None:
@@ -83,10 +55,7 @@ class Template:
         self._sources = found
         self._variables = variables
         self._model = model
-        self._limits = limits
-        self._rendering = threading.Lock()
-        """Held while the process is asked: it renders one after the other."""
-        self._process: _Process | None = None
+        self._process = Limited(_SCRIPT, limits, {"sources": found}, called="chat template", model=model)
 
     def render(
         self,
@@ -108,16 +77,19 @@ class Template:
                 "documents": None,
                 "add_generation_prompt": True,
             }
-            asked = _ENCODER.encode({"name": name, "given": given})
+            found = self._process.ask({"name": name, "given": given})
         except (ValueError, TypeError, RecursionError) as error:
             raise MessagesRefused(self._model, f"they are no JSON: {error}") from None
-        with self._rendering:
-            found = self._ask(asked)
+        except OSError as error:
+            raise TemplateFailed(self._model, f"its process was lost: {error}") from None
+        except TookTooMuch as error:
+            raise TemplateFailed(self._model, str(error)) from None
         if "refused" in found:
             raise MessagesRefused(self._model, found["refused"])
         if "text" not in found:
             raise TemplateFailed(self._model, found.get("failed") or found["lost"])
-        return found["text"]
+        text: str = found["text"]
+        return text
 
     @property
     def source_with_tools(self) -> str:
@@ -130,128 +102,4 @@ class Template:
 
     def close(self) -> None:
         """End the process, after what it renders; another is started when it is needed."""
-        with self._rendering:
-            self._end()
-
-    def _ask(self, asked: bytes) -> Mapping[str, str]:
-        has_failed = True
-        try:
-            process = self._process
-            if process is None:
-                process = self._process = _Process(self._limits, self._model)
-                first = {"sources": self._sources, "limits": asdict(self._limits)}
-                if "text" not in (found := process.ask(_ENCODER.encode(first))):
-                    return found
-            found = process.ask(asked)
-        except (OSError, msgspec.DecodeError) as error:
-            raise TemplateFailed(self._model, f"its process was lost: {error}") from None
-        except _TookTooMuch as error:
-            raise TemplateFailed(self._model, str(error)) from None
-        else:
-            # What has run out of memory may have left anything behind.
-            has_failed = "lost" in found
-            return found
-        finally:
-            if has_failed:
-                self._end()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
-
-
-class _TookTooMuch(Exception):
-    """The process of a template has ended: it used up a limit, or could not go on."""
-
-
-class _Process:
-    """One process, which is ended at the latest when nothing refers to it any more."""
-
-    def __init__(self, limits: TemplateLimits, model: str) -> None:
-        """Start it; raises OSError."""
-        self._limits = limits
-        self._model = model
-        # Nothing of the server's environment: its secrets are no business of a template.
-        self._process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-X", "utf8", str(_SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A pipe: a process without files may write no other, and one that fills it is ended.
-            stderr=subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            cwd="/",
-            bufsize=0,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self.end = weakref.finalize(self, _end, self._process)
-        """Kills it, once; it holds nothing that could be lost."""
-
-    def ask(self, message: bytes) -> Mapping[str, str]:
-        """Send a message, and return the answer. Raises OSError and _TookTooMuch."""
-        until = time.monotonic() + self._limits.seconds
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        rest = memoryview(len(message).to_bytes(_SIZE_BYTES, "big") + message)
-        while rest:
-            self._wait(until, stdin.fileno(), select.POLLOUT)
-            try:
-                rest = rest[os.write(stdin.fileno(), rest) :]
-            except BrokenPipeError:
-                raise self._ended() from None
-        size = int.from_bytes(self._read(stdout.fileno(), _SIZE_BYTES, until), "big")
-        # JSON may write a byte as six, and a character as twelve.
-        if size > 8 * self._limits.output_bytes:
-            raise _TookTooMuch(f"it writes more than {self._limits.output_bytes} bytes")
-        found: dict[str, str] = msgspec.json.decode(self._read(stdout.fileno(), size, until))
-        return found
-
-    def _read(self, file: int, count: int, until: float) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            self._wait(until, file, select.POLLIN)
-            more = os.read(file, min(count - len(data), 1 << 20))
-            if not more:
-                raise self._ended()
-            data += more
-        return bytes(data)
-
-    def _ended(self) -> "_TookTooMuch":
-        """Return why it wrote no more, once the log has what it said last."""
-        try:
-            status = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        errors = self._process.stderr
-        assert errors is not None
-        os.set_blocking(errors.fileno(), False)
-        said = errors.read(_SAID_BYTES) or b""
-        how, last = last_words.how(status), last_words.last_line(said)
-        last_words.tell("chat template", how, said, self._model)
-        if status > 0:
-            behind = f": {last[:_SHOWN_CHARACTERS]}" if last else ""
-            return _TookTooMuch(f"its process ended with {how}{behind}")
-        limits = self._limits
-        return _TookTooMuch(
-            f"its process ended ({how}): it may take {limits.cpu_seconds:g} seconds of the "
-            f"processor and {limits.memory_bytes} bytes of memory"
-        )
-
-    def _wait(self, until: float, file: int, event: int) -> None:
-        poll = select.poll()
-        poll.register(file, event)
-        left = until - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise _TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        assert stream is not None
-        stream.close()
-    process.wait()
+        self._process.close()

@@ -115,6 +115,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         language_errors.TemplateFailed: WireStatus(
             Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
+        language_errors.TextProcessLost: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

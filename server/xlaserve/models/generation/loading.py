@@ -108,7 +108,7 @@ class GeneratorModel(UncompiledModel):
             request.when_cancelled(partial(self._slots.withdraw, request))
             begin = partial(self._begin, request, counted)
             if TEXT in request.inputs and self._prompts is not None:
-                self._prompts.thread.submit(begin)
+                self._prompts.thread.submit(request.sender.principal, begin)
             else:
                 begin()
 
