@@ -246,7 +246,7 @@ EXECUTIONS: tuple[Confined, ...] = (
         "an ONNX file that an operator imports",
         "the operator's command",
         f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
-        f"{checking.SECONDS:g} for each execution, between operators; to read the file executes none",
+        f"{checking.SECONDS:g} for each execution, between operators; reading executes none",
         "a temporary directory",
         "models/onnx/checking.py",
     ),
