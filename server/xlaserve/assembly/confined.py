@@ -78,8 +78,7 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "trial of rows, first execution",
         "a computation with loops, and its parameters",
-        "the same processes; where there are none (`compile_processes` 0), one for rows that are "
-        "declared, and none for those that are proved, which the log says",
+        "the same processes; where there are none (`compile_processes` 0), one that ends when idle",
         f"{_COMPILER_MEMORY}, and resident",
         f"{_DEFAULTS.trial_seconds:g} of the processor (`trial_seconds`), "
         "for the first execution as many of each core",
@@ -257,7 +256,7 @@ EXECUTIONS: tuple[Confined, ...] = (
         "an ONNX file that an operator imports",
         "the operator's command",
         f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
-        f"{checking.SECONDS:g} for each execution, between operators",
+        f"{checking.SECONDS:g} for each execution, between operators; reading executes none",
         "a temporary directory",
         "models/onnx/checking.py",
     ),

@@ -55,7 +55,9 @@ class Template:
         self._sources = found
         self._variables = variables
         self._model = model
-        self._process = Limited(_SCRIPT, limits, {"sources": found}, called="chat template", model=model)
+        self._process = Limited(
+            _SCRIPT, limits, {"sources": found}, called="chat template", model=model
+        )
 
     def render(
         self,

@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support import tiny_language
-from support.generators import CONFIG, SLOTS, Asking, Loaded, load, prompt_of
+from support.generators import CONFIG, SLOTS, Asking, Loaded, load, load_configured, prompt_of
 from support.hard_grammars import HARD
 from support.tiny_language import STOP, VOCAB, greedy
 
 from xlaserve.errors import InvalidModel, InvalidParameter
 from xlaserve.language import grammars
 from xlaserve.language.grammars import Grammars
-from xlaserve.models import loaders
 from xlaserve.models.config import DynamicBatching, ModelConfig
 from xlaserve.models.generation import asking, configured
 from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext
 
 ALPHABET = [*"abcde", "<eos>", *'{}":,', *"0123456789", *"fghij", "x", "y", "a1", "tr", '":', "Ġ"]
 """Tokens by their id: one of two characters crosses what a grammar thinks of as one step."""
@@ -71,8 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(directory: Path) -> Iterator[GeneratorModel]:
     levels = DynamicBatching(priority_levels=2, default_priority_level=2)
     config = ModelConfig(parameters=CONFIG | {"grammars": "true"}, dynamic_batching=levels)
-    loaded = loaders.load(directory, LoadContext("story", "1", config))
-    assert isinstance(loaded, GeneratorModel)
+    loaded = load_configured(directory, config)
     yield loaded
     loaded.close()
 
@@ -334,7 +331,7 @@ def test_memory_of_a_tokenizer_is_counted(directory: Path) -> None:
     predicted = [configured.predict_slots(directory, config) for config in configs]
     found = []
     for config in configs:
-        model = loaders.load(directory, LoadContext("story", "1", config))
+        model = load_configured(directory, config)
         found.append(model.info.memory.total_bytes)
         model.close()
 
