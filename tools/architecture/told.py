@@ -357,6 +357,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future that a `remote_N` waits for",
     ),
     Worker(
+        "models/storage/http_store.py: HttpStore.objects",
+        "`listing_N`",
+        "asks a store over HTTP for the pages of directories, and for the sizes of objects",
+        "the store",
+        "futures that whoever lists waits for",
+    ),
+    Worker(
         "models/program_store.py: ProgramStore._looked",
         "`look`, one for each look",
         "asks a store for a program that a load needs, and is left behind where it does not answer",

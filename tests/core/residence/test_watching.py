@@ -206,7 +206,7 @@ async def test_where_many_models_are_gone_a_second_look_decides(
     (told,) = events(log, "models are gone from the repository, they stay until a second look")
 
     assert (names, removed, 4) == (ready(core), told["gone"], told["models"])
-    assert State.DOUBTED is core.registry.standing.state
+    assert "DOUBTED" == core.registry.standing.state.name
     assert core.control.follower.server_ready
 
     for name in names[:removed]:
@@ -215,7 +215,7 @@ async def test_where_many_models_are_gone_a_second_look_decides(
     await core.control.follower.poll()
 
     assert names == ready(core)
-    assert State.SETTLED is core.registry.standing.state
+    assert "SETTLED" == core.registry.standing.state.name
     assert 4 == len(world.loads)
 
     for name in names[:removed]:

@@ -392,12 +392,17 @@ def write_both(file: Path, keys: str, token: str = "") -> None:
     file.write_text(json.dumps(rules))
 
 
+def _made_a_directory(keys: Path) -> None:
+    keys.unlink()
+    keys.mkdir()
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda keys: keys.write_text(keys.read_text()[:20]),
     "empty": lambda keys: keys.write_bytes(b""),
     "gone": lambda keys: keys.unlink(),
     "without a key": lambda keys: keys.write_text('{"keys": []}'),
-    "a directory": lambda keys: (keys.unlink(), keys.mkdir()),
+    "a directory": _made_a_directory,
     "too large": lambda keys: keys.write_bytes(b" " * (2 << 20)),
 }
 
