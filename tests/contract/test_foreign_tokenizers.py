@@ -153,7 +153,8 @@ async def test_a_text_that_takes_too_much_is_refused_and_others_are_answered(
     assert good == [SCRIPT] * 2
     assert status in ("400", "StatusCode.INVALID_ARGUMENT")
     assert f"model '{model}': its tokenizer makes no tokens of the text: " in told
-    assert why in told
+    # Which of its ends comes first is a matter of how quick the machine is.
+    assert why in told or "seconds of the processor" in told
 
 
 async def test_a_caller_with_many_such_texts_keeps_no_other_waiting(place: Place) -> None:
