@@ -23,7 +23,7 @@ from xlaserve.models.generation import asking, configured, record, texts, tools
 from xlaserve.models.generation.constraining import Constraining
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.lowering import Lowering
+from xlaserve.models.generation.lowering import Lowering, Wanted
 from xlaserve.models.generation.programs import Programs
 from xlaserve.models.generation.record import CHUNK, DECODE, WEIGHTS, Record
 from xlaserve.models.generation.running import Running
@@ -289,6 +289,10 @@ class Ahead:
         exported = _exported(directory, read.record, site.platform, roots)
         lowering = Lowering(read.record, read.generation, exported, shapes, site)
         return cls(lowering, site, read.generation.slots, read.host_bytes)
+
+    def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
+        """Return the rows of a program, and the window that it sees, if it sees one."""
+        return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
 
 
 def load(directory: Path, context: LoadContext) -> GeneratorModel:

@@ -169,7 +169,7 @@ def _compiled_generator(
             )
             return replace(found, workspace_bytes=workspace_bytes(executable.as_text() or ""))
 
-        rows, sizes = wanted.size or model.slots, (wanted.window,) if wanted.window else ()
+        rows, sizes = model.sizes(wanted)
         yield wanted, compiler.program(wanted.lowered(), site, rows, sizes, footprint_of)
 
 

@@ -77,7 +77,7 @@ class WarmingChild(Child):
                 executable = self._compilation.options.compiled(lowered, model.site)
                 seconds = time.perf_counter() - started
                 kept.keep(place, executable)
-            rows, sizes = wanted.size or model.slots, (wanted.window,) if wanted.window else ()
+            rows, sizes = model.sizes(wanted)
             name = model.site.device_names[0]
             yield CompiledProgram("", name, rows, sizes, Footprint(), seconds)
 
