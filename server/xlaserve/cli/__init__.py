@@ -2,34 +2,13 @@
 
 import errno
 import sys
-from collections.abc import Callable, Mapping
 from typing import Annotated, NoReturn
 
 import typer
 
 from xlaserve import build
 from xlaserve.best_effort import best_effort, finish, flushed, open_standard_streams
-from xlaserve.cli import (
-    adopt,
-    bench,
-    cache,
-    completion,
-    config,
-    doctor,
-    export,
-    health,
-    import_onnx,
-    infer,
-    init,
-    models,
-    plan,
-    repo,
-    serve,
-    token,
-    top,
-    warm,
-)
-from xlaserve.cli.serve_help import ServeCommand
+from xlaserve.cli.commands import Commands, listed
 from xlaserve.errors import XlaserveError
 
 _FAILED = 1
@@ -42,52 +21,16 @@ def _show_version(asked: bool) -> None:
 
 
 def application() -> typer.Typer:
-    """Return the command with all its commands."""
+    """Return the command with all its commands, none of which is imported yet."""
     made = typer.Typer(
         name="xlaserve",
+        cls=Commands,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
     made.callback()(_application)
-    for panel, commands in _commands().items():
-        for name, command in commands.items():
-            if isinstance(command, typer.Typer):
-                made.add_typer(command, name=name, rich_help_panel=panel)
-            else:
-                kind = ServeCommand if name == "serve" else None
-                made.command(name, cls=kind, rich_help_panel=panel)(command)
+    listed(made)
     return made
-
-
-def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]:
-    """Return the commands by the heading of the help that they stand below."""
-    return {
-        "Serve": {
-            "serve": serve.command(),
-            "init": init.init,
-            "doctor": doctor.doctor,
-            "config": config.config(),
-        },
-        "Ask a server": {
-            "infer": infer.infer,
-            "models": models.models(),
-            "top": top.top,
-            "health": health.health,
-            "bench": bench.bench,
-        },
-        "Make models": {
-            "export": export.export,
-            "import": import_onnx.import_onnx,
-            "adopt": adopt.adopt,
-        },
-        "Look after a repository": {
-            "repo": repo.repo(),
-            "plan": plan.plan,
-            "warm": warm.warm,
-            "cache": cache.cache(),
-        },
-        "Other": {"token": token.token, "completion": completion.completion},
-    }
 
 
 def main() -> None:

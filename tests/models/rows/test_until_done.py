@@ -160,6 +160,9 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "frozen beside a count": lambda x: halved(x, 1),
     "up to the longest": lambda x: up_to_lengths(x, lambda i, n: i < n),
     "up to the longest, the other way round": lambda x: up_to_lengths(x, lambda i, n: ~(n <= i)),
+    "up to the longest, by a selection": lambda x: up_to_lengths(
+        x, lambda i, n: jnp.where(i < n, True, False)
+    ),
     "gamma distribution": lambda x: jax.scipy.stats.gamma.cdf(jnp.abs(x), 2.0),
     "beta distribution": lambda x: jax.scipy.special.betainc(
         jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x)
@@ -227,6 +230,9 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     "a count of the trips": lambda x: halved(x, 0) + x,
     "with a count of the trips": lambda x: halved(x, 2),
     "one trip too many": lambda x: up_to_lengths(x, lambda i, n: i <= n),
+    "others go on, by a selection": lambda x: up_to_lengths(
+        x, lambda i, n: jnp.where(n > 3, True, i < n)
+    ),
     "begun after the end": lambda x: up_to_lengths(x, lambda i, n: i > n),
     "up to the shortest": lambda x: up_to_lengths(x, lambda i, n: i < n, "min"),
     "up to all together": lambda x: up_to_lengths(x, lambda i, n: i < n, "sum"),

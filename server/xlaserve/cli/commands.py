@@ -1,0 +1,168 @@
+"""The table of the commands, and the group that imports the one that is asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A command: what the help says of it, and where it is."""
+
+    panel: str
+    """The heading of the help that it stands below."""
+    text: str
+    """What it does, as its own help says: known without an import."""
+    module: str
+    """Of this package; it imports what the command needs, and no other command does."""
+    function: str
+    is_maker: bool = False
+    """Whether the function returns the command, or the group of commands."""
+    kind: str = ""
+    """Where it is of a class of its own, that class behind its module."""
+
+
+_SERVE, _ASK, _MAKE = "Serve", "Ask a server", "Make models"
+_REPOSITORY, _OTHER = "Look after a repository", "Other"
+
+COMMANDS: Mapping[str, Row] = MappingProxyType(
+    {
+        "serve": Row(
+            _SERVE,
+            "Serve the models of a repository until told to stop.",
+            "serve",
+            "command",
+            is_maker=True,
+            kind="serve_help.ServeCommand",
+        ),
+        "init": Row(
+            _SERVE,
+            "Make a repository with a model, a file of settings and a client that asks it.",
+            "init",
+            "init",
+        ),
+        "doctor": Row(
+            _SERVE,
+            "Check Python, JAX, devices, limits, ports and directories; exit with 1 on a failure.",
+            "doctor",
+            "doctor",
+        ),
+        "config": Row(_SERVE, "Check and show settings.", "config", "config", is_maker=True),
+        "infer": Row(
+            _ASK, "Run one inference and print the values of the outputs.", "infer", "infer"
+        ),
+        "models": Row(
+            _ASK, "Look after the models of a server.", "models", "models", is_maker=True
+        ),
+        "top": Row(
+            _ASK,
+            "Show the rates, times and memory of models, until q or Ctrl-C; in a pipe without"
+            " keys.",
+            "top",
+            "top",
+        ),
+        "health": Row(
+            _ASK,
+            "Exit with 0 when a server is ready, else with 1 and one line that says why.",
+            "health",
+            "health",
+        ),
+        "bench": Row(
+            _ASK,
+            "Measure latency and throughput of a model; exit with 1 if a request failed.",
+            "bench",
+            "bench",
+        ),
+        "export": Row(
+            _MAKE,
+            "Export a JAX function and its parameters as data that any xlaserve can serve.",
+            "export",
+            "export",
+        ),
+        "import": Row(
+            _MAKE,
+            "Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve.",
+            "import_onnx",
+            "import_onnx",
+        ),
+        "adopt": Row(
+            _MAKE,
+            "Make what any xlaserve can serve, checked and named, of a file that jax.export wrote.",
+            "adopt",
+            "adopt",
+        ),
+        "repo": Row(
+            _REPOSITORY, "Look after the models of a repository.", "repo", "repo", is_maker=True
+        ),
+        "plan": Row(
+            _REPOSITORY,
+            "Compile a repository for devices that are not there, and say what fits on them.",
+            "plan",
+            "plan",
+        ),
+        "warm": Row(
+            _REPOSITORY,
+            "Compile every model of a repository into a compilation cache, for servers to start"
+            " with.",
+            "warm",
+            "warm",
+        ),
+        "cache": Row(_REPOSITORY, "Look after compiled programs.", "cache", "cache", is_maker=True),
+        "token": Row(
+            _OTHER, "Make a token for the file of access rules (docs/access.md).", "token", "token"
+        ),
+        "completion": Row(
+            _OTHER,
+            'Print the completion script of a shell, as `eval "$(xlaserve completion bash)"`'
+            " wants it.",
+            "completion",
+            "completion",
+        ),
+    }
+)
+"""Every command, in the order of the help."""
+
+
+class Commands(TyperGroup):
+    """Lists commands by their rows, and imports the one that is run or completed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of a command, the command, and the rest of the arguments."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and loaded(str(name)), rest
+
+
+def listed(group: typer.Typer, rows: Mapping[str, Row] = COMMANDS) -> None:
+    """Add all commands to a group, as their rows have them."""
+    for name, row in rows.items():
+        group.command(name, help=row.text, rich_help_panel=row.panel)(_not_imported)
+
+
+def _not_imported() -> None:
+    """Stand for a command that nothing has asked for."""
+
+
+def loaded(name: str) -> Any:
+    """Import a command, and return it as typer makes it."""
+    row = COMMANDS[name]
+    made = _imported(row.module, row.function)
+    command: Callable[..., None] | typer.Typer = made() if row.is_maker else made
+    # A group, since a Typer of one command alone would be that command without its name.
+    group = typer.Typer()
+    group.callback()(_not_imported)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=name, rich_help_panel=row.panel)
+    else:
+        kind = _imported(*row.kind.split(".")) if row.kind else None
+        group.command(name, cls=kind, rich_help_panel=row.panel)(command)
+    return get_group(group).commands[name]
+
+
+def _imported(module: str, name: str) -> Any:
+    return getattr(import_module(f"xlaserve.cli.{module}"), name)
