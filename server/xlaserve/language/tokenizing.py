@@ -139,7 +139,7 @@ class Tokens:
         try:
             # Of bytes, as of every character, a vocabulary may be complete without it.
             self.encode_marked(_RARE)
-        except Exception as error:
+        except BaseException as error:
             raise InvalidModel(
                 f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
                 f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"
