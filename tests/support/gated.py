@@ -28,6 +28,9 @@ from xlaserve.models.ragged import Parts
 BAD = -1.0
 """The value of a request that fails, and every execution that it is in."""
 
+PANIC = -3.0
+"""The value of a request that raises what is no Exception, in every execution that it is in."""
+
 DEATH = -2.0
 """The value of a request whose process ends as it executes it."""
 
@@ -153,9 +156,15 @@ _RAGGED = {
 }
 
 
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
 def _check(values: Any) -> None:
     if BAD in np.ravel(values):
         raise ValueError("one of these is bad")
+    if PANIC in np.ravel(values):
+        raise Panic("one of these is bad")
 
 
 def _hold_execute(runner: Any, path: str) -> None:
@@ -243,6 +252,11 @@ def go_on(numbers):
         os._exit(3)
     if -1.0 in numbers:
         raise ValueError("one of these is bad")
+    if -3.0 in numbers:
+        raise Panic("one of these is bad")
+
+class Panic(BaseException):
+    pass
 
 def pass_gate(values):
     with socket.socket(socket.AF_UNIX) as end:

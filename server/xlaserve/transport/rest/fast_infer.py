@@ -155,7 +155,7 @@ class FastInferCall(InferCall):
             return
         try:
             answer = writing.result()
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever it is, the client waits
             self._tell(error)
         else:
             if self.record is not None:
