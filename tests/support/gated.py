@@ -409,6 +409,27 @@ ROWS = (
     _python("triton", TRITON, process=True, gathers=True, is_slow=True),
 )
 
+SEQUENCES = (
+    Row(
+        "sequences of triton",
+        "sequences",
+        code=TRITON,
+        config={
+            "backend": "python",
+            "sequence_batching": {
+                "oldest": {"max_candidate_sequences": 8},
+                "control_input": [
+                    {
+                        "name": "START",
+                        "control": [{"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1]}],
+                    }
+                ],
+            },
+        },
+    ),
+)
+"""Those whose requests are asked with the number of a sequence."""
+
 ENSEMBLES = (
     Row("ensemble of jax", "ensemble", step_of="jax"),
     Row("ensemble of triton", "ensemble", step_of="triton"),
@@ -417,7 +438,7 @@ ENSEMBLES = (
 
 def row(name: str) -> Row:
     """Return the row of a name."""
-    return next(one for one in (*ROWS, *ENSEMBLES) if one.name == name)
+    return next(one for one in (*ROWS, *SEQUENCES, *ENSEMBLES) if one.name == name)
 
 
 def _model(name: str) -> str:
@@ -459,7 +480,8 @@ class Station:
             config = {**_tensors(row), **config}
         if not row.unbatched:
             config["max_batch_size"] = max_batch_size
-        config["dynamic_batching"] = batching
+        if "sequence_batching" not in config:
+            config["dynamic_batching"] = batching
         if copies > 1:
             config["instance_group"] = [{"count": copies, "kind": "KIND_CPU"}]
         version = directory / name / "1"
