@@ -15,7 +15,6 @@ from xlaserve.core.serving.infer_call import Deliver, Ended, Executed, InferCall
 from xlaserve.core.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.models.ragged import Parts
-from xlaserve.panics import ENDS
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
@@ -486,8 +485,6 @@ class Batcher:
         ended = partial(self._ended, requests, batch)
         try:
             self._runner.run(requests, freed, ended)
-        except ENDS:
-            raise
         except BaseException as error:
             # Nobody may wait for ever, whatever kept the batch from starting.
             freed()
