@@ -123,7 +123,7 @@ class Tokens:
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
         if "over" in found:
-            raise TokenizerFailed(self._model, f"that takes more than {LIMITS}")
+            raise TokenizerFailed(self._model, f"that takes more than {self._limited.limits}")
         if "ids" not in found:
             raise TokenizerFailed(self._model, found["failed"])
         ids: list[int] = found["ids"]
