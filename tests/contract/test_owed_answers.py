@@ -127,7 +127,7 @@ def write(root: Path) -> None:
     """Write the models of a repository."""
     export_double(root)
     inputs = {"x": ("FP32", [-1, "s"])}
-    how = {"max_batch_size": 2, "max_on_demand_shapes": 2}
+    how: dict[str, Any] = {"max_batch_size": 2, "max_on_demand_shapes": 2}
     xlaserve.export_model(total, None, inputs, root / "open" / "1", **how)
     identity_models.write(root, "texts", "BYTES")
     scripted_language.export(root / "story", ["ab"], scripted_language.HERMES, grammars="true")
