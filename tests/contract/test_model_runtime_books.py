@@ -172,7 +172,7 @@ async def test_a_load_waits_while_the_mesh_counts_more_than_there_is(
 async def test_models_of_one_computation_that_leave_together_are_never_counted_twice(
     start: StartRuntime, shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each hands on what it carries to the next, which leaves too, before its own memory is free."""
+    """Each hands on what it carries to the next, before its own memory is free."""
     count = 8
     for number in range(1 + MODELS, 1 + count):
         path = shelf / f"small-1-{number}"
