@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc.aio as triton
-from support.gated import BAD, DEATH, ENSEMBLES, ROWS, Row, Station, gate, row
+from support.gated import BAD, DEATH, ENSEMBLES, PANIC, ROWS, SEQUENCES, Row, Station, gate, row
 from support.http import ask
 from support.server import Serve
 from tritonclient.utils import InferenceServerException
@@ -20,6 +20,12 @@ GATHERING = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.is_slow else [])
     for one in (*ROWS, *ENSEMBLES)
     if one.gathers or one.step_of
+]
+
+ALONE = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.is_slow else [])
+    for one in ROWS
+    if not one.gathers
 ]
 
 
@@ -40,7 +46,7 @@ def shown(answers: "list[float | BaseException]") -> "list[float | str]":
 
 @pytest.mark.parametrize("row", GATHERING)
 async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Path) -> None:
-    """What was executed together is executed again one by one, each time."""
+    """What was executed together is executed again one by one, each time; so is what panics."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -54,11 +60,62 @@ async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Pat
         first = await gathered(station, 1, BAD, 3, 4)
         executed = [one for one in opened.executed if 0.0 not in one]
         await station.idle()
-        second = await gathered(station, 1, BAD, 3, 4)
+        second = await gathered(station, 1, PANIC, 3, 4)
         again = [one for one in opened.executed if 0.0 not in one]
 
     assert [2.0, "failed", 6.0, 8.0] == shown(first) == shown(second)
-    assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed == again
+    assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed
+    assert [[1, PANIC, 3, 4], [1], [PANIC], [3], [4]] == again
+
+
+@pytest.mark.parametrize("row", ALONE)
+async def test_a_panic_is_one_requests(row: Row, serve: Serve, tmp_path: Path) -> None:
+    """Also where nothing is executed together; who asks next is answered."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        opened.free(99)
+        station = Station(server, client, opened, row)
+        await station.load(root)
+        async with asyncio.timeout(60):
+            failed = await asyncio.gather(station.ask(PANIC), return_exceptions=True)
+            answers = [*failed, await station.ask(3)]
+
+    assert ["failed", 3 * row.factor] == shown(answers)
+
+
+@pytest.mark.parametrize("row", [pytest.param(one, id=one.name) for one in SEQUENCES])
+@pytest.mark.parametrize("bad", [BAD, PANIC], ids=["raises", "panics"])
+async def test_one_bad_sequence_fails_alone(
+    row: Row, bad: float, serve: Serve, tmp_path: Path
+) -> None:
+    """The steps of other sequences in its batch are answered, and go on."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row)
+        await station.load(root, 4)
+        asked = [station.ask(0, sequence_id=1, sequence_start=True)]
+        await station.until(lambda: opened.held > 0)
+        for number, value in enumerate((1, bad, 3), 2):
+            asked.append(station.ask(value, sequence_id=number, sequence_start=True))
+            await station.in_progress(number)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        going = [station.ask(5, sequence_id=number) for number in (1, 2, 4)]
+        after = await asyncio.gather(*going, return_exceptions=True)
+
+    assert [0.0, 2.0, "failed", 6.0] == shown(answers)
+    assert [[1, bad, 3], [1], [bad], [3]] == opened.executed[1:5]
+    assert [10.0] * 3 == after
 
 
 async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Grammars of one caller that would compute for minutes, at each door, beside another caller's."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import scripted_language
+from support.crowds import beside_a_crowd
 from support.hard_grammars import BOUNDED, HARD
 from support.http import Answer, ask
 from support.server import RunningServer, serving
@@ -168,29 +169,20 @@ async def test_each_hard_grammar_is_refused_at_each_door_and_others_are_answered
 
 
 async def test_a_caller_with_many_hard_grammars_keeps_no_other_waiting(place: Place) -> None:
-    """The other one waits for what has begun, and not for all that came before."""
     count = 12
-    ended: list[str] = []
 
-    async def hostile(number: int) -> None:
+    async def hostile(number: int) -> str:
         parameter, text = HARD["multiple"](1000 + number)
-        status, _ = await over_rest(
-            place, "/v2/models/story/generate", generated({parameter: text})
-        )
-        ended.append(status)
+        body = generated({parameter: text})
+        return (await over_rest(place, "/v2/models/story/generate", body))[0]
 
-    tasks = [asyncio.ensure_future(hostile(number)) for number in range(count)]
-    async with asyncio.timeout(60):
-        while not ended:
-            await asyncio.sleep(0.001)
-    good = await place.good("ab{2}c|n")
-    before = len(ended)
-    await asyncio.gather(*tasks)
+    found = await beside_a_crowd(hostile, partial(place.good, "ab{2}c|n"), count)
 
-    assert good.status == 200
-    assert json.loads(good.body)["tokens"] == [ord(one) for one in "abbc"]
-    assert before < count // 2
-    assert ended == ["400"] * count
+    assert isinstance(found.good, Answer)
+    assert found.good.status == 200
+    assert json.loads(found.good.body)["tokens"] == [ord(one) for one in "abbc"]
+    assert found.before < count // 2
+    assert found.ended == ["400"] * count
 
 
 @pytest.mark.parametrize("kind", BOUNDED)

@@ -13,6 +13,7 @@ from support.mesh_books import MeshBooks, any_of, first
 from support.runtime import StartRuntime
 from support.shelf import export_adder
 
+from xlaserve.core.residence.capacity import Capacity
 from xlaserve.models import loaders
 
 WAIT_SECONDS = 3600
@@ -166,3 +167,36 @@ async def test_a_load_waits_while_the_mesh_counts_more_than_there_is(
         await books.evict("small-1-1")
 
         assert "OK" == await loading
+
+
+async def test_models_of_one_computation_that_leave_together_are_never_counted_twice(
+    start: StartRuntime, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hands on what it carries to the next, before its own memory is free."""
+    count = 8
+    for number in range(1 + MODELS, 1 + count):
+        path = shelf / f"small-1-{number}"
+        if not path.exists():
+            shutil.copytree(shelf / "small-1-1", path)
+    names = [f"small-1-{number}" for number in range(1, 1 + count)]
+    alone = alone_bytes(shelf, names[0])
+    async with start(**settings(shelf, capacity_bytes=20 * alone)) as runtime:
+        capacity, told = runtime.application.capacity, Capacity._tell
+        for name in names:
+            await runtime.mesh.load(name, shelf / name)
+        before = capacity.used_bytes
+        seen: list[int] = []
+        loop = asyncio.get_running_loop()
+
+        def note(self: Capacity) -> None:
+            # Behind what is done in one step, as whoever looks at the books sees them.
+            loop.call_soon(lambda: seen.append(self.used_bytes))
+            told(self)
+
+        monkeypatch.setattr(Capacity, "_tell", note)
+        await asyncio.gather(*map(runtime.mesh.unload, names))
+        after = capacity.used_bytes
+
+    assert 0 == after
+    assert len(names) <= len(seen)
+    assert before >= max(seen)

@@ -66,7 +66,7 @@ def test_a_thread_tells_what_became_of_each_call() -> None:
     may_go_on.set()
 
     assert first.result(30)
-    assert isinstance(raised.exception(30), Panic)
+    assert "Panic: " == str(raised.exception(30))
     assert 2 == made.result(30)
     thread.close()
     with pytest.raises(RuntimeError, match="the thread has ended"):

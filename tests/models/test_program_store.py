@@ -15,6 +15,11 @@ from xlaserve.models.kept_programs import Place
 from xlaserve.models.program_store import ProgramStore
 from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
 ENTRY = Entry({"computation": "abc"}, {"jax": "1.2"}, b"machine\ncode", is_ahead=True)
 TARGET, NAME = "cpu-here", "0123abcd"
 OBJECT = f"{TARGET}/{NAME}.program"
@@ -256,7 +261,10 @@ def test_store_that_was_away_is_asked_again(
     assert (None, ENTRY) == (first, store.find(TARGET, [NAME]))
 
 
-@pytest.mark.parametrize("problem", [StoreProblem("it is cut"), ValueError("of an SDK"), OSError()])
+@pytest.mark.parametrize(
+    "problem",
+    [StoreProblem("it is cut"), ValueError("of an SDK"), OSError(), Panic("of an SDK")],
+)
 def test_store_that_fails_is_left_alone(
     make: Make, shelf: Shelf, problem: BaseException, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,7 +312,7 @@ def test_write_that_fails_is_tried_again(make: Make, shelf: Shelf) -> None:
     assert (1, 0) == (store.counts.written, store.counts.failures)
 
 
-@pytest.mark.parametrize("problem", [DENIED, RuntimeError("secret")])
+@pytest.mark.parametrize("problem", [DENIED, RuntimeError("secret"), Panic("secret")])
 def test_write_that_is_refused_is_logged_once(
     make: Make, shelf: Shelf, problem: BaseException, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -503,6 +503,22 @@ def test_one_that_leaves_inherits_nothing_while_another_stays(pool: SharedProgra
     assert (0, 0) == pool.counts
 
 
+def test_who_hands_on_is_told_before_who_inherits(pool: SharedPrograms) -> None:
+    """So that the books never count with both what they share; and nobody without an heir is."""
+    leases = [pool.lease("key", _Artifact()) for _ in range(2)]
+    told: list[str] = []
+    for lease in leases:
+        lease.get("p", _made, lambda: None)
+    leases[1].on_change = partial(told.append, "inherits")
+    leases[0].release(partial(told.append, "hands on"))
+
+    assert ["hands on", "inherits"] == told
+
+    leases[1].release(partial(told.append, "hands on"))
+
+    assert 2 == len(told)
+
+
 def test_a_model_is_alone_while_no_other_has_a_program_to_execute(pool: SharedPrograms) -> None:
     """Of its computation or another; what is only being compiled disturbs nobody."""
     one, same, other = (pool.lease(key, _Artifact()) for key in ("key", "key", "other"))

@@ -28,6 +28,9 @@ from xlaserve.models.ragged import Parts
 BAD = -1.0
 """The value of a request that fails, and every execution that it is in."""
 
+PANIC = -3.0
+"""The value of a request that raises what is no Exception, in every execution that it is in."""
+
 DEATH = -2.0
 """The value of a request whose process ends as it executes it."""
 
@@ -153,9 +156,15 @@ _RAGGED = {
 }
 
 
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
 def _check(values: Any) -> None:
     if BAD in np.ravel(values):
         raise ValueError("one of these is bad")
+    if PANIC in np.ravel(values):
+        raise Panic("one of these is bad")
 
 
 def _hold_execute(runner: Any, path: str) -> None:
@@ -243,6 +252,11 @@ def go_on(numbers):
         os._exit(3)
     if -1.0 in numbers:
         raise ValueError("one of these is bad")
+    if -3.0 in numbers:
+        raise Panic("one of these is bad")
+
+class Panic(BaseException):
+    pass
 
 def pass_gate(values):
     with socket.socket(socket.AF_UNIX) as end:
@@ -395,6 +409,27 @@ ROWS = (
     _python("triton", TRITON, process=True, gathers=True, is_slow=True),
 )
 
+SEQUENCES = (
+    Row(
+        "sequences of triton",
+        "sequences",
+        code=TRITON,
+        config={
+            "backend": "python",
+            "sequence_batching": {
+                "oldest": {"max_candidate_sequences": 8},
+                "control_input": [
+                    {
+                        "name": "START",
+                        "control": [{"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1]}],
+                    }
+                ],
+            },
+        },
+    ),
+)
+"""Those whose requests are asked with the number of a sequence."""
+
 ENSEMBLES = (
     Row("ensemble of jax", "ensemble", step_of="jax"),
     Row("ensemble of triton", "ensemble", step_of="triton"),
@@ -403,7 +438,7 @@ ENSEMBLES = (
 
 def row(name: str) -> Row:
     """Return the row of a name."""
-    return next(one for one in (*ROWS, *ENSEMBLES) if one.name == name)
+    return next(one for one in (*ROWS, *SEQUENCES, *ENSEMBLES) if one.name == name)
 
 
 def _model(name: str) -> str:
@@ -445,7 +480,8 @@ class Station:
             config = {**_tensors(row), **config}
         if not row.unbatched:
             config["max_batch_size"] = max_batch_size
-        config["dynamic_batching"] = batching
+        if "sequence_batching" not in config:
+            config["dynamic_batching"] = batching
         if copies > 1:
             config["instance_group"] = [{"count": copies, "kind": "KIND_CPU"}]
         version = directory / name / "1"

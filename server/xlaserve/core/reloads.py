@@ -17,6 +17,7 @@ import structlog
 from xlaserve.core.event_notes import EventNotes
 from xlaserve.errors import XlaserveError
 from xlaserve.file_marks import FileMark, mark_of
+from xlaserve.panics import ENDS
 
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
 """Reads something again, on the event loop; or raises, and then keeps what was read before."""
@@ -137,7 +138,9 @@ class Reloads:
         except (XlaserveError, OSError) as error:
             _log.error("not reloaded", what=row.name, because=because, reason=str(error))
             self._notes.read_again(row.name, because, str(error))
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             _log.exception("not reloaded", what=row.name, because=because)
             self._notes.read_again(row.name, because, f"internal error: {type(error).__name__}")
         else:

@@ -123,7 +123,7 @@ class Tokens:
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
         if "over" in found:
-            raise TokenizerFailed(self._model, f"that takes more than {LIMITS}")
+            raise TokenizerFailed(self._model, f"that takes more than {self._limited.limits}")
         if "ids" not in found:
             raise TokenizerFailed(self._model, found["failed"])
         ids: list[int] = found["ids"]
@@ -139,7 +139,7 @@ class Tokens:
         try:
             # Of bytes, as of every character, a vocabulary may be complete without it.
             self.encode_marked(_RARE)
-        except Exception as error:
+        except BaseException as error:
             raise InvalidModel(
                 f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
                 f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"

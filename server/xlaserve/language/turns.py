@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from xlaserve.panics import answerable
+
 T = TypeVar("T")
 
 
@@ -96,6 +98,6 @@ def _make(future: "Future[Any]", call: Callable[[], Any]) -> None:
         found = call()
     # Whatever it is, somebody waits for it.
     except BaseException as error:
-        future.set_exception(error)
+        future.set_exception(answerable(error))
     else:
         future.set_result(found)

@@ -418,3 +418,6 @@ class LoadContext:
     on_memory: Callable[[], None] = lambda: None
     """Called in any thread when a loaded model holds more or less than it did: it has to carry
     programs that another one carried, or has those that another one had compiled."""
+    on_handed_on: Callable[[], None] = lambda: None
+    """Called in any thread when it leaves, and another one carries its programs from now on, whose
+    `on_memory` is called next."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import (
+    absent,
     foreign,
     manifest,
     onnx_source,
@@ -380,11 +381,11 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
         raise InvalidModel(found)
     if _is_said_to_be_onnx(config):
         name = config.default_model_filename or onnx_source.DEFAULT_FILE
-        raise InvalidModel(f"{name} is missing")
+        raise InvalidModel(absent.text(path, name))
     if asked:
         _check_file_name(rows[0], config)
         return rows[0]
-    raise InvalidModel(f"{config.default_model_filename or manifest.FILE_NAME} is missing")
+    raise InvalidModel(absent.text(path, config.default_model_filename))
 
 
 def _check_file_name(row: Loader, config: ModelConfig) -> None:

@@ -193,7 +193,7 @@ class ProgramStore:
         except FetchCancelled:
             pass
         # An SDK that is not what it should be is a store that is away.
-        except Exception as error:
+        except BaseException as error:
             look.problem = StoreProblem(f"it failed with {type(error).__name__}")
         finally:
             self._looks.release()
@@ -255,7 +255,7 @@ class ProgramStore:
             try:
                 problem = self._written(upload)
             # As above; and what waits behind it is written.
-            except Exception as error:
+            except BaseException as error:
                 problem = f"it failed with {type(error).__name__}"
             with self._changed:
                 self._is_busy = False

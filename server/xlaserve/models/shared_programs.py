@@ -22,6 +22,10 @@ _MAX_FACTS = 32
 T = TypeVar("T")
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(slots=True, eq=False)
 class SharedProgram:
     """A program on its devices, for all models of its computation."""
@@ -277,8 +281,12 @@ class Lease:
         with self._pool.changed:
             self.is_leaving = True
 
-    def release(self) -> None:
-        """Use nothing any more; what nobody else uses is dropped. Once is enough."""
+    def release(self, handed_on: Callable[[], None] = _nothing) -> None:
+        """Use nothing any more; what nobody else uses is dropped. Once is enough.
+
+        `handed_on` is called before those that carry from now on what this model has carried, so
+        that the books count it with nobody twice.
+        """
         with self._pool.changed:
             if self._is_released:
                 return
@@ -293,6 +301,8 @@ class Lease:
             elif carried:
                 heirs.add(_heir(self._of.leases))
             self._pool.changed.notify_all()
+        if heirs:
+            handed_on()
         _tell(heirs)
 
     def _drop(self, keys: Iterable[Hashable]) -> "set[Lease]":
@@ -330,10 +340,6 @@ def _heir(users: dict[Lease, None]) -> Lease:
     users[heir] = None
     users.update(others)
     return heir
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _tell(leases: Iterable[Lease]) -> None:

@@ -49,6 +49,7 @@ class Stock:
         self._making: int | None = None
         """The bucket that a thread of this model makes."""
         self._on_memory: Callable[[], None] = lambda: None
+        self._on_handed_on: Callable[[], None] = lambda: None
         self._on_demand: OnDemandShapes | None = None
 
     def start(
@@ -66,6 +67,7 @@ class Stock:
         self._is_exact = dimensions.has_rows
         self._module_bytes = len(self._lease.exported.mlir_module_serialized)
         self._on_memory = context.on_memory
+        self._on_handed_on = context.on_handed_on
         self._on_demand = on_demand
         if context.background_compile and dimensions.combinations:
             self._rest.extend(plan.rest)
@@ -247,8 +249,18 @@ class Stock:
         with self._compiling:
             with self._changing:
                 self._drop_compiler()
+            self._lease.release(self._handed_on)
+            with self._changing:
                 for copy in self._copies:
                     copy.clear()
                 if self._on_demand is not None:
                     self._on_demand.clear()
-            self._lease.release()
+
+    def _handed_on(self) -> None:
+        """Have the books count with this model no more what another one carries from now on.
+
+        What is its own stays counted until its memory is free.
+        """
+        with self._changing:
+            self._set(replace(self.info, memory=self._memory()))
+        self._on_handed_on()

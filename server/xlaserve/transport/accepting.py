@@ -139,6 +139,9 @@ class Acceptor:
             connection.close()
         except asyncio.CancelledError:
             connection.close()
+        except BaseException:
+            connection.close()
+            raise
 
     async def _heard(self, connection: socket.socket, until: float) -> None:
         """Return when the client has sent something: a handshake holds 50 KB while it waits."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,8 @@ class VersionLoader:
         self._unloading: dict[Version, asyncio.Future[None]] = {}
         """Versions that are on their way out, each with what is done once it is."""
         self._instances: WeakValueDictionary[Reservation, Instance] = WeakValueDictionary()
+        self._to_correct: deque[Reservation] = deque()
+        """Those whose models hold more or less than the books say."""
         """Those that hold memory: answering ones, and those that drain."""
         self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
@@ -408,13 +411,20 @@ class VersionLoader:
             compilation=self._machinery.compilation,
             programs=self._machinery.programs,
             on_memory=partial(self._correct_soon, asyncio.get_running_loop(), reservation),
+            # In one step with the model that holds from then on what this one has held.
+            on_handed_on=partial(self._to_correct.append, reservation),
         )
         return await self._runner.run(Loading(version, source, reservation, context))
 
     def _correct_soon(self, loop: asyncio.AbstractEventLoop, reservation: Reservation) -> None:
         """Have the books of a loaded model corrected; in any thread."""
+        self._to_correct.append(reservation)
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(self._correct, reservation)
+            loop.call_soon_threadsafe(self._correct_all)
+
+    def _correct_all(self) -> None:
+        while self._to_correct:
+            self._correct(self._to_correct.popleft())
 
     def _correct(self, reservation: Reservation) -> None:
         instance = self._instances.get(reservation)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import structlog
 
 from xlaserve.errors import XlaserveError
+from xlaserve.panics import answering
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -129,7 +130,7 @@ class FilesLook:
 
     async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
         """Return what `look` does; None where the files are not there, no model, or slow."""
-        looking = asyncio.wrap_future(self._thread.submit(look))
+        looking = asyncio.wrap_future(self._thread.submit(answering(look)))
         try:
             return await asyncio.wait_for(looking, LOOK_SECONDS)
         except (XlaserveError, OSError, TimeoutError):

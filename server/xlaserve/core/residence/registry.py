@@ -27,6 +27,7 @@ from xlaserve.core.threads.limited import LimitedCall
 from xlaserve.errors import ModelNotFound, ModelNotReady
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.panics import ENDS
 
 
 class Loaded(Protocol):
@@ -144,7 +145,9 @@ class Instance:
         for call in before.retire():
             try:
                 self.station.begin(call)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 call.fail(error)
 
     def on_leave(self, call: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from xlaserve.core.serving.inference import (
 from xlaserve.core.serving.stations.batching import split
 from xlaserve.errors import InvalidRequest
 from xlaserve.models.handling import AnswerParameters
+from xlaserve.panics import ENDS
 from xlaserve.tensors import TensorSpec
 
 
@@ -32,7 +33,9 @@ def answer_now(call: InferCall, executed: Executed) -> None:
     call.end(executed)
     try:
         call.write(response, last=True)
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         _report(error)
 
 
@@ -118,7 +121,9 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
     rows = result.rows = sum([call.rows for call in calls])
     try:
         responses = list(_responses(calls, result.outputs, rows))
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         # Outputs that are not what the model promised: nobody may wait for ever.
         _refuse(calls, error)
         return
@@ -129,7 +134,9 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
         if not call.is_cancelled:
             try:
                 call.write(response, last=True)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 _report(error)
 
 
@@ -174,7 +181,9 @@ def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> Infer
     if call.shaping is not None and not call.has_ended:
         try:
             return _shaped(call, call.shaping(outputs))
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             # Its own fault, whatever it is, and not of the others of its batch.
             _refuse([call], error)
     return InferResponse(version.model, version.number, call.id, outputs)
@@ -188,18 +197,22 @@ def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[
 def _write(call: InferCall, response: InferResponse) -> None:
     try:
         call.write(response, last=True)
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         _report(error)
 
 
 def _tell(tell: Callable[[], None]) -> None:
     try:
         tell()
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         _report(error)
 
 
-def _report(error: Exception) -> None:
+def _report(error: BaseException) -> None:
     # The others of its batch are told all the same.
     asyncio.get_running_loop().call_exception_handler(
         {"message": "An answer could not be delivered", "exception": error}

@@ -36,6 +36,7 @@ from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import BudgetExhausted, MissingInputs, XlaserveError
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.optional_inputs import completed
+from xlaserve.panics import ENDS
 from xlaserve.tensors import Tensor
 
 Found: TypeAlias = tuple[ServedVersion, Served]
@@ -122,7 +123,7 @@ class Engine:
                 instance.station.begin(call)
             else:
                 self._check_and_begin(call, instance, request)
-        except Exception as error:
+        except BaseException as error:
             _fail(call, error)
         if not call.has_ended:
             call.count()
@@ -204,7 +205,9 @@ class Engine:
                 return
             try:
                 self._check_and_begin(call, instance, found)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 deliver([call], error)
 
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
@@ -247,7 +250,9 @@ class Engine:
         try:
             _describe(call, instance.info)
             instance.station.begin(call)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             deliver([call], error)
 
     # --- for ensembles ---
@@ -273,7 +278,7 @@ class Engine:
                 call.rows = call.parent.rows  # as many as the ensemble gives elsewhere
             self._gates.admit_to_model(call)
             instance.station.begin(call)
-        except Exception as error:
+        except BaseException as error:
             _fail(call, error)
         if not call.has_ended:
             call.count()
@@ -289,7 +294,7 @@ class Engine:
             _find(call, version, instance)
             self._gates.admit_to_model(call)
             instance.station.begin(call)
-        except Exception as error:
+        except BaseException as error:
             _fail(call, error)
         if not call.has_ended:
             call.count()
@@ -341,9 +346,9 @@ def _find(call: InferCall, version: ServedVersion, instance: Served) -> None:
     call.is_found = True
 
 
-def _fail(call: InferCall, error: Exception) -> None:
+def _fail(call: InferCall, error: BaseException) -> None:
     """End a call with what was raised; where it was answered already, report that."""
-    if call.has_ended:
+    if call.has_ended or isinstance(error, ENDS):
         raise error
     call.place = None
     steps = error.steps if isinstance(error, XlaserveError) else ()

@@ -29,6 +29,7 @@ from xlaserve.errors import (
 )
 from xlaserve.models.python.author import Arrays
 from xlaserve.models.python.calls import Asked, Change, Replies, answered
+from xlaserve.panics import ENDS
 from xlaserve.tensors import BYTES, Tensor, encoded_elements
 
 
@@ -189,7 +190,9 @@ class NestedCalls:
                 await self._make_change(change, waiting)
         except asyncio.CancelledError:
             _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             _settle(answer, without_hidden(call, error, (change.model,)))
         else:
             _settle(answer)
@@ -203,7 +206,9 @@ class NestedCalls:
                 self._engine.resolve(model, version)
             except (ModelNotFound, ModelNotReady):
                 found.set_result(False)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 found.set_exception(error)
             else:
                 found.set_result(True)
@@ -225,7 +230,9 @@ class NestedCalls:
             call.expire_within(asked.seconds)
         try:
             request = _request(asked)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             call.fail(error)
             return
         self._engine.begin(call, request)

@@ -80,7 +80,7 @@ class BatchThread(Generic[T]):
                     item()
                 else:
                     self._work(item[0])
-            except Exception as error:
+            except BaseException as error:
                 # One batch that cannot be worked off must not end the thread.
                 _log.error("a batch was lost", thread=self._name, exc_info=error)
             finally:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Generic, Protocol, TypeVar
 
+from xlaserve.panics import answerable
+
 T = TypeVar("T")
 
 
@@ -30,7 +32,7 @@ class _Handed(Generic[T]):
         try:
             self._results.append(self._calls.pop()())
         except BaseException as error:
-            self._results.append(error)
+            self._results.append(answerable(error))
 
     def take(self) -> T | BaseException:
         """Return, once, what the call returned or raised, or CancelledError."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from xlaserve.core.threads.completion import hand_over
 from xlaserve.core.threads.joining import ended
+from xlaserve.panics import answerable
 
 T = TypeVar("T")
 
@@ -62,4 +63,7 @@ class DeviceThreads:
 
 
 def _failure(work: "Future[T]") -> BaseException | None:
-    return asyncio.CancelledError() if work.cancelled() else work.exception()
+    if work.cancelled():
+        return asyncio.CancelledError()
+    error = work.exception()
+    return None if error is None else answerable(error)

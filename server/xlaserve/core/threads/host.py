@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from xlaserve.core.threads.completion import settle, settled
 from xlaserve.core.threads.joining import joined
+from xlaserve.panics import answerable
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class HostJob:
         try:
             self._result = call()
         except BaseException as error:
-            self._result = error
+            self._result = answerable(error)
 
     def complete(self, failure: BaseException | None = None) -> None:
         """Call the completion with the result of the call, or with why there was none."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from xlaserve.core.threads.joining import joined
+from xlaserve.panics import answerable
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ class LimitedThreads:
         try:
             result = call()
         except BaseException as error:
-            failure = error
+            failure = answerable(error)
         del call
         with self._lock:
             if self._running.pop(work, None) is not None:

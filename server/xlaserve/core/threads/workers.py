@@ -14,6 +14,7 @@ from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.core.threads.joining import ended
 from xlaserve.core.threads.limited import Beat, LimitedCall, LimitedThreads
+from xlaserve.panics import answering
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,15 +79,19 @@ class Workers:
 
     async def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that waits for the disk or for memory, and return its result."""
-        return await asyncio.wrap_future(self._disk.submit(call, *args, **kwargs))
+        return await asyncio.wrap_future(
+            self._disk.submit(answering(partial(call, *args, **kwargs)))
+        )
 
     def fetch(self, call: Callable[[], T]) -> "Future[T]":
         """Start a call that waits for a store, for as long as that takes to answer."""
-        return self._fetch.submit(call)
+        return self._fetch.submit(answering(call))
 
     async def fetch_for(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that waits for a store, and return its result."""
-        return await asyncio.wrap_future(self._fetch.submit(call, *args, **kwargs))
+        return await asyncio.wrap_future(
+            self._fetch.submit(answering(partial(call, *args, **kwargs)))
+        )
 
     def close(self, seconds: float | None = None) -> bool:
         """End the threads once their work is done; nothing that still waits is started.

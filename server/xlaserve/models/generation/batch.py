@@ -15,6 +15,7 @@ from xlaserve.models.generation.programs import Step
 from xlaserve.models.generation.running import Given, Running
 from xlaserve.models.generation.sampling import INTEGERS, REALS
 from xlaserve.models.generation.turns import choose
+from xlaserve.panics import answerable
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
@@ -329,8 +330,8 @@ class Batch:
         try:
             if running.constraint is not None:
                 running.constraint.fill(self._mask[slot])
-        except Exception as error:  # whatever it is, it is of this request alone
-            self._refuse(slot, running, error)
+        except BaseException as error:  # whatever it is, it is of this request alone
+            self._refuse(slot, running, answerable(error))
             return False
         return True
 
@@ -342,8 +343,8 @@ class Batch:
     def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
         try:
             is_last = running.take(row, given, self._info.max_length)
-        except Exception as error:  # whatever it is, it is of this request alone
-            self._refuse(slot, running, error)
+        except BaseException as error:  # whatever it is, it is of this request alone
+            self._refuse(slot, running, answerable(error))
             return
         if is_last:
             self._leave(slot, running)

@@ -8,6 +8,7 @@ from xlaserve.errors import InvalidParameter
 from xlaserve.language.grammars import Grammars
 from xlaserve.language.turns import CallerThread
 from xlaserve.models.generation.running import Running
+from xlaserve.panics import answerable
 
 
 class Constraining:
@@ -55,7 +56,7 @@ class Constraining:
                 running.constraint = self._grammars.compile(*grammar)
         # Whatever it is, its request alone ends with it.
         except BaseException as error:
-            running.request.fail(error)
+            running.request.fail(answerable(error))
             running.freed()
         else:
             self._add(running)

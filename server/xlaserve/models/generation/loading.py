@@ -40,6 +40,7 @@ from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.uncompiled import UncompiledModel
 from xlaserve.models.written_by import Writer
+from xlaserve.panics import answerable
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 PLATFORM = "generator"
@@ -120,8 +121,8 @@ class GeneratorModel(UncompiledModel):
                 freed()
                 return
             self._constraining.add(self._running(request, freed))
-        except Exception as error:
-            request.fail(error)
+        except BaseException as error:
+            request.fail(answerable(error))
             freed()
 
     def _prompt(self, request: ModelRequest) -> Tensor:

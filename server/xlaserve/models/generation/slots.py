@@ -14,6 +14,7 @@ from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.generation.programs import Programs
 from xlaserve.models.generation.running import Running
 from xlaserve.models.handling import ModelRequest
+from xlaserve.panics import answerable
 
 
 class Slots:
@@ -87,8 +88,8 @@ class Slots:
             begun, busy = time.perf_counter_ns(), self._programs.busy_ns
             try:
                 self._turn()
-            except Exception as error:
-                self._recover(error)
+            except BaseException as error:
+                self._recover(answerable(error))
             took = time.perf_counter_ns() - begun
             self.counts.host_ns += took - (self._programs.busy_ns - busy)
         for running in self._taken():
@@ -143,7 +144,7 @@ class Slots:
             self._fail(running, told)
         try:
             self._programs.reset()
-        except Exception as again:
+        except BaseException as again:
             # The next step fails as this one did, and tries once more.
             structlog.get_logger("generation").error(
                 "the cache could not be made anew", model=self._model, error=repr(again)

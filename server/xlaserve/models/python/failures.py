@@ -56,7 +56,7 @@ def described(error: BaseException) -> str:
     """Return the type and the text of an error in one line."""
     try:
         text = str(error)
-    except Exception:  # the code of the model has the last word on its own errors
+    except BaseException:  # the code of the model has the last word on its own errors
         text = "(its text cannot be made)"
     name = type(error).__name__
     return f"{name}: {text}" if text else name

@@ -8,7 +8,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+import structlog
+
 T = TypeVar("T")
+
+_log = structlog.get_logger("python")
 
 
 class CodeThread(Protocol):
@@ -49,7 +53,11 @@ class PlainThread:
     def _run(self) -> None:
         get = self._calls.get
         while (call := get()) is not None:
-            call()
+            try:
+                call()
+            except BaseException as error:
+                # It is to raise nothing; those who wait behind it are answered all the same.
+                _log.error("a call was lost", thread=self.name, exc_info=error)
             del call
 
 
@@ -85,13 +93,23 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._has_run():
+                pass
             left = [task for task in asyncio.all_tasks(self._loop) if task.cancel()]
             if left:
                 self._loop.run_until_complete(asyncio.wait(left, timeout=_CANCEL_SECONDS))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+    def _has_run(self) -> bool:
+        """Run the loop; false where a task of the model has ended it, which the others go on in."""
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            _log.error("a task of a model was lost", thread=self.name, exc_info=error)
+            return False
+        return True
 
 
 _CANCEL_SECONDS = 1.0

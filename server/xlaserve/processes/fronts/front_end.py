@@ -22,6 +22,7 @@ from xlaserve.core.serving.sight import without_hidden
 from xlaserve.core.serving.stations.station import MakeStation
 from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent
 from xlaserve.models.handling import AnswerParameters
+from xlaserve.panics import ENDS
 from xlaserve.processes.failures import error_of
 from xlaserve.processes.fronts import description
 from xlaserve.processes.fronts.bridge import Bridge, offer
@@ -242,7 +243,9 @@ class FrontEnd:
         given = None if parameters is None else AnswerParameters(*parameters)
         try:
             return respond(call, outputs, given)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             deliver([call], error)
             return None
 

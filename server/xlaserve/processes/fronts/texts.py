@@ -13,6 +13,7 @@ from xlaserve.language.tokenizing import Tokens
 from xlaserve.models.embedding import text_files
 from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.panics import ENDS
 from xlaserve.processes.fronts import description
 
 _log = structlog.get_logger("fronts")
@@ -44,7 +45,9 @@ class Texts:
         for one in wanted:
             try:
                 self._found[one.handle] = await asyncio.to_thread(_read, one)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 self._found[one.handle] = _refused(one.model, repr(error))
 
     def with_text(self, handle: int, info: ModelInfo) -> ModelInfo:

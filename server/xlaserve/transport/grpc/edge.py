@@ -16,7 +16,7 @@ _NOT_IMPLEMENTED = "{method} is not implemented by this server"
 _log = structlog.get_logger("grpc")
 
 
-def translate(method: str, error: Exception) -> GRPCError:
+def translate(method: str, error: BaseException) -> GRPCError:
     """Return the status and the text for what a handler raised, in an error that was not raised.
 
     What nobody expected is logged.

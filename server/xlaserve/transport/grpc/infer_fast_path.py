@@ -19,6 +19,7 @@ from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import SHORT_BYTES, hold_made, made_bytes, reserve_made
 from xlaserve.core.serving.repeats import Repeats
 from xlaserve.errors import InvalidRequest
+from xlaserve.panics import ENDS
 from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.compression import (
     ACCEPTED,
@@ -138,8 +139,8 @@ class InferFastPath:
             # Or it is counted, which is the same from here on.
             is_view = request is not None or len(message) > SHORT_BYTES
             request = request or self._decoded(call, stream, message)
-        except Exception as error:
-            call.fail(error)
+        except BaseException as error:
+            _fail(call, error)
             return
         if request is None:
             return  # a thread reads it
@@ -187,8 +188,8 @@ class InferFastPath:
             request = self._checked(call, read)
             if not is_reserved:
                 reserve_made(call, read.made)
-        except Exception as error:
-            call.fail(error)
+        except BaseException as error:
+            _fail(call, error)
             return
         self._engine.begin(call, request)
 
@@ -211,7 +212,9 @@ class InferFastPath:
             request = self._decoded(call, stream, inflated)
         except asyncio.CancelledError:
             return  # a task that is cancelled would keep the error, whose frames hold the request
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             call.place = None
             call.fail(error)
             return
@@ -281,11 +284,16 @@ def refusal_for(error: BaseException) -> GRPCError:
         return refusal_of(error, _MESSAGE)
     if isinstance(error, asyncio.CancelledError):
         return GRPCError(Status.CANCELLED, "the request was cancelled")
-    assert isinstance(error, Exception)
     translated = translate(METHOD, error)
     if isinstance(translated, GRPCError):
         return translated
     return GRPCError(Status.INTERNAL, "internal error")
+
+
+def _fail(call: InferCall, error: BaseException) -> None:
+    if isinstance(error, ENDS):
+        raise error
+    call.fail(error)
 
 
 class FastPathCall(InferCall):
@@ -314,7 +322,9 @@ class FastPathCall(InferCall):
                 fast_path.write_in_thread(stream, work, _HEAD, self.record)
                 return
             parts, size = self._encode(response)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             fast_path.refuse(stream, error)
             return
         record = self.record
@@ -361,7 +371,9 @@ class CompressedCall(FastPathCall):
                 fast_path.write_in_thread(stream, work, head, self.record)
                 return
             packed = compressed(encoding, parts, size)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             fast_path.refuse(stream, error)
             return
         if self.record is not None:

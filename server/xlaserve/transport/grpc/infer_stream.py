@@ -19,6 +19,7 @@ from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import InvalidRequest, ShuttingDown
+from xlaserve.panics import ENDS
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_fast_path import refusal_for
@@ -121,7 +122,9 @@ class StreamedInfer(InferCall):
             return
         try:
             message = self._stream.answers.write(response, typed=self.typed, last=last)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             self._refuse_instead(error)
             return
         if self.record is not None:
@@ -224,7 +227,9 @@ class InferStream:
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
             return  # by `run` or `close`; a task that is cancelled would keep the error, see below
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             # Not the error itself: it holds the frames that hold this stream.
             refusal = refusal_for(error)
             self._failure = refusal.status, refusal.message
@@ -264,7 +269,9 @@ class InferStream:
         except asyncio.CancelledError:
             call.fail(ShuttingDown())  # unless the stream has ended
             raise
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             call.fail(error)
             return call
         call.wants_empty_final = request.parameters.get(_EMPTY_FINAL) is True

@@ -19,6 +19,7 @@ from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded
+from xlaserve.panics import ENDS
 from xlaserve.transport.grpc.calls import FieldsView, RpcCall
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.identifiers import split_binary_lists
@@ -155,7 +156,9 @@ class Runner:
         try:
             with self._gates.passing(call):
                 return NOT_FOUND
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             refused = translate(path, error)
             return refused.status, refused.message or ""
 
@@ -169,7 +172,9 @@ class Runner:
         try:
             with self._gates.passing(stream.call):
                 await _in_time(stream.call, self._answer(stream))
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             return translate(stream.method.path, error)
         return None
 

@@ -15,6 +15,7 @@ import structlog
 from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.completion import settle
+from xlaserve.panics import ENDS
 from xlaserve.tensors import Buffer
 from xlaserve.transport.peers import peer_of
 from xlaserve.transport.rest.chunks import BodyFault
@@ -196,7 +197,9 @@ class Connection(asyncio.Protocol):
             raise
         except ConnectionError:
             self.force_close()  # a client that leaves while it is sent an answer is no mistake
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             _log.error("unexpected exception", exc_info=error)
             await self._fail(request)
 

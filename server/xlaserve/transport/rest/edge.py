@@ -22,6 +22,7 @@ from xlaserve.errors import (
     StillStarting,
     XlaserveError,
 )
+from xlaserve.panics import ENDS
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import NO_STORE, HttpResponse, json_response
@@ -83,11 +84,13 @@ async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T
         return await answer
     except ConnectionError:
         raise  # the client went away
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         return translate(error, method=method, path=path)
 
 
-def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
+def translate(error: BaseException, *, method: str, path: str) -> HttpResponse:
     """Return the answer that an exception becomes; one that nobody expected is logged.
 
     Its bytes are those of the call that the exception has ended.
@@ -97,7 +100,7 @@ def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
     return answer
 
 
-def _translated(error: Exception, *, method: str, path: str) -> HttpResponse:
+def _translated(error: BaseException, *, method: str, path: str) -> HttpResponse:
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
         if isinstance(error, QuotaExceeded | TooManyRequests):

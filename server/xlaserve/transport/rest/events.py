@@ -21,6 +21,7 @@ from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import DetailedResponse, InferRequest, InferResponse
 from xlaserve.errors import BudgetExhausted, InvalidParameter
+from xlaserve.panics import ENDS
 from xlaserve.transport.rest.accept import preferred
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
@@ -201,7 +202,9 @@ async def events(
                 event = await _event(response, encode, last=last)
                 has_begun = True
                 yield event
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         if not has_begun or isinstance(error, ConnectionError):
             raise
         answer = translate(error, method=method, path=path)

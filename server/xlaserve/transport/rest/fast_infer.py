@@ -11,6 +11,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
+from xlaserve.panics import ENDS
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import output_bytes, write_infer_answer
 from xlaserve.transport.rest.json_tensors import JsonRules
@@ -70,7 +71,9 @@ class FastInfer:
             inference = read_infer_request(
                 found[1].info, name, version, body, length, max_depth=self._max_json_depth
             )
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             call.end(error)  # it is counted as a failure of the model, if that was found
             attach(call.record, error)
             raise
@@ -126,7 +129,9 @@ class FastInferCall(InferCall):
                 # As `CallRecord.sent`, for the one answer; a method would double the cost.
                 record.bytes_out = answer.size
                 record.written_ns = perf_counter_ns()
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             answer = error
         if self.is_waited_for:
             if isinstance(answer, BaseException):
@@ -150,7 +155,7 @@ class FastInferCall(InferCall):
             return
         try:
             answer = writing.result()
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever it is, the client waits
             self._tell(error)
         else:
             if self.record is not None:

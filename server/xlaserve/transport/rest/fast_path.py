@@ -10,6 +10,7 @@ from typing import Protocol
 
 from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.inference import Pending
+from xlaserve.panics import ENDS
 from xlaserve.transport.rest.ahead import Ahead
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.head_shape import ShapedPlans
@@ -253,7 +254,9 @@ class FastPath(Lifecycle):
         try:
             # The headers of this request, and not of the one that the plan was made of.
             begun = plan.begin(body, self._done, BlockHeaders(head), self._peer, opened)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             self._fail(plan, error)
             return
         if type(begun) is HttpResponse:
@@ -284,7 +287,7 @@ class FastPath(Lifecycle):
             self._queue()
 
     def _fail(self, plan: Plan, error: BaseException) -> None:
-        if isinstance(error, Exception):
+        if not isinstance(error, ENDS):
             self._finish(plan, translate(error, method=plan.method, path=plan.path))
         else:
             # It was cancelled: so ends a connection whose handler is.
@@ -312,7 +315,7 @@ class FastPath(Lifecycle):
         self._account.release(_PARSED_TIMES * self._plan.length)
         try:
             self._write(self._plan, finishing.result())
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever it is, the client waits
             self._fail(self._plan, error)
         self._queue()
 

@@ -9,6 +9,7 @@ from xlaserve.core.serving.call import Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.inference import InferResponse
 from xlaserve.errors import NotOneAnswer
+from xlaserve.panics import ENDS
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.events import EVENT_STREAM_TYPE, EventCall
 from xlaserve.transport.rest.generate_json import (
@@ -144,7 +145,9 @@ class GenerateRoutes:
                         event = _event(await self._write(response, is_text))
                         has_begun = True
                         yield event
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             if not has_begun or isinstance(error, ConnectionError):
                 raise
             yield _event(translate(error, method="POST", path=path))

@@ -13,6 +13,7 @@ from xlaserve.core.serving.call_record import attach
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.panics import ENDS
 from xlaserve.transport.accepting import Acceptor, Handshakes
 from xlaserve.transport.compression import deflate_where_worth
 from xlaserve.transport.endpoints import Listening
@@ -349,7 +350,9 @@ def _counted(call: Call) -> Iterator[None]:
     """Have the answer that an error of the block becomes counted for a call."""
     try:
         yield
-    except Exception as error:
+    except ENDS:
+        raise
+    except BaseException as error:
         attach(call.record, error)
         raise
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.station import Station
+from xlaserve.panics import ENDS
 
 
 class Around:
@@ -22,7 +23,9 @@ class Around:
         for relay in before.retire():
             try:
                 within.begin(relay)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 relay.fail(error)
 
     def retire(self) -> Sequence[InferCall]:

@@ -485,7 +485,7 @@ class Batcher:
         ended = partial(self._ended, requests, batch)
         try:
             self._runner.run(requests, freed, ended)
-        except Exception as error:
+        except BaseException as error:
             # Nobody may wait for ever, whatever kept the batch from starting.
             freed()
             ended(error)

@@ -94,7 +94,7 @@ class ByItself:
                 ended(asyncio.CancelledError())
             else:
                 self._run(call, executable, ended)
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever it is, somebody waits
             ended(error)
         finally:
             self._instance.release()

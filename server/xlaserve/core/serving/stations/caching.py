@@ -12,6 +12,7 @@ from xlaserve.core.serving.stations.around import Around
 from xlaserve.core.serving.stations.relay import Relay
 from xlaserve.core.serving.stations.station import Served, Station, Working
 from xlaserve.core.threads.host import HostThreads
+from xlaserve.panics import ENDS
 
 _INLINE_BYTES = 1 << 16
 """Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
@@ -70,7 +71,9 @@ class Caching(Around):
                 return
             try:
                 self._begin(call, key, begun)
-            except Exception as error:
+            except ENDS:
+                raise
+            except BaseException as error:
                 deliver([call], error)
 
         job = self._threads.start(partial(key_of, call, self._names), made, self._instance.model)

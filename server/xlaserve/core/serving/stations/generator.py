@@ -20,6 +20,7 @@ from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import BudgetExhausted, DeadlineExceeded, Decoupled, ExecutionStalled
 from xlaserve.models.loaded import Answer, Answers, Generating
 from xlaserve.models.stepping import Stepping
+from xlaserve.panics import ENDS, answerable
 
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
@@ -163,7 +164,9 @@ class GeneratorRunner:
         call.place = None
         try:
             self._station.run(call, freed)
-        except Exception as error:  # it has been given up, and its place with it
+        except ENDS:
+            raise
+        except BaseException as error:  # it has been given up, and its place with it
             ended(error)
 
 
@@ -265,7 +268,9 @@ class Generation:
         call = self.call
         try:
             response = respond(call, found.outputs)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             # Outputs that are not what the model promised.
             deliver([call], error)
             return False
@@ -320,7 +325,7 @@ class Generation:
             if not self._fill(computed, self.opened()):
                 return computed
         except BaseException as error:
-            computed.error = error
+            computed.error = answerable(error)
         self.close_answers(computed)
         return computed
 
@@ -348,7 +353,7 @@ class Generation:
         try:
             self._end()
         except BaseException as error:
-            computed.error = computed.error or error
+            computed.error = computed.error or answerable(error)
 
     def _end(self) -> None:
         answers, self.answers = self.answers, None

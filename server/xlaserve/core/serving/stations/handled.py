@@ -18,6 +18,7 @@ from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import Decoupled
 from xlaserve.models.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
+from xlaserve.panics import ENDS
 from xlaserve.tensors import Parameter, Tensor
 
 AHEAD = 32
@@ -382,7 +383,9 @@ class Exchange:
             return
         try:
             response = respond(call, outputs, parameters)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             deliver([call], error)
             return
         if last:

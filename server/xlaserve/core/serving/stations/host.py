@@ -15,6 +15,7 @@ from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.host import HostJob, HostThreads
 from xlaserve.models.loaded import Executable, LoadedModel, Value
+from xlaserve.panics import ENDS, answerable
 
 T = TypeVar("T")
 
@@ -112,8 +113,8 @@ def executed(
     begun = now_ns()
     try:
         outputs = call()
-    except Exception as error:
-        return error
+    except BaseException as error:
+        return answerable(error)
     # What is asked to stay on the device is for nobody who takes it for host arrays.
     return Executed(cast(Tensors, outputs), begun, now_ns())
 
@@ -178,7 +179,9 @@ class Inline:
             call.submitted_ns = begun
         try:
             outputs: Any = model.execute(call.inputs, resident=call.resident)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             self.work.watch.saw(error)
             raise
         ended = now_ns()

@@ -9,6 +9,7 @@ from xlaserve.core.serving.stations.batching import Batcher, RequestQueue, Runne
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.models.loaded import LoadedModel
+from xlaserve.panics import ENDS
 
 _SECONDS_PER_BYTE = 1e-8
 """How much longer a batch has to take for each byte of its inputs. To put them together, to copy
@@ -103,7 +104,9 @@ class OffloadingRunner:
             self._lanes_taken += 1
             try:
                 self._run_at_home(requests, partial(self._free_lane, freed), ended)
-            except Exception:
+            except ENDS:
+                raise
+            except BaseException:
                 self._lanes_taken -= 1
                 raise
             return
@@ -124,7 +127,9 @@ class OffloadingRunner:
     def _refused(self, requests: Sequence[InferCall], ended: Ended) -> None:
         try:
             self._run_at_home(requests, lambda: None, ended)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             # Nobody may wait for ever, whatever kept the batch from starting.
             ended(error)
 
@@ -140,6 +145,8 @@ class OffloadingRunner:
         self._requests += count
         try:
             self._within.run(requests, left, ended)
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             self._requests -= count
             raise

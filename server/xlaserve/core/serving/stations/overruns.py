@@ -12,6 +12,7 @@ from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.models.loaded import Executable, Value
+from xlaserve.panics import answerable
 
 _REPEATS = 5
 """Most repetitions; the first within the limit shows that the machine was slow, not the model."""
@@ -77,8 +78,8 @@ class Overruns:
             begun = self._now_ns()
             try:
                 executable.execute(inputs, replica=replica)
-            except Exception as error:
-                return error
+            except BaseException as error:
+                return answerable(error)
             seconds = (self._now_ns() - begun) / 1e9
             quickest = min(quickest, seconds)
             if quickest <= limit or seconds > _FREEZE_SECONDS * _REPEATS:

@@ -13,6 +13,7 @@ from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.errors import ExecutionStalled
 from xlaserve.models.loaded import Answers, Generating
 from xlaserve.models.stepping import Stepping
+from xlaserve.panics import answerable
 
 
 class Waiting(Protocol):
@@ -200,13 +201,13 @@ class Line:
         """
         for one in begun:
             _, computed = one
-            if len(begun) == 1 or not isinstance(error, Exception):
-                computed.error = error
+            if len(begun) == 1:
+                computed.error = answerable(error)
             elif not computed.answers and not computed.is_over:
                 try:
                     self._fill([one])
                 except BaseException as own:
-                    computed.error, computed.has_failed_alone = own, True
+                    computed.error, computed.has_failed_alone = answerable(own), True
 
     def _fill(self, begun: Sequence[tuple[Waiting, Computed]]) -> None:
         if not begun:
@@ -234,6 +235,6 @@ def _is_opened(waiting: Waiting, computed: Computed) -> bool:
     try:
         waiting.opened()
     except BaseException as error:
-        computed.error = error
+        computed.error = answerable(error)
         return False
     return True

@@ -11,6 +11,7 @@ from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.call import Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.threads.host import HostThreads
+from xlaserve.panics import ENDS
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.events import EVENT_STREAM_TYPE
 from xlaserve.transport.rest.json_text import count_octets
@@ -262,7 +263,9 @@ class OpenAiRoutes:
             if includes_usage:
                 yield _event(writer.usage(begun.usage()))
             yield _DONE
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             if not has_sent or isinstance(error, ConnectionError):
                 raise
             answer = translate(error, method="POST", path=path)

@@ -1,0 +1,558 @@
+"""Wherever somebody waits, code that raises what is no Exception is answered, and so is the next.
+
+`PanicException` of libraries in Rust is such a thing: a guard for Exceptions lets it pass.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton
+from support import identity_models, python_models, scripted_language, tiny_embedding
+from support.asking import given
+from support.doubling import export_double
+from support.engines import own_engine_only
+from support.http import ask
+from support.owing import ANSWERED, NOT_ANSWERED, UNGUARDED, guards, places
+from support.server import RunningServer, serving
+from tritonclient.utils import InferenceServerException
+
+import xlaserve
+from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.residence.predictions import FilesLook, FilesSeen
+from xlaserve.core.threads.device import DeviceThreads
+from xlaserve.core.threads.host import HostThreads
+from xlaserve.core.threads.limited import Beat
+from xlaserve.core.threads.workers import Workers
+from xlaserve.language.turns import CallerThread
+from xlaserve.models.python.readiness import CodeReadiness
+from xlaserve.models.python.threads import LoopThread, PlainThread, wait_for
+from xlaserve.processes.fronts import texts
+from xlaserve.processes.link import Link
+from xlaserve.processes.messages import ChangeText, Do, Question
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SAID = "Panic: a library has given up"
+
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
+def panicking(*given: Any, **named: Any) -> Any:
+    raise Panic("a library has given up")
+
+
+# --- through the front door ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    server: RunningServer
+    grpc: Any
+    numbers: "count[int]"
+    """So that no request is the same as one before."""
+
+    async def rest(self, method: str, path: str, body: Any = None, *headers: Any) -> str:
+        data = b"" if body is None else json.dumps(body).encode()
+        answer = await ask(str(self.server.http), method, path, *headers, body=data)
+        return "OK" if answer.status == 200 else f"{answer.status}: {answer.body.decode()}"
+
+    async def infer(self, model: str, name: str = "x", array: Any = None, **how: Any) -> str:
+        array = np.ones((1, 2), np.float32) if array is None else array
+        return await told(self.grpc.infer(model, [given(triton, name, array)], **how))
+
+    async def stream(self, model: str) -> str:
+        async def sent() -> AsyncIterator[dict[str, Any]]:
+            inputs = [given(triton, "x", np.ones((1, 2), np.float32))]
+            yield {"model_name": model, "inputs": inputs}
+
+        async def read() -> None:
+            async for _, error in self.grpc.stream_infer(sent()):
+                if error is not None:
+                    raise error
+
+        return await told(read())
+
+
+async def told(answer: Awaitable[Any]) -> str:
+    try:
+        await answer
+    except InferenceServerException as error:
+        # A stream tells its statuses to those alone who ask for them.
+        return f"{error.status() or 'StatusCode.INTERNAL'}: {error.message()}"
+    return "OK"
+
+
+CODE = """
+class Model(PythonModel):
+    def load(self, context):
+        self.context = context
+
+    {how} infer(self, inputs):
+        return self.made(inputs)
+
+    def made(self, inputs):
+        {body}
+"""
+
+
+def total(params: Any, x: Any) -> Any:
+    return {"y": x.sum(axis=1)}
+
+
+TRITON = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.{does}
+        found = [pb_utils.get_input_tensor_by_name(one, "x").as_numpy() for one in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", one)]) for one in found]
+"""
+
+
+def write(root: Path) -> None:
+    """Write the models of a repository."""
+    export_double(root)
+    inputs = {"x": ("FP32", [-1, "s"])}
+    how: dict[str, Any] = {"max_batch_size": 2, "max_on_demand_shapes": 2}
+    xlaserve.export_model(total, None, inputs, root / "open" / "1", **how)
+    identity_models.write(root, "texts", "BYTES")
+    scripted_language.export(root / "story", ["ab"], scripted_language.HERMES, grammars="true")
+    tiny_embedding.export(root / "words")
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    shapes: dict[str, Any] = {
+        "max_batch_size": 4,
+        "input": [{"name": "x", **tensor}],
+        "output": [{"name": "y", **tensor}],
+    }
+    step = {"model_name": "double", "model_version": -1}
+    step |= {"input_map": {"x": "x"}, "output_map": {"y": "y"}}
+    config = shapes | {"platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
+    (root / "chain" / "1").mkdir(parents=True)
+    (root / "chain" / "config.json").write_text(json.dumps(config))
+    tensor["dims"] = [-1, -1]
+    for name, kept in (("cached", True), ("wide", False)):
+        sizes: dict[str, Any] = {
+            "backend": "identity",
+            "input": [{"name": "x", **tensor}],
+            "output": [{"name": "y", **tensor}],
+            "response_cache": {"enable": kept},
+        }
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.json").write_text(json.dumps(sizes))
+    bodies = {
+        "code": "return {'y': inputs['x']}",
+        "nested": "return self.context.infer_and_wait('double', inputs)",
+    }
+    tensors = python_models.VECTORS.replace("[ -1 ]", "[ 1, 2 ]")
+    for name, body in bodies.items():
+        python_models.write(root, name, CODE.format(how="def", body=body), tensors)
+    body = "return {'y': np.ones(1 << 15, np.float32)}"
+    grows = CODE.format(how="def", body=body)
+    python_models.write(root, "grows", grows, python_models.VECTORS)
+    awaited = CODE.format(how="async def", body=bodies["code"])
+    python_models.write(root, "awaited", awaited, tensors)
+    identity_models.write(root, "spare", "FP32")
+    asked = {"asks": "is_model_ready('double')", "changes": "load_model('double')"}
+    for name, does in asked.items():
+        python_models.write(root, name, TRITON.format(does=does), tensors, begin="")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="place")
+async def _place(tmp_path_factory: pytest.TempPathFactory, programs: str) -> AsyncIterator[Place]:
+    folder = tmp_path_factory.mktemp("owing")
+    await asyncio.to_thread(write, folder / "models")
+    names = [path.name for path in (folder / "models").iterdir()]
+    async with (
+        serving(
+            folder,
+            folder / "models",
+            load_model=tuple(names),
+            http_endpoint="port:0",
+            allow_python_models=True,
+            response_cache_bytes=1 << 20,
+            compilation_cache_directory=programs,
+        ) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        yield Place(server, client, count(1))
+
+
+Ask = Callable[[Place], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """What is made to panic once, by module and name, and who asks for it."""
+
+    target: str
+    ask: Ask
+    text: str = "internal error"
+    again: str = "OK"
+    """How the next request is answered, where the first has had its effect."""
+
+
+def infer(model: str, **how: Any) -> Ask:
+    return lambda place: place.infer(model, **how)
+
+
+def rest(method: str, path: str, body: Any = None, *headers: Any) -> Ask:
+    return lambda place: place.rest(method, path, body, *headers)
+
+
+def numbers(rows: int = 1) -> dict[str, Any]:
+    data = [1.0] * 2 * rows
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [rows, 2], "data": data}]}
+
+
+def short_text(place: Place) -> Awaitable[str]:
+    return place.infer("texts", array=A_TEXT)
+
+
+def many_texts(place: Place) -> Awaitable[str]:
+    """Ask in a message that threads read, for one that threads write."""
+    return place.infer("texts", array=np.array([b"a"] * 5000, np.object_))
+
+
+def opened(place: Place) -> Awaitable[str]:
+    """Ask for a shape that nobody has asked for."""
+    return place.infer("open", array=np.ones((1, next(place.numbers) + 1), np.float32))
+
+
+def not_cached(place: Place) -> Awaitable[str]:
+    return place.infer("cached", array=np.full((1, 1 << 17), next(place.numbers), np.float32))
+
+
+def prompted(place: Place) -> Awaitable[str]:
+    text = np.array([b"a0"], np.object_)
+    return place.infer("story", "text", text, parameters={"max_tokens": 2})
+
+
+def with_grammar(place: Place) -> Awaitable[str]:
+    more = {"regex": f"ab|b{{{next(place.numbers)}}}", "max_tokens": 2}
+    return place.infer("story", "tokens", np.array([48], np.int32), parameters=more)
+
+
+async def loaded(place: Place) -> str:
+    await place.grpc.unload_model("spare")
+    return await told(place.grpc.load_model("spare"))
+
+
+COMPLETION = {"model": "story", "prompt": "a0", "max_tokens": 2, "temperature": 0}
+CHAT = {"model": "story", "messages": [{"role": "user", "content": "0"}], "max_tokens": 2}
+ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
+GENERATE = {"text": "a0", "parameters": {"max_tokens": 2}}
+EMBEDDED = {"model": "words", "input": ["ab", "ba"] * 5}
+LONG, A_TEXT = np.ones((1, 2000), np.float32), np.array([b"a" * 100], np.object_)
+GZIP = ("Accept-Encoding", "gzip")
+CORE, MODELS = "xlaserve.core.serving.", "xlaserve.models."
+GRPC, REST = "xlaserve.transport.grpc.", "xlaserve.transport.rest."
+OF_CODE = f"model 'MODEL': {SAID}"
+
+DOORS: Mapping[str, Door] = {
+    "gRPC": Door(
+        f"{GRPC}inference:InferenceService.server_metadata",
+        lambda place: told(place.grpc.get_server_metadata()),
+    ),
+    "gRPC, read": Door(f"{GRPC}infer_fast_path:InferFastPath._decoded", short_text),
+    "gRPC, written": Door(f"{GRPC}infer_fast_path:FastPathCall._encode", infer("double")),
+    "gRPC, compressed": Door(
+        f"{GRPC}compression:compression.deflate_where_worth",
+        lambda place: told(
+            place.grpc.infer("wide", [given(triton, "x", LONG)], compression_algorithm="gzip")
+        ),
+    ),
+    "inflated": Door(
+        f"{GRPC}infer_fast_path:decompress",
+        lambda place: place.infer("texts", array=A_TEXT, compression_algorithm="gzip"),
+    ),
+    "a stream": Door(f"{GRPC}infer_stream:InferStream._read", lambda place: place.stream("double")),
+    "a stream, written": Door(
+        f"{GRPC}stream_answers:StreamAnswers.write", lambda place: place.stream("double")
+    ),
+    "read in a thread": Door(f"{GRPC}long_messages:read_long", many_texts),
+    "written": Door(f"{GRPC}infer_fast_path:FastPathCall._long_parts", many_texts),
+    "REST": Door(f"{REST}statistics:_statistics", rest("GET", "/v2/models/double/stats")),
+    "JSON": Door(
+        f"{REST}fast_infer:read_infer_request", rest("POST", "/v2/models/double/infer", numbers())
+    ),
+    "JSON, written": Door(
+        f"{REST}fast_infer:write_infer_answer", rest("POST", "/v2/models/double/infer", numbers())
+    ),
+    "JSON in a thread": Door(
+        f"{REST}fast_infer:write_infer_answer", rest("POST", "/v2/models/grows/infer", ONE)
+    ),
+    "JSON, compressed": Door(
+        f"{REST}server:deflate_where_worth",
+        rest("POST", "/v2/models/wide/infer", numbers(512), GZIP),
+    ),
+    "events": Door(
+        f"{REST}events:_event",
+        rest("POST", "/v2/models/double/infer", numbers(), ("Accept", "text/event-stream")),
+    ),
+    "generate, streamed": Door(
+        f"{REST}generate:_event", rest("POST", "/v2/models/story/generate_stream", GENERATE)
+    ),
+    "generate": Door(
+        f"{REST}generate:GenerateRoutes._write", rest("POST", "/v2/models/story/generate", GENERATE)
+    ),
+    "chat": Door(
+        "xlaserve.language.text:LanguageText.chat", rest("POST", "/v1/chat/completions", CHAT)
+    ),
+    "completions": Door(
+        f"{REST}openai.routes:count_octets", rest("POST", "/v1/completions", COMPLETION)
+    ),
+    "embeddings": Door(
+        f"{REST}openai.embedding:batches.tensors", rest("POST", "/v1/embeddings", EMBEDDED)
+    ),
+    "tokens": Door(
+        "xlaserve.language.tokenizing:Tokens.encode", rest("POST", "/v1/embeddings", EMBEDDED)
+    ),
+    "an ensemble": Door(f"{CORE}stations.ensemble:_times", infer("chain")),
+    "a step": Door("OF double:execute", infer("chain")),
+    "on the loop": Door("OF double:execute", infer("double")),
+    "cached": Door(f"{CORE}stations.caching:key_of", not_cached),
+    "cached at once": Door(f"{CORE}stations.caching:key_of", infer("cached")),
+    "shapes": Door(f"{MODELS}on_demand:OnDemandShapes.compile", opened),
+    "a prompt": Door("xlaserve.language.text:LanguageText.encode", prompted),
+    "a grammar": Door("xlaserve.language.grammars:Grammars.compile", with_grammar),
+    "a mask": Door("xlaserve.language.grammars:Place.fill", with_grammar),
+    "a turn": Door(f"{MODELS}generation.batch:Batch.prefill", prompted, f"a step failed: {SAID}"),
+    "a token": Door(f"{MODELS}generation.running:Running.take", prompted),
+    "a load": Door(f"{MODELS}loaders:_loaded", loaded),
+    "code": Door("OF code:made", infer("code"), f"model 'code': {SAID}"),
+    "code, awaited": Door("OF awaited:made", infer("awaited"), f"model 'awaited': {SAID}"),
+    "nested": Door(f"{CORE}nested:_request", infer("nested"), f"model 'nested': {SAID}"),
+    "nested is_ready": Door(f"{CORE}engine:Engine.resolve", infer("asks"), f"model 'asks': {SAID}"),
+    "nested change": Door("NESTED:_make_change", infer("changes"), f"model 'changes': {SAID}"),
+}
+
+
+def panics_once(target: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have something panic the first time that it is called; return what notes that."""
+    module, _, names = target.partition(":")
+    owner: Any
+    if module == "NESTED":
+        owner, name = place.server.application._nested, names
+    elif module.startswith("OF "):
+        runner: Any = place.server.application.registry.resolve(module[3:])[1].runner
+        owner, name = type(runner._copies[0]._model if names == "made" else runner), names
+    else:
+        owner = importlib.import_module(module)
+        *within, name = names.split(".")
+        for one in within:
+            owner = getattr(owner, one)
+    inner, called = inspect.getattr_static(owner, name, None), list[str]()
+    call = getattr(owner, name)
+
+    def once(*given: Any, **named: Any) -> Any:
+        if not called:
+            called.append(target)
+            raise Panic("a library has given up")
+        return call(*given, **named)
+
+    is_static = isinstance(inner, staticmethod)
+    monkeypatch.setattr(owner, name, staticmethod(once) if is_static else once)
+    return called
+
+
+@own_engine_only
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_panic_is_answered_and_so_is_the_next_request(
+    place: Place, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = DOORS[door]
+    assert "OK" == await asked.ask(place), "before"
+    called = panics_once(asked.target, place, monkeypatch)
+    async with asyncio.timeout(60):
+        panicked = await asked.ask(place)
+        again = await asked.ask(place)
+
+    assert [asked.target] == called
+    assert panicked.startswith(("500: ", "StatusCode.INTERNAL: "))
+    assert asked.text in panicked
+    assert asked.again == again
+
+
+# --- threads and tasks by themselves -------------------------------------------------------------
+
+
+def good() -> str:
+    return "good"
+
+
+class Threads:
+    """All that calls what it is given in threads."""
+
+    def __init__(self) -> None:
+        self.workers = Workers(load_threads=1, execute_threads=1)
+        self.host = HostThreads(1)
+        self.device = DeviceThreads("cpu:0")
+        self.turns = CallerThread("turns")
+        self.looks = FilesLook()
+        self.plain, self.loop = PlainThread("plain"), LoopThread("loop")
+
+    def close(self) -> None:
+        self.workers.close()
+        self.host.close()
+        self.device.close()
+        self.turns.close()
+        self.looks.close()
+        self.plain.close()
+        self.loop.close()
+
+    async def dispatched(self, call: Callable[[], Any], *, fetches: bool) -> Any:
+        """Return or raise what the device gives, in either of its threads."""
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        dispatch = (lambda: call) if fetches else (lambda: partial(_itself, call()))
+        self.device.start(dispatch, lambda: None, found.set_result)
+        result = await found
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def in_plain(self, call: Callable[[], Any]) -> Any:
+        """Have something called that is to raise nothing; what comes next is answered."""
+        self.plain.submit(call)
+        return await asyncio.to_thread(wait_for, self.plain, call)
+
+    async def in_loop(self, call: Callable[[], Any]) -> Any:
+        """Have a task of a model's own raise what ends a loop; what comes next is answered."""
+
+        async def ends() -> None:
+            raise KeyboardInterrupt if call is panicking else asyncio.CancelledError
+
+        self.loop.start(ends)
+        return await asyncio.to_thread(wait_for, self.loop, call)
+
+    async def is_ready(self, call: Callable[[], Any]) -> Any:
+        """Return what a model says, which is that it is ready unless it raises."""
+        asked = CodeReadiness("m", lambda: call() == "good").ask()
+        if not await asyncio.wrap_future(asked):
+            raise RuntimeError(SAID)
+        return "good"
+
+    async def looked(self, call: Callable[[], Any]) -> Any:
+        """Return what is seen of files; nothing where the look fails."""
+        seen = await self.looks(lambda: FilesSeen(call() == "good", 1))
+        if seen is None:
+            raise RuntimeError(SAID)
+        return "good"
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+Work = Callable[[Threads, Callable[[], Any]], Awaitable[Any]]
+
+WORK: Mapping[str, Work] = {
+    "wait": lambda threads, call: threads.workers.wait(call),
+    "fetch": lambda threads, call: asyncio.wrap_future(threads.workers.fetch(call)),
+    "fetch_for": lambda threads, call: threads.workers.fetch_for(call),
+    "load": lambda threads, call: threads.workers.load(call).within(60),
+    "compile": lambda threads, call: threads.workers.compile(call).within(60),
+    "finish": lambda threads, call: threads.workers.finish(call, Beat()).within(60),
+    "host": lambda threads, call: threads.host.run(call),
+    "dispatch": partial(Threads.dispatched, fetches=False),
+    "device, fetched": partial(Threads.dispatched, fetches=True),
+    "turns": lambda threads, call: asyncio.wrap_future(threads.turns.submit("a", call)),
+    "wait_for": lambda threads, call: asyncio.to_thread(wait_for, threads.plain, call),
+    "a call": Threads.in_plain,
+    "a task of a loop": Threads.in_loop,
+    "is_ready": Threads.is_ready,
+    "a look at files": Threads.looked,
+}
+RAW = ("wait_for", "a call", "a task of a loop")
+"""What hands over what was raised as it is, to threads of a pool that do not."""
+
+
+@pytest.mark.parametrize("work", WORK)
+async def test_a_thread_hands_over_exceptions_alone_and_goes_on(work: str) -> None:
+    threads = Threads()
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(Panic if work in RAW else Exception, match="library has given up"):
+                await WORK[work](threads, panicking)
+            again = await WORK[work](threads, good)
+    finally:
+        threads.close()
+
+    assert "good" == again
+
+
+class Heard:
+    """A channel to the parent, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+
+    def send(self, message: Any) -> None:
+        self.said.put_nowait(message)
+
+
+async def test_a_process_answers_its_parent(tmp_path: Path) -> None:
+    """To what it is asked, and what it is to change."""
+    heard: Any = Heard()
+    link = Link(heard, tmp_path)
+    answers = iter((panicking, good))
+
+    async def here(asked: Any) -> Any:
+        return next(answers)()
+
+    link.answer("how", here)
+    link.handle(ChangeKind.LOAD, here)
+    link.heard(Question(1, "how", None))
+    link.heard(Question(2, "how", None))
+    replies = [await heard.said.get() for _ in range(2)]
+    answers = iter((panicking, good))
+    for number in (3, 4):
+        link.heard(Do(number, ChangeText(ChangeKind.LOAD, "m", {})))
+    done = [await heard.said.get() for _ in range(2)]
+
+    assert [(None, SAID), ("good", "")] == [(one.said, one.problem) for one in replies]
+    assert [SAID, None] == [one.failure and one.failure.text for one in done]
+
+
+async def test_a_front_end_goes_on_without_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_read", panicking)
+    found = texts.Texts()
+    wanted = texts.Wanted("m", 1, b"", "digest")
+    await found.read([wanted])
+
+    assert [] == found.missing([wanted])
+
+
+OF_PROCESSES = {
+    "a reply": test_a_process_answers_its_parent,
+    "a change": test_a_process_answers_its_parent,
+    "a text of a front end": test_a_front_end_goes_on_without_a_text,
+}
+
+
+async def test_every_place_has_a_row() -> None:
+    """A new thread, task or future says who is answered there, and is tried; or why nobody is."""
+    found = set(places())
+    tried = {*DOORS, *WORK, *OF_PROCESSES}
+
+    assert found == ANSWERED.keys() | NOT_ANSWERED.keys()
+    assert not ANSWERED.keys() & NOT_ANSWERED.keys()
+    assert tried == {probe for probes in ANSWERED.values() for probe in probes}
+
+
+async def test_no_guard_of_a_place_lets_a_panic_pass() -> None:
+    """Where an answer is owed, `except Exception` is said to be of what nobody waits for."""
+    assert set(guards()) == UNGUARDED.keys()
