@@ -18,6 +18,7 @@ from xlaserve.settings_choices import (
     Device,
     Http2Engine,
     IdInjection,
+    MatmulPrecision,
     ModelControlMode,
     ProcessCount,
     ProcessRoles,
@@ -264,6 +265,11 @@ class Settings:
     gpu_autotune_cache: bool = True
     """With CUDA: keep which kernels were quickest in compilation_cache_directory. To time them is
     most of a compilation; servers that share it choose the same, and answer alike to the bit."""
+
+    matmul_precision: MatmulPrecision = MatmulPrecision.DEFAULT
+    """With CUDA or a TPU: the precision of FP32 matrix products and convolutions for which a model
+    says none: default, high (tensorfloat32) or highest (float32). By default GPUs compute them with
+    TF32, off by some 3e-4 of the result, as JAX does; highest takes several times as long."""
 
     # --- Execution ---
 

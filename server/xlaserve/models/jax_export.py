@@ -482,6 +482,7 @@ def _compiled(
         notice=plan.rows.notice,
         optional=optional_inputs.of_computation(context.config),
         embedding=_embedding(signature, plan.dimensions, context),
+        matmul_precision=context.compilation.options.name_for(copies[0].site.platform),
     )
     compiler = Compiler(
         lease,

@@ -21,7 +21,6 @@ import msgspec
 
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import jax_runtime
-from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.footprint import Footprint
@@ -129,9 +128,8 @@ class _Compiler:
         target, count = self.target, self.job.count
         flags = environment.flags_of(target, count, self.job.flags)
         devices = f"{target.topology(count)} {dict(target.options)} {target.config}"
-        # Those of a server whose operator says nothing else.
-        options = XlaOptions()
-        given = options.for_site(site.platform, len(site.devices))
+        options = self.job.options
+        given = options.key(site.platform, len(site.devices))
         said = (*flags, *(f"{name}={value}" for name, value in given.items()))
         key = key_of(_module_of(lowered), devices, self.versions, said)
         footprint, seconds = self.results.get(key), 0.0
