@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import structlog
@@ -113,8 +114,10 @@ class XlaOptions:
             said["matmul_precision"] = self.precision
         return said
 
-    def compiled(self, lowered: Any, site: Any) -> Any:
-        """Return a program for a Site, as JAX lowered it, compiled with its options.
+    def compiled(
+        self, lowered: Any, site: Any, more: Mapping[str, Any] = MappingProxyType({})
+    ) -> Any:
+        """Return a program for a Site, as JAX lowered it, compiled with its options and some more.
 
         Every program that a server executes on its devices is compiled here.
         """
@@ -122,7 +125,7 @@ class XlaOptions:
             from xlaserve.models.precision import set_precision
 
             set_precision(lowered, self.precision)
-        options = self.for_site(site.platform, len(site.devices))
+        options = {**self.for_site(site.platform, len(site.devices)), **more}
         return lowered.compile(compiler_options=options or None)
 
 

@@ -150,7 +150,7 @@ class DevicePlanner:
         versions: tuple[PlannedVersion, ...],
     ) -> DevicePlan:
         limit = usable_bytes(target, self._settings)
-        of_each = capacity_bytes(self._settings, limit, devices.count)
+        of_each = capacity_bytes(self._settings, limit, devices.count, target.platform)
         of_host = capacity_bytes(self._settings, None, 1)
         capacity = Capacity()
         capacity.limit(dict.fromkeys(devices.names, of_each), of_host)
