@@ -57,8 +57,7 @@ PLATFORM = "jax_export"
 
 _log = structlog.get_logger("loading")
 
-_LETTING_GO_SECONDS = 1.0
-_LOOK_SECONDS = 0.001
+_LETTING_GO_SECONDS, _LOOK_SECONDS = 1.0, 0.001
 
 
 class JaxExportModel:
