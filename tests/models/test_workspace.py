@@ -90,9 +90,12 @@ def test_many_models_share_it() -> None:
 )
 def test_a_device_keeps_it_from_models(platform: str, limit: int, expected: int) -> None:
     settings = Settings.read({}, repository=Path("/m"), memory_overhead_bytes=0)
+    more = Settings.read({}, repository=Path("/m"), memory_overhead_bytes=100 * MIB)
     told = Settings.read({}, repository=Path("/m"), capacity_bytes=5 * MIB)
 
     assert expected == capacity_bytes(settings, limit, 1, platform)
+    # It is a part of the overhead.
+    assert max(0, limit - 100 * MIB) == capacity_bytes(more, limit, 1, platform)
     assert 5 * MIB == capacity_bytes(told, limit, 1, platform)
 
 

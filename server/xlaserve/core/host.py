@@ -55,12 +55,12 @@ def capacity_bytes(
 ) -> int:
     """Return the memory for models of one device: as set, else its own less the overhead.
 
-    What models share on a device of the platform is taken off too. Devices of the CPU have no
-    memory of their own, and share the host's.
+    The overhead holds what models share on a device of the platform, and is as large at least.
+    Devices of the CPU have no memory of their own, and share the host's.
     """
     if settings.capacity_bytes:
         return settings.capacity_bytes
     if device_limit:
-        return max(0, device_limit - settings.memory_overhead_bytes - device_bytes(platform))
+        return max(0, device_limit - max(settings.memory_overhead_bytes, device_bytes(platform)))
     granted = settings.container_memory_bytes or memory_limit_bytes()
     return max(0, granted - settings.memory_overhead_bytes) // sharing
