@@ -225,7 +225,8 @@ async def _served_speed(place: Place, findings: Findings) -> None:
 async def _latency(server: Server, until: Callable[[], bool]) -> dict[str, float]:
     (spec,) = await server.client.inputs("bert_bf16")
     shape = [1 if size == -1 else size for size in spec.shape]
-    value, times = np.ones(shape, spec.datatype.dtype), []
+    value = np.ones(shape, spec.datatype.dtype)
+    times: list[float] = []
     while len(times) < 20 or not until():
         began = time.perf_counter()
         await server.client.infer("bert_bf16", "", [(spec, value)])
@@ -300,7 +301,8 @@ async def _churn(place: Place, findings: Findings) -> None:
 
         for name in names:
             await once(name)
-        card, host, times = card_bytes(), _resident(server), []
+        card, host = card_bytes(), _resident(server)
+        times: list[tuple[float, float]] = []
         until = time.monotonic() + (1 if place.quick else _CHURN_SECONDS)
         while time.monotonic() < until and len(times) < _MOST_LOADS:
             times.append(await once(names[len(times) % len(names)]))
@@ -326,8 +328,7 @@ def preallocation(place: Place, findings: Findings) -> None:
     async def run(value: str) -> None:
         folder = repository(place, "preallocation", "mlp")
         used = card_bytes()
-        variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": value}
-        async with Server(place, findings, folder, **variables) as server:
+        async with Server(place, findings, folder, XLA_PYTHON_CLIENT_PREALLOCATE=value) as server:
             await asyncio.to_thread(server.bench, "mlp", 1, "1", 0.5)
             findings.add(
                 f"preallocation {value}", seconds=server.ready_seconds,

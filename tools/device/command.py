@@ -209,7 +209,8 @@ def _step(place: Place, name: str) -> int:
 
 def _prepare(place: Place) -> None:
     """Make every model, several at a time."""
-    names, running = list(making.MAKERS), {}
+    names = list(making.MAKERS)
+    running: dict[str, subprocess.Popen[bytes]] = {}
     while names or running:
         while names and len(running) < _MAKERS:
             name = names.pop(0)

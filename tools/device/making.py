@@ -43,7 +43,8 @@ def of_architecture(name: str, *, half: bool = False) -> Callable[[Place, Path],
 
             def function(p: Any, x: Any) -> Any:
                 x = x.astype(narrow) if x.dtype == np.float32 else x
-                return {key: value.astype(np.float32) for key, value in made.fn(p, x).items()}
+                found: Any = made.fn(p, x)
+                return {key: value.astype(np.float32) for key, value in found.items()}
 
         most = place.batches[-1]
         exportable = Exportable(
