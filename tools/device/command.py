@@ -117,7 +117,9 @@ def _run(parsed: argparse.Namespace) -> int:
     makers = None
     if not place.quick and not place.smoke and _NEEDS_MODELS & set(plan.limits):
         makers = subprocess.Popen(
-            [*_command(), "prepare", "--inner"], env=_environment(place, is_inside=False)
+            [*_command(), "prepare", "--inner"],
+            env=_environment(place, is_inside=False),
+            start_new_session=True,
         )
     began = time.monotonic()
     try:
