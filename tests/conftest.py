@@ -45,6 +45,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return cores + (1 if config.option.numprocesses == "auto" else 0)
 
 
+_ON_A_GPU = "mark.gpu"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu` alone, import no module that has no test for a GPU.
+
+    A machine with one, borrowed for minutes, lacks packages that the others need.
+    """
+    if config.option.markexpr.strip() != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any(_ON_A_GPU in file.read_text() for file in files) else True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what is collected out of garbage collections: thousands of tests are there to stay.

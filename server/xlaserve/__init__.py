@@ -1,7 +1,9 @@
 """xlaserve: serve JAX models over the V2 (Open Inference) protocol."""
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from xlaserve import build
 
 if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from xlaserve.models.python.context import Context
     from xlaserve.transport.grpc.services import Service
 
-__version__ = metadata.version("xlaserve")
+__version__ = build.number()
 
 __all__ = [
     "__version__",

@@ -314,7 +314,7 @@ class Application:
         devices = await self.workers.wait(device.devices, platform)
         memory = await self.workers.wait(device.memory, platform)
         limits = [memory[name][1] if name in memory else None for name in devices.names]
-        of_each = [capacity_bytes(self.settings, limit, devices.count) for limit in limits]
+        of_each = [capacity_bytes(self.settings, one, devices.count, platform) for one in limits]
         of_host = capacity_bytes(self.settings, None, 1)
         totals = dict(zip(devices.names, of_each, strict=True))
         self.capacity.limit(totals, of_host, devices.kind)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -11,9 +12,26 @@ COMMIT_FILE = "commit.txt"
 VARIABLE = "SOURCE_COMMIT"
 """Says it to a build that has no repository, such as that of an image."""
 
+UNKNOWN = "0"
+"""The version of files that are neither installed nor in a source tree."""
+
 _SHOWN = 12
 """Characters of a commit that are shown."""
+_NUMBER = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+@cache
+def number() -> str:
+    """Return the version: that of the installed distribution, or of the source tree itself.
+
+    A tree on PYTHONPATH is no distribution, and has all that a server needs.
+    """
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("xlaserve")
+    source = Path(__file__).parent.parent.parent
+    found = _NUMBER.search(_read_text(source / "pyproject.toml"))
+    return found[1] if found else UNKNOWN
 
 
 @cache
@@ -22,9 +40,8 @@ def version() -> str:
 
     Code that was changed since its commit says the same.
     """
-    number = metadata.version("xlaserve")
     found = commit()
-    return f"{number}+{found[:_SHOWN]}" if found else number
+    return f"{number()}+{found[:_SHOWN]}" if found else number()
 
 
 @cache

@@ -18,6 +18,7 @@ from xlaserve.settings_choices import (
     Device,
     Http2Engine,
     IdInjection,
+    MatmulPrecision,
     ModelControlMode,
     ProcessCount,
     ProcessRoles,
@@ -250,20 +251,19 @@ class Settings:
     # --- GPU ---
 
     gpu_memory_fraction: float = 0.9
-    """With CUDA: the part of each GPU's memory that XLA may take, and that models may fill. What is
-    left is for the driver, cuBLAS, cuDNN, NCCL, and the code of programs and command buffers, which
-    XLA's memory does not hold. XLA_CLIENT_MEM_FRACTION counts before it."""
+    """With CUDA: the part of each GPU's memory that XLA may take, and models fill. The rest is for
+    the driver, libraries, code and command buffers. XLA_CLIENT_MEM_FRACTION counts before it."""
     gpu_command_buffers: bool = True
-    """With CUDA: let XLA launch many kernels as one command buffer (a CUDA graph). That is most of
-    the time of a small batch, and warm-ups record them before the first request; they take memory
-    beyond gpu_memory_fraction, so turn them off where a GPU is to hold hundreds of programs."""
+    """With CUDA: launch many kernels as one command buffer (a CUDA graph); small batches gain most.
+    They take memory beyond gpu_memory_fraction: not where hundreds of programs are held."""
     gpu_latency_hiding_scheduler: bool = True
-    """With CUDA: let programs of sharded models compute while their parts are exchanged. It may
-    take more scratch memory, which is reserved as the compiler says. A model on one device has
-    nothing to hide, and is compiled without it."""
+    """With CUDA: let sharded models compute while parts are exchanged, with more scratch memory."""
     gpu_autotune_cache: bool = True
     """With CUDA: keep which kernels were quickest in compilation_cache_directory. To time them is
     most of a compilation; servers that share it choose the same, and answer alike to the bit."""
+    matmul_precision: MatmulPrecision = MatmulPrecision.DEFAULT
+    """With CUDA or a TPU: the precision of FP32 products and convolutions for which a model says
+    none. By default GPUs take TF32, off by 3e-4, as JAX does; highest takes some times as long."""
 
     # --- Execution ---
 
@@ -272,7 +272,7 @@ class Settings:
     cores, and two at least. A GPU has two of its own."""
     spare_execute_threads: int = 8
     """Threads besides, each for a model for which no thread computes: while a few models fill the
-    others with what takes long, requests of so many more do not wait for them."""
+    others with what takes long, so many more do not wait."""
     inline_execution_seconds: float = 200e-6
     """A model on the CPU that its warm-up measured faster than this runs on the event loop itself;
     a batch, if that is as quick as its requests one by one, and at most four times as long. One

@@ -49,6 +49,27 @@ class Device(StrEnum):
     TPU = "tpu"
 
 
+class MatmulPrecision(StrEnum):
+    """Precisions of FP32 products, by JAX's names (jax_default_matmul_precision)."""
+
+    DEFAULT = "default"
+    """The device's own: TF32 on GPUs that have it, BF16 on TPUs."""
+    HIGH = "high"
+    """TF32 on GPUs that have it, three products of BF16 on TPUs."""
+    HIGHEST = "highest"
+    """FP32."""
+    TENSORFLOAT32 = "tensorfloat32"
+    """Another name of high."""
+    FLOAT32 = "float32"
+    """Another name of highest."""
+
+    @property
+    def of_xla(self) -> str:
+        """Return XLA's name for it: those of JAX are several for one."""
+        same = {"tensorfloat32": "high", "float32": "highest"}
+        return same.get(self.value, self.value).upper()
+
+
 class IdInjection(StrEnum):
     """Ways for ModelMesh to send the id of a model."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import xlaserve
-from gpu_check.command import checked
+from gpu_check.command import CHECKS, checked, main
 from gpu_check.device import Device, Options
 from gpu_check.findings import Finding, Verdict, judged
 from gpu_check.memory import check_memory
@@ -50,7 +50,6 @@ def test_without_a_device_it_says_why() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     """So that it is whole when there is a device at last; what the CPU cannot say, it says."""
     xlaserve.export_model(
@@ -84,6 +83,24 @@ def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     assert "cpu" == found["device"]["platform"]
     assert {"jax", "jaxlib", "python"} <= set(found["versions"])
     assert "compilation cache" in table
+
+
+def test_what_was_found_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that is stopped has written what it had found."""
+    lines, whole = tmp_path / "lines.jsonl", tmp_path / "found.json"
+
+    def stopped(device: Device, options: Options) -> Iterator[Finding]:
+        yield judged("first", "m", passed=False, said="off")
+        assert "first m" == json.loads(lines.read_text())["name"]
+        assert "off" == json.loads(lines.read_text())["FAILED"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(CHECKS, "overlap", stopped)
+    monkeypatch.setattr(Device, "started", lambda platform: CPU)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--device", "cpu", "--only", "overlap", "--lines", str(lines), "--json", str(whole)])
+
+    assert ["first"] == [row["check"] for row in json.loads(whole.read_text())["findings"]]
 
 
 @pytest.fixture
@@ -133,7 +150,7 @@ def test_check_that_raises_is_a_failure_beside_what_it_found() -> None:
         yield judged("first", "m", passed=True, said="fine")
         raise ZeroDivisionError("no")
 
-    found = checked(breaks, "breaking", CPU, OPTIONS)
+    found = list(checked(breaks, "breaking", CPU, OPTIONS))
 
     assert [("first", Verdict.PASSED), ("breaking", Verdict.FAILED)] == [
         (row.check, row.verdict) for row in found

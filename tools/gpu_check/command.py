@@ -3,7 +3,7 @@
 import argparse
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpu_check import report
@@ -59,23 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     found: list[Finding] = []
     for name in asked.only.split(",") if asked.only else CHECKS:
-        found += checked(CHECKS[name], name, device, options)
+        for one in checked(CHECKS[name], name, device, options):
+            found.append(one)
+            # At once: who stops it, or has no more time for it, keeps what was found.
+            if asked.lines:
+                report.append(asked.lines, name, one)
+            if asked.json:
+                seconds = time.monotonic() - started
+                asked.json.write_text(report.as_json(device, found, seconds) + "\n")
     report.show(device, found)
-    if asked.json:
-        asked.json.write_text(report.as_json(device, found, time.monotonic() - started) + "\n")
     return int(any(row.verdict is Verdict.FAILED for row in found))
 
 
-def checked(check: Check, name: str, device: Device, options: Options) -> list[Finding]:
-    """Return what a check found; what it raises is a failure, and the rest goes on."""
-    found: list[Finding] = []
+def checked(check: Check, name: str, device: Device, options: Options) -> Iterator[Finding]:
+    """Yield what a check finds; what it raises is a failure, and the rest goes on."""
     try:
-        found.extend(check(device, options))
+        yield from check(device, options)
     # Whatever a device does for the first time is to be seen beside the rest.
     except Exception as error:
         traceback.print_exc()
-        found.append(judged(name, "", False, f"{type(error).__name__}: {error}"[:500]))
-    return found
+        yield judged(name, "", False, f"{type(error).__name__}: {error}"[:500])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("repository", nargs="?", type=Path, default=EXAMPLES)
     parser.add_argument("--device", choices=("cuda", "tpu", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, help="write everything to this file as well")
+    parser.add_argument("--lines", type=Path, help="append each finding to this file, in a line")
     parser.add_argument("--only", default="", help=f"some of {','.join(CHECKS)}")
     parser.add_argument("--quick", action="store_true", help="one model, and no time for speeds")
     return parser

@@ -17,6 +17,7 @@ from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.models.sites import Site
+from xlaserve.settings import Settings
 from xlaserve.tensors import Tensor, TensorSpec
 
 _LEAST_CALLS = 5
@@ -47,8 +48,12 @@ class Device:
 
     @staticmethod
     def started(platform: str) -> "Device":
-        """Start JAX on a platform; the CPU plays an accelerator. Raises DeviceUnavailable."""
-        jax_runtime.start(platform)
+        """Start JAX on a platform, with the memory that a server gives it.
+
+        The CPU plays an accelerator. Raises DeviceUnavailable.
+        """
+        fraction = Settings(repository=Path()).gpu_memory_fraction
+        jax_runtime.start(platform, memory_fraction=fraction if platform == "cuda" else None)
         devices = jax.local_devices(backend=platform)
         if platform == "cpu":
             # So that what is executed is what is executed there, in threads of the device.

@@ -5,6 +5,7 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,17 @@ def show(device: Device, found: Sequence[Finding]) -> None:
         table.add_row(row.check, row.subject, verdict, Text(row.said))
     console.print(table)
     console.print(", ".join(f"{count} {verdict}" for verdict, count in _counts(found).items()))
+
+
+def append(path: Path, check: str, row: Finding) -> None:
+    """Append one finding to a file, as `tools/device` writes its own."""
+    values = dict(row.values)
+    if row.verdict is Verdict.FAILED:
+        values["FAILED"] = row.said
+    name = f"{row.check} {row.subject}".strip()
+    said = {"step": f"check_{check}", "name": name, "verdict": row.verdict, "said": row.said}
+    with path.open("a") as file:
+        file.write(json.dumps({**said, **values}, default=repr) + "\n")
 
 
 def as_json(device: Device, found: Sequence[Finding], seconds: float) -> str:

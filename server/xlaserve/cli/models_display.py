@@ -113,6 +113,9 @@ def model_lines(found: Json) -> Iterator[str]:
         for tensor in metadata.get(heading) or ():
             shape = ",".join(map(str, tensor.get("shape") or ()))
             yield printable(f"  {tensor.get('name')} {tensor.get('datatype')}[{shape}]")
+    precision = (metadata.get("parameters") or {}).get("matmul_precision")
+    if precision:
+        yield printable(f"FP32 products: {_said(precision)} precision (matmul_precision)")
     yield "versions:"
     if versions:
         for row in versions:
@@ -156,8 +159,12 @@ def _instances(value: list[Json]) -> Iterator[str]:
 
 def _parameters(value: Mapping[str, Any]) -> Iterator[str]:
     for name, each in value.items():
-        said = each.get("string_value", "") if isinstance(each, dict) else each
-        yield f"parameter {name} = {said}"
+        yield f"parameter {name} = {_said(each)}"
+
+
+def _said(value: Any) -> Any:
+    """Return the value of a parameter; a message has it in the one field that is set."""
+    return next(iter(value.values()), "") if isinstance(value, dict) else value
 
 
 def _steps(value: Json) -> Iterator[str]:

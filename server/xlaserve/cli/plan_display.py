@@ -85,10 +85,21 @@ def _programs(plan: DevicePlan) -> Table:
                 Text(printable(one.name)),
                 one.version,
                 _batch(program),
-                *map(format_bytes, (parameters, scratch, code, parameters + scratch + code)),
+                format_bytes(parameters),
+                _in_flight(one.compiled.in_flight, program),
+                *map(format_bytes, (code, parameters + scratch + code)),
                 f"{program.compile_seconds:.1f} s" if program.compile_seconds else "known",
             )
     return table
+
+
+def _in_flight(count: int, program: CompiledProgram) -> str:
+    """Say what executions take, and by how much less that may be."""
+    footprint = program.footprint
+    taken = format_bytes(count * footprint.scratch_bytes)
+    if not footprint.spared_bytes:
+        return taken
+    return f"{taken}, or {format_bytes(count * footprint.spared_bytes)} less"
 
 
 def _batch(program: CompiledProgram) -> str:

@@ -197,8 +197,7 @@ def _warmed_ahead(
         settings.compilation_cache_directory,
         settings.compilation_cache_max_bytes,
         flags,
-        command_buffers=settings.gpu_command_buffers,
-        latency_hiding=settings.gpu_latency_hiding_scheduler,
+        compilation.XlaOptions.of(settings),
     )
     found = _versions(sources)
     jobs = [

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from xlaserve.models.workspace import device_bytes
 from xlaserve.settings import Settings
 
 _CGROUP_LIMITS = (
@@ -49,14 +50,17 @@ def compile_processes(settings: Settings) -> int:
     return max(1, min(_MOST_COMPILING, cores() // 2, memory // _COMPILING_BYTES))
 
 
-def capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:
+def capacity_bytes(
+    settings: Settings, device_limit: int | None, sharing: int, platform: str = "cpu"
+) -> int:
     """Return the memory for models of one device: as set, else its own less the overhead.
 
-    Devices of the CPU have none of their own, and share the host's.
+    The overhead holds what models share on a device of the platform, and is as large at least.
+    Devices of the CPU have no memory of their own, and share the host's.
     """
     if settings.capacity_bytes:
         return settings.capacity_bytes
     if device_limit:
-        return max(0, device_limit - settings.memory_overhead_bytes)
+        return max(0, device_limit - max(settings.memory_overhead_bytes, device_bytes(platform)))
     granted = settings.container_memory_bytes or memory_limit_bytes()
     return max(0, granted - settings.memory_overhead_bytes) // sharing

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import structlog
@@ -21,6 +22,7 @@ from xlaserve.models.program_store import SETTING as URL_SETTING
 from xlaserve.models.storage.stores import StoreLimits, open_store
 from xlaserve.models.storage.urls import check_url
 from xlaserve.settings import Settings
+from xlaserve.settings_choices import MatmulPrecision
 
 AUTO, NO_CACHE = "auto", "none"
 """Values that may stand for a directory in `compilation_cache_directory`."""
@@ -45,8 +47,13 @@ _CLOSING_SECONDS = 2.0
 _IDLE_SECONDS = 60.0
 """After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
 than a second of a core."""
-_GPU_PREFIX = "gpu_"
+_OF_PLATFORMS: Mapping[str, tuple[str, ...]] = {
+    "gpu_": ("cuda",),
+    "matmul_precision": ("cuda", "tpu"),
+}
+"""Prefixes of settings that have an effect on these platforms alone."""
 _DAY_SECONDS = 86_400.0
+DEFAULT_PRECISION = MatmulPrecision.DEFAULT.of_xla
 _NEVER = 2**31 - 1
 """Fewest operations of a command buffer, where there is to be none."""
 
@@ -57,12 +64,24 @@ incompletely in 0.10."""
 
 @dataclass(frozen=True, slots=True)
 class XlaOptions:
-    """The operator's options of the programs for GPUs; other platforms ignore all of them."""
+    """The operator's options of the programs for accelerators; the CPU ignores all of them."""
 
     command_buffers: bool = True
     latency_hiding: bool = True
     autotune_directory: str = ""
     """Directory in which XLA keeps which kernels were quickest; empty for none."""
+    precision: str = DEFAULT_PRECISION
+    """Precision of FP32 products that an artifact leaves open, by XLA's name for it."""
+
+    @classmethod
+    def of(cls, settings: Settings, autotune_directory: str = "") -> "XlaOptions":
+        """Return those of a server with these settings."""
+        return cls(
+            settings.gpu_command_buffers,
+            settings.gpu_latency_hiding_scheduler,
+            autotune_directory,
+            settings.matmul_precision.of_xla,
+        )
 
     def for_site(self, platform: str, devices: int) -> CompilerOptions:
         """Return the options of a program over so many devices, by XLA's names for them."""
@@ -77,12 +96,36 @@ class XlaOptions:
             options[AUTOTUNE_OPTION] = self.autotune_directory
         return options
 
-    def compiled(self, lowered: Any, site: Any) -> Any:
-        """Return a program for a Site, as JAX lowered it, compiled with its options.
+    def precision_for(self, platform: str) -> str:
+        """Return the precision that open FP32 products have; empty where it cannot be chosen."""
+        return self.precision if platform in _OF_PLATFORMS["matmul_precision"] else ""
+
+    def name_for(self, platform: str) -> str:
+        """Return JAX's name of that."""
+        return self.precision_for(platform).lower()
+
+    def key(self, platform: str, devices: int) -> CompilerOptions:
+        """Return whatever changes a program over so many devices, for a key of it."""
+        said = self.for_site(platform, devices)
+        # Where XLA keeps what it tuned changes no program.
+        said.pop(AUTOTUNE_OPTION, None)
+        # Keys of before know no precision.
+        if self.precision_for(platform) not in ("", DEFAULT_PRECISION):
+            said["matmul_precision"] = self.precision
+        return said
+
+    def compiled(
+        self, lowered: Any, site: Any, more: Mapping[str, Any] = MappingProxyType({})
+    ) -> Any:
+        """Return a program for a Site, as JAX lowered it, compiled with its options and some more.
 
         Every program that a server executes on its devices is compiled here.
         """
-        options = self.for_site(site.platform, len(site.devices))
+        if self.precision_for(site.platform) not in ("", DEFAULT_PRECISION):
+            from xlaserve.models.precision import set_precision
+
+            set_precision(lowered, self.precision)
+        options = {**self.for_site(site.platform, len(site.devices)), **more}
         return lowered.compile(compiler_options=options or None)
 
 
@@ -177,11 +220,7 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     autotune = ""
     if cache is not None and settings.gpu_autotune_cache:
         autotune = str(cache.directory / AUTOTUNE)
-    options = XlaOptions(
-        command_buffers=settings.gpu_command_buffers,
-        latency_hiding=settings.gpu_latency_hiding_scheduler,
-        autotune_directory=autotune,
-    )
+    options = XlaOptions.of(settings, autotune)
     sizes = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
     conversions = Conversions(cache, sizes, settings.scratch_directory, compare=compare)
     limits = Limits(
@@ -225,12 +264,11 @@ def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:
     """Return the settings that were changed and do nothing on a platform."""
-    if platform == "cuda":
-        return ()
+    useless = tuple(name for name, where in _OF_PLATFORMS.items() if platform not in where)
     return tuple(
         row.name
         for row in fields(settings)
-        if row.name.startswith(_GPU_PREFIX)
+        if row.name.startswith(useless)
         and row.default is not MISSING
         and getattr(settings, row.name) != row.default
     )

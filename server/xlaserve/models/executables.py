@@ -216,7 +216,7 @@ class Executables:
         self._told.add(said)
 
     def _options(self, site: Site) -> CompilerOptions:
-        return self._compilation.options.for_site(site.platform, len(site.devices))
+        return self._compilation.options.key(site.platform, len(site.devices))
 
     def key(self, wanted: Wanted) -> Hashable:
         """Return what tells a program from others of its computation, in this process."""

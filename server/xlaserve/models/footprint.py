@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
+
+from xlaserve.models.workspace import shared, workspace_bytes
 
 
 class _Layout(Protocol):
@@ -32,7 +34,10 @@ class Footprint:
     code_bytes: int = 0
     """0 where nobody says, as on the CPU."""
     workspace_bytes: int = 0
-    """Bytes among the temporaries that a library takes for a call; known of generators alone."""
+    """Bytes among the temporaries that a library takes for a call, on accelerators."""
+    spared_bytes: int = 0
+    """Bytes of scratch less with other kernels, which the device may choose; 0 where that was not
+    asked, or is the same."""
 
     @staticmethod
     def of(
@@ -62,13 +67,34 @@ class Footprint:
             temporaries,
             max(0, whole - (arguments + outputs - aliased + temporaries)),
             _code(executable, found.generated_code_size_in_bytes) if accelerated else 0,
+            _workspace(executable) if accelerated else 0,
         )
 
     @property
     def scratch_bytes(self) -> int:
-        """Return what each execution takes: inputs, outputs and temporaries."""
+        """Return what each execution takes: inputs, outputs and temporaries.
+
+        Without the workspace that counts once for the device (`workspace.device_bytes`).
+        """
         inputs = self.arguments_bytes - self.parameters_bytes
-        return max(0, inputs + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes)
+        temporaries = self.temporaries_bytes - shared(self.workspace_bytes, self.temporaries_bytes)
+        return max(0, inputs + self.outputs_bytes - self.aliased_bytes + temporaries)
+
+    def or_larger(self, other: "Footprint") -> "Footprint":
+        """Return what to reserve where either may be executed: the larger scratch and code."""
+        larger = max(self, other, key=lambda one: one.scratch_bytes)
+        return replace(
+            larger,
+            constants_bytes=max(self.constants_bytes, other.constants_bytes),
+            code_bytes=max(self.code_bytes, other.code_bytes),
+            spared_bytes=abs(self.scratch_bytes - other.scratch_bytes),
+        )
+
+
+def _workspace(executable: Any) -> int:
+    with suppress(RuntimeError, AttributeError, ValueError):
+        return workspace_bytes(executable.as_text() or "")
+    return 0
 
 
 def _code(executable: Any, said: int) -> int:

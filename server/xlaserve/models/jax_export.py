@@ -57,8 +57,7 @@ PLATFORM = "jax_export"
 
 _log = structlog.get_logger("loading")
 
-_LETTING_GO_SECONDS = 1.0
-_LOOK_SECONDS = 0.001
+_LETTING_GO_SECONDS, _LOOK_SECONDS = 1.0, 0.001
 
 
 class JaxExportModel:
@@ -482,6 +481,7 @@ def _compiled(
         notice=plan.rows.notice,
         optional=optional_inputs.of_computation(context.config),
         embedding=_embedding(signature, plan.dimensions, context),
+        matmul_precision=context.compilation.options.name_for(copies[0].site.platform),
     )
     compiler = Compiler(
         lease,

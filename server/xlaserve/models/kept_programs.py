@@ -12,7 +12,7 @@ import jax
 import structlog
 
 from xlaserve.models import cache_key, serialized
-from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, XlaOptions, flags
+from xlaserve.models.compilation import Compilation, XlaOptions, flags
 from xlaserve.models.compilation_cache import CompilationCache, Entry, Unusable, name_of
 from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.sites import Site
@@ -86,9 +86,7 @@ class KeptPrograms:
     ) -> Place:
         """Return the key of a program, as `cache_key.program` takes what it is compiled of."""
         program = cache_key.program(site, computation, packing, arguments, outputs)
-        # Where XLA keeps what it tuned changes no program.
-        options = self._compilation.options.for_site(site.platform, len(site.devices))
-        options.pop(AUTOTUNE_OPTION, None)
+        options = self._compilation.options.key(site.platform, len(site.devices))
         ahead = self._compilation.is_ahead
         given = self._compilation.server_flags if ahead else flags()
         return Place(

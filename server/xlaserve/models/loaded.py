@@ -159,6 +159,9 @@ class ModelInfo:
     """Whether its code is given those of single tensors."""
     generation: GenerationInfo | None = None
     """The facts of a generator; None for every other model."""
+    matmul_precision: str = ""
+    """The precision of FP32 products that the artifact leaves open, by JAX's name for it; empty
+    where nobody can choose it, as on the CPU."""
     embedding: EmbeddingInfo | None = None
     """The facts of a model of embeddings, if it declares to be one."""
     notice: str = ""

@@ -22,6 +22,7 @@ MOST_LABEL_BYTES = 16 << 10
 
 DECOUPLED = "decoupled"
 OPTIONAL = "optional"
+PRECISION = "matmul_precision"
 _TRUE = "true"
 
 
@@ -29,7 +30,8 @@ def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
     """Return the parameters of the configuration, but for those of single tensors.
 
     A model that may give any number of answers to a request says so: ModelConfig has it as well
-    (model_transaction_policy), and a client need not ask for that.
+    (model_transaction_policy), and a client need not ask for that. One on a GPU or a TPU says the
+    precision of its FP32 products.
     """
     found = {
         name: value
@@ -38,6 +40,8 @@ def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
     }
     if info.is_decoupled:
         found[DECOUPLED] = _TRUE
+    if info.matmul_precision:
+        found[PRECISION] = info.matmul_precision
     return found
 
 

@@ -9,8 +9,8 @@ from xlaserve.models.generation.in_place import (
     Memory,
     check_aliasing,
     check_partial,
-    workspace_bytes,
 )
+from xlaserve.models.workspace import workspace_bytes
 
 CUBLAS = (
     "  %custom-call.6 = (f32[8,48]{1,0}, s8[4194304]{0}) custom-call(%a, %b), "

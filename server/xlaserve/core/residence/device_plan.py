@@ -11,6 +11,7 @@ from xlaserve.core.residence.runtime import RuntimeLimits
 from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import InvalidModel, InvalidSettings, OutOfMemory, XlaserveError
 from xlaserve.models import loaders
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.placement import Devices
 from xlaserve.models.targets.compiling import Compilers
 from xlaserve.models.targets.jobs import Compiled, Job
@@ -118,6 +119,7 @@ class DevicePlanner:
                 target.name,
                 count,
                 self._repository.url(source.name),
+                options=XlaOptions.of(self._settings),
                 cache_directory=cache_directory,
             )
             for source, version in found
@@ -148,7 +150,7 @@ class DevicePlanner:
         versions: tuple[PlannedVersion, ...],
     ) -> DevicePlan:
         limit = usable_bytes(target, self._settings)
-        of_each = capacity_bytes(self._settings, limit, devices.count)
+        of_each = capacity_bytes(self._settings, limit, devices.count, target.platform)
         of_host = capacity_bytes(self._settings, None, 1)
         capacity = Capacity()
         capacity.limit(dict.fromkeys(devices.names, of_each), of_host)

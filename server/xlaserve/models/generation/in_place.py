@@ -1,10 +1,10 @@
 """Whether a compiled program changes the cache of a generator in place, by what XLA says of it."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.workspace import shared, workspace_bytes
 
 _LOGITS = 16
 """Arrays as large as the logits that sampling may take at a time: noise and limits are some."""
@@ -12,11 +12,6 @@ _SLACK_BYTES = 1 << 20
 _GATHERED = 3
 """Times that a step of fewer rows may take what it gathers: a CPU converts keys and values of BF16,
 which doubles them."""
-
-_CALL = re.compile(r"= \((.*?)\) custom-call(?:-start)?\(")
-_WORKSPACE = re.compile(r"[su]8\[(\d+)\](?:\{[^}]*\})?$")
-"""The last part of the result of a library's call: bytes without a shape. cuBLAS asks for 4 to 32
-MiB for every product, however small, as cuDNN and Triton do for theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +32,14 @@ class Memory:
         return cls(found.alias_size_in_bytes, found.temp_size_in_bytes, workspace_bytes(text))
 
     @property
+    def booked(self) -> int:
+        """Return the temporaries that the model reserves: without the device's workspace."""
+        return self.temporaries - shared(self.workspace, self.temporaries)
+
+    @property
     def of_model(self) -> int:
         """Return the temporaries without the workspace, among which a copy would be."""
         return self.temporaries - min(self.workspace, self.temporaries)
-
-
-def workspace_bytes(text: str) -> int:
-    """Return the largest workspace of a library's call in the optimized HLO of a program.
-
-    Calls follow one another, and XLA gives all of them the same memory.
-    """
-    ends = (_WORKSPACE.search(call[1]) for call in _CALL.finditer(text))
-    return max((int(end[1]) for end in ends if end), default=0)
 
 
 def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: int | None) -> None:

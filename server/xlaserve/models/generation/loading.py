@@ -337,6 +337,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         is_decoupled=True,
         takes_parameters=True,
         generation=generation,
+        matmul_precision=context.compilation.options.name_for(site.platform),
         # One of both.
         optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
     )

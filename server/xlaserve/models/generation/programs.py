@@ -118,7 +118,7 @@ class Programs:
             if why := why_not(wanted, memory, self.cache_bytes):
                 self.drop_partial(why)
                 continue
-            self.temporary_bytes = max(self.temporary_bytes, memory.temporaries)
+            self.temporary_bytes = max(self.temporary_bytes, memory.booked)
             self._compiled[wanted.name, wanted.window, wanted.size] = made
         self._execute_all()
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,12 +21,11 @@ import msgspec
 
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import jax_runtime
-from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.generation import loading as generators
-from xlaserve.models.generation.in_place import Memory, workspace_bytes
+from xlaserve.models.generation.in_place import Memory
 from xlaserve.models.generation.lowering import Wanted, why_not
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.sites import Site
@@ -84,7 +83,7 @@ class Child:
             taken = found.footprint
             memory = Memory(taken.aliased_bytes, taken.temporaries_bytes, taken.workspace_bytes)
             if not why_not(wanted, memory, model.lowering.cache_bytes):
-                temporaries = max(temporaries, taken.temporaries_bytes)
+                temporaries = max(temporaries, memory.booked)
             programs.append(found)
         held = model.lowering.memory(temporaries, model.host_bytes)
         return Compiled(
@@ -129,17 +128,18 @@ class _Compiler:
         target, count = self.target, self.job.count
         flags = environment.flags_of(target, count, self.job.flags)
         devices = f"{target.topology(count)} {dict(target.options)} {target.config}"
-        # Those of a server whose operator says nothing else.
-        options = XlaOptions()
-        given = options.for_site(site.platform, len(site.devices))
-        said = (*flags, *(f"{name}={value}" for name, value in given.items()))
-        key = key_of(_module_of(lowered), devices, self.versions, said)
+        options = self.job.options
+        given = options.key(site.platform, len(site.devices))
+        module = _module_of(lowered)
+        choices = environment.choices(site.platform, module)
+        said = (*flags, *(f"{name}={value}" for name, value in given.items()), *map(str, choices))
+        key = key_of(module, devices, self.versions, said)
         footprint, seconds = self.results.get(key), 0.0
         if footprint is None:
             started = time.perf_counter()
-            executable = options.compiled(lowered, site)
+            found = [footprint_of(options.compiled(lowered, site, more)) for more in choices]
             seconds = time.perf_counter() - started
-            footprint = footprint_of(executable)
+            footprint = reduce(Footprint.or_larger, found)
             self.results.put(key, footprint)
         return CompiledProgram(key, site.device_names[0], rows, sizes, footprint, seconds)
 
@@ -164,10 +164,9 @@ def _compiled_generator(
     for wanted in model.lowering.programs():
 
         def footprint_of(executable: Any, wanted: Wanted = wanted) -> Footprint:
-            found = Footprint.of(
+            return Footprint.of(
                 executable, accelerated=site.is_accelerator, kept_bytes=wanted.kept_bytes
             )
-            return replace(found, workspace_bytes=workspace_bytes(executable.as_text() or ""))
 
         rows, sizes = model.sizes(wanted)
         yield wanted, compiler.program(wanted.lowered(), site, rows, sizes, footprint_of)

@@ -5,6 +5,7 @@ XLA and the plugins read them once, when they start: so they are never those of 
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xlaserve.models.targets.kinds import Target
 
@@ -30,6 +31,19 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "tpu": (),
     "cpu": (),
 }
+
+
+_CHOICES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "cuda": ({}, {"xla_gpu_enable_triton_gemm": True}),
+}
+"""Options of compilations of which a server may come to any: its device tries a product with cuBLAS
+and with Triton's kernels, which take other scratch memory, and takes the quicker."""
+
+
+def choices(platform: str, module: bytes) -> tuple[Mapping[str, Any], ...]:
+    """Return the options that a program is compiled with to know what a server may need."""
+    # The names of operations are in the bytecode of a module.
+    return _CHOICES.get(platform, ({},))[: 2 if b"dot_general" in module else 1]
 
 
 def flags_of(target: Target, count: int, flags: Sequence[str] = ()) -> tuple[str, ...]:

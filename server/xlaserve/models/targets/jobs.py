@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.footprint import Footprint
 
 
@@ -20,6 +21,8 @@ class Job:
     """Parameters of a configuration that count before those that are written."""
     flags: tuple[str, ...] = ()
     """For XLA, besides those that a target takes."""
+    options: XlaOptions = field(default_factory=XlaOptions)
+    """Those of the server; by default of one whose operator says nothing."""
     cache_directory: str = ""
     """Directory where results are kept and found again (results.py); empty for none."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from xlaserve.models import cache_key
-from xlaserve.models.compilation import Compilation, XlaOptions
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.generation import loading as generators
@@ -34,7 +34,7 @@ class WarmingChild(Child):
         super().__init__()
         self._compilation = Compilation(
             CompilationCache(Path(plan.cache_directory), plan.cache_max_bytes),
-            XlaOptions(plan.command_buffers, plan.latency_hiding),
+            plan.options,
             is_ahead=True,
             server_flags=plan.server_flags,
         )

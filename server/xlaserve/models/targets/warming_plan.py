@@ -1,9 +1,10 @@
 """The arguments of a process that fills a compilation cache. Needs no JAX."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.targets.compiling import COMMAND
 
 _MODULE = "xlaserve.models.targets.warming"
@@ -17,8 +18,7 @@ class WarmingPlan:
     cache_max_bytes: int
     server_flags: str
     """Those of XLA that servers are started with, as `compilation.flags` has them."""
-    command_buffers: bool = True
-    latency_hiding: bool = True
+    options: XlaOptions = field(default_factory=XlaOptions)
 
     @property
     def command(self) -> tuple[str, ...]:

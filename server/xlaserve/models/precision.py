@@ -1,0 +1,59 @@
+"""The precision of FP32 products that an artifact leaves open, in what JAX has lowered."""
+
+from typing import Any
+
+from jax.extend.mlir import ir
+
+_PRODUCTS = frozenset(
+    {
+        "chlo.ragged_dot",
+        "stablehlo.convolution",
+        "stablehlo.dot",
+        "stablehlo.dot_general",
+        "stablehlo.dynamic_conv",
+    }
+)
+"""Operations that have a precision for each of two operands."""
+_ALGORITHM = "algorithm"
+_PRECISION = "precision_config"
+_OPEN = "DEFAULT"
+"""JAX writes the same for a precision of None and of DEFAULT."""
+
+
+def set_precision(lowered: Any, precision: str) -> int:
+    """Have open FP32 products of a `jax.stages.Lowered` computed with HIGH or HIGHEST.
+
+    What its author wrote counts: a product with a precision or an algorithm stays as it is, as with
+    `jax_default_matmul_precision`. Returns how many were changed. To do it twice changes nothing.
+    """
+    module = lowered.compiler_ir("stablehlo")
+    found: list[ir.Operation] = []
+
+    def look(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in _PRODUCTS and _is_fp32(operation) and _is_open(operation):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    with module.context:
+        each = f"#stablehlo<precision {precision}>"
+        for operation in found:
+            chlo = operation.name.startswith("chlo.")
+            text = each.replace("stablehlo", "chlo") if chlo else each
+            operation.attributes[_PRECISION] = ir.Attribute.parse(f"[{text}, {text}]")
+    return len(found)
+
+
+def _is_open(operation: ir.Operation) -> bool:
+    attributes = operation.attributes
+    if _ALGORITHM in attributes:
+        return False
+    if _PRECISION not in attributes:
+        return True
+    return all(_OPEN in str(one) for one in ir.ArrayAttr(attributes[_PRECISION]))
+
+
+def _is_fp32(operation: ir.Operation) -> bool:
+    """Tell whether an operand is of FP32 numbers, perhaps in pairs (complex64)."""
+    types = [str(value.type.element_type) for value in list(operation.operands)[:2]]
+    return any(name in ("f32", "complex<f32>") for name in types)
