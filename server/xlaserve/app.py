@@ -2,15 +2,15 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from xlaserve import allocator, build, log, signals
+from xlaserve.assembly.beside import running_beside
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.devices import start_device
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
@@ -20,6 +20,8 @@ from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.parent import Parent, events_of, plane_of
 from xlaserve.assembly.python import python_host
+from xlaserve.assembly.replacing import take_changes
+from xlaserve.core.control_plane import OneProcess
 from xlaserve.core.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.core.others import NOBODY
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
@@ -28,6 +30,7 @@ from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.changes import CodeChanges
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.history import History
+from xlaserve.core.residence.left_behind import answer_left_behind
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
@@ -259,22 +262,25 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
+            answer_left_behind(
+                self.control.plane, self.registry, self.engine.regions, self.response_cache
+            )
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
             # Also while it drains.
-            await stack.enter_async_context(_running(self._manager.keep_alive()))
+            await stack.enter_async_context(running_beside(self._manager.keep_alive()))
             # Before anything listens: libuv aborts where a socket is closed that it still polls.
             stack.push_async_callback(self._stop, door)
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners, door)
-            await stack.enter_async_context(_running(self._returning.run()))
-            await stack.enter_async_context(_running(self.observing.lag.watch()))
-            await stack.enter_async_context(_running(self.history.watch()))
+            await stack.enter_async_context(running_beside(self._returning.run()))
+            await stack.enter_async_context(running_beside(self.observing.lag.watch()))
+            await stack.enter_async_context(running_beside(self.history.watch()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)
-                await stack.enter_async_context(_running(keys))
-            await stack.enter_async_context(_running(self.reloads.follow()))
+                await stack.enter_async_context(running_beside(keys))
+            await stack.enter_async_context(running_beside(self.reloads.follow()))
             http = listeners.http.address if listeners.http else None
             metrics = listeners.metrics.address if listeners.metrics else None
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
@@ -356,6 +362,8 @@ class Application:
     async def serve(self) -> None:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
+        if isinstance(plane := self.control.plane, OneProcess):
+            await take_changes(self._systemd, self.settings, plane.make_again)
         self._manager.ready()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
@@ -376,7 +384,9 @@ class Application:
             return self._parent.listeners
         bound = Listeners(self.settings, self._systemd, stack)
         is_ready = partial(getattr, self.control.follower, "server_ready")
-        self.successor = Successor(self.settings, bound.every, self._systemd, is_ready)
+        plane = self.control.plane
+        assert isinstance(plane, OneProcess)
+        self.successor = Successor(self.settings, bound.every, self._systemd, plane, is_ready)
         stack.callback(self.successor.close)
         return bound
 
@@ -492,15 +502,3 @@ async def run(
         with handled, suppress(asyncio.CancelledError):
             await serving
     return application.has_threads_left
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something beside a block, and cancel it at the end of it."""
-    task = asyncio.ensure_future(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -90,6 +90,8 @@ class ModelControl:
         self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
+        if isinstance(self.plane, OneProcess):
+            self.plane.files_of_model = self._override_files
         self._dependents = Dependents(registry)
         self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
         self.of_all = OfAll(self.catalog, others)
@@ -243,6 +245,10 @@ class ModelControl:
         self._overrides.clear()
 
     # --- what another process of the server was asked ---
+
+    def _override_files(self, name: str) -> Mapping[str, bytes]:
+        override = self._overrides.get(name)
+        return {} if override is None else override.files()
 
     async def _load_change(self, change: Change) -> None:
         parameters = {**change.arguments, **change.files}
