@@ -19,6 +19,7 @@ from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.parent import Parent, events_of, plane_of
+from xlaserve.assembly.probe import probed
 from xlaserve.assembly.python import python_host
 from xlaserve.assembly.replacing import take_changes
 from xlaserve.core.control_plane import OneProcess
@@ -149,7 +150,7 @@ class Application:
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
         self.shared = Shared(self.ledger, spare)
-        self.response_cache = _response_cache(settings.response_cache_bytes, self.ledger)
+        self.response_cache = ResponseCache.of(settings.response_cache_bytes, self.ledger)
         self._returning = Returning(self.ledger, self.workers.wait, kept_bytes=kept)
         self.engine = Engine(
             self.registry,
@@ -268,6 +269,7 @@ class Application:
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
+            await stack.enter_async_context(probed(self.settings.probe_socket, self._is_ready))
             # Also while it drains.
             await stack.enter_async_context(running_beside(self._manager.keep_alive()))
             # Before anything listens: libuv aborts where a socket is closed that it still polls.
@@ -379,14 +381,16 @@ class Application:
             tls.reload()
         return tls
 
+    def _is_ready(self) -> bool:
+        return self.control.follower.server_ready
+
     def _bind(self, stack: ExitStack) -> Bound:
         if self._parent is not None:
             return self._parent.listeners
         bound = Listeners(self.settings, self._systemd, stack)
-        is_ready = partial(getattr, self.control.follower, "server_ready")
         plane = self.control.plane
         assert isinstance(plane, OneProcess)
-        self.successor = Successor(self.settings, bound.every, self._systemd, plane, is_ready)
+        self.successor = Successor(self.settings, bound.every, self._systemd, plane, self._is_ready)
         stack.callback(self.successor.close)
         return bound
 
@@ -460,10 +464,6 @@ class Application:
         self.has_threads_left = not self.workers.close(seconds)
         if self.has_threads_left:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
-
-
-def _response_cache(most_bytes: int, ledger: Ledger) -> ResponseCache | None:
-    return ResponseCache(most_bytes, ledger) if most_bytes else None
 
 
 def _try_loading(seconds: float, memory_bytes: int, directory: Path, config: ModelConfig) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from xlaserve import signals
 from xlaserve.assembly.listeners import Listeners
+from xlaserve.assembly.probe import probed
 from xlaserve.assembly.replacing import take_changes
 from xlaserve.core.control_plane import ChangeKind
 from xlaserve.core.events import MAX_TEXT, Event, EventKind, EventLog, cut
@@ -77,6 +78,7 @@ class Supervisor:
         self._systemd = systemd
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = False
+        self._is_ready = False
         self.was_ready = False
         """Whether all workers have been ready."""
         self.control = Control(
@@ -301,6 +303,11 @@ class Supervisor:
             self._systemd.ready()
         self._say_state()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is ready, as each of its workers tells clients."""
+        return self._is_ready and not self._stopping
+
     def _say_state(self) -> None:
         """Tell every worker what is of all: those that were started anew have no clients yet."""
         first = self.was_ready
@@ -312,8 +319,9 @@ class Supervisor:
         ]
         leader = next(iter(leading), None)
         is_whole = leader is not None or not self._has_engine
+        self._is_ready = is_ready and is_whole
         for worker in self.workers:
-            worker.tell(State(is_ready and is_whole, worker is leader, first, is_whole, silent))
+            worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
 
     # --- workers that give no sign of life ---
 
@@ -389,5 +397,6 @@ async def run(settings: Settings, systemd: Systemd) -> None:
         stack.callback(successor.close)
         serving = asyncio.ensure_future(supervisor.serve())
         handled = signals.handled(serving, supervisor.reload, successor)
-        with handled, suppress(asyncio.CancelledError):
-            await serving
+        async with probed(settings.probe_socket, lambda: supervisor.is_ready):
+            with handled, suppress(asyncio.CancelledError):
+                await serving
