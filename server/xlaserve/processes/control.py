@@ -56,6 +56,7 @@ _UNDONE = {
 }
 """The change that takes another one back."""
 _MODELS = OF_MODELS - {ChangeKind.PURGE}
+_DIED = Failure("Exception", "a worker has died")
 _SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
 
 _log = structlog.get_logger("processes")
@@ -97,7 +98,7 @@ class Control:
         """The changes in progress, by who asked for them and their numbers there."""
         self._is_stopping = False
         self._journal = Journal()
-        self._held: Collection[ChangeKind] = ()
+        self._refusing: Collection[ChangeKind] = ()
         """Changes that are refused: whoever replaces this server has been told of the others."""
         self._ended = asyncio.Event()
         """Set when a change has ended."""
@@ -106,7 +107,7 @@ class Control:
 
     async def change(self, origin: WorkerProcess, ask: Ask) -> None:
         """Make a change that a worker asks for, and tell it how that went."""
-        if ask.change.kind in self._held:
+        if ask.change.kind in self._refusing:
             _remove(ask.change)
             origin.tell(Settled(ask.number, _SHUTTING_DOWN))
             return
@@ -375,7 +376,7 @@ class Control:
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
         """Refuse changes from now on; return those that were made, once none is in progress."""
-        self._held = kinds
+        self._refusing = kinds
         while any(asked.change.kind in kinds for asked in self._asked.values()):
             self._ended.clear()
             await self._ended.wait()
@@ -383,7 +384,7 @@ class Control:
 
     def go_on(self) -> None:
         """Take changes again."""
-        self._held = ()
+        self._refusing = ()
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
         """Return the files of a change; waits for the disk."""
@@ -412,9 +413,10 @@ class Control:
             text = msgspec.structs.replace(text, files=path)
         workers = [worker for worker in self._workers() if worker.makes(change.kind)]
         for did in await asyncio.gather(*(self._do(worker, text) for worker in workers)):
-            if did is None or did.failure is not None:
+            failure = _DIED if did is None else did.failure
+            if failure is not None:
                 _remove(text)
-                raise XlaserveError("a worker has died" if did is None else did.failure.text)
+                raise XlaserveError(failure.text)
         self._remember(text)
 
     def close(self) -> None:
