@@ -12,7 +12,7 @@ import structlog
 from xlaserve import allocator, build, log, signals
 from xlaserve.assembly.beside import running_beside
 from xlaserve.assembly.core import Core
-from xlaserve.assembly.devices import start_device
+from xlaserve.assembly.devices import DeviceStart
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
@@ -99,13 +99,13 @@ class Application:
         parent: Parent | None = None,
     ) -> None:
         check_roots(settings)
-        self.settings = settings
-        self.display = display or NoDisplay()
+        self.settings, self.display = settings, display or NoDisplay()
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
         """The listener for metrics alone; None where they have no address of their own."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
+        self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
@@ -346,9 +346,6 @@ class Application:
     def _release_memory(self) -> None:
         device.release_memory()
         self.mappings.count()
-
-    def _start_device(self) -> str:
-        return start_device(self.settings, self.compilation)
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""

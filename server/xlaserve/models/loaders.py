@@ -48,7 +48,7 @@ class _Wrap(Protocol):
 
 _SEQUENCES = "xlaserve.models.sequence_model"
 """Imported once jax is, as those of the table are."""
-_IMPORTED_LATE = (_SEQUENCES, "xlaserve.models.rows.interface")
+_IMPORTED_LATE = (_SEQUENCES, "xlaserve.models.rows.interface", "xlaserve.models.onnx.reading")
 
 
 @dataclass(frozen=True, slots=True)
