@@ -2,24 +2,27 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from xlaserve import allocator, build, log, signals
+from xlaserve.assembly.beside import running_beside
 from xlaserve.assembly.core import Core
-from xlaserve.assembly.devices import start_device
+from xlaserve.assembly.devices import DeviceStart
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.parent import Parent, events_of, plane_of
+from xlaserve.assembly.probe import probed
 from xlaserve.assembly.python import python_host
+from xlaserve.assembly.replacing import take_changes
+from xlaserve.core.control_plane import OneProcess
 from xlaserve.core.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.core.others import NOBODY
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
@@ -28,6 +31,7 @@ from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.changes import CodeChanges
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.history import History
+from xlaserve.core.residence.left_behind import answer_left_behind
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
@@ -95,13 +99,13 @@ class Application:
         parent: Parent | None = None,
     ) -> None:
         check_roots(settings)
-        self.settings = settings
-        self.display = display or NoDisplay()
+        self.settings, self.display = settings, display or NoDisplay()
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
         """The listener for metrics alone; None where they have no address of their own."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
+        self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
@@ -146,7 +150,7 @@ class Application:
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
         self.shared = Shared(self.ledger, spare)
-        self.response_cache = _response_cache(settings.response_cache_bytes, self.ledger)
+        self.response_cache = ResponseCache.of(settings.response_cache_bytes, self.ledger)
         self._returning = Returning(self.ledger, self.workers.wait, kept_bytes=kept)
         self.engine = Engine(
             self.registry,
@@ -259,22 +263,26 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
+            answer_left_behind(
+                self.control.plane, self.registry, self.engine.regions, self.response_cache
+            )
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
+            await stack.enter_async_context(probed(self.settings.probe_socket, self._is_ready))
             # Also while it drains.
-            await stack.enter_async_context(_running(self._manager.keep_alive()))
+            await stack.enter_async_context(running_beside(self._manager.keep_alive()))
             # Before anything listens: libuv aborts where a socket is closed that it still polls.
             stack.push_async_callback(self._stop, door)
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners, door)
-            await stack.enter_async_context(_running(self._returning.run()))
-            await stack.enter_async_context(_running(self.observing.lag.watch()))
-            await stack.enter_async_context(_running(self.history.watch()))
+            await stack.enter_async_context(running_beside(self._returning.run()))
+            await stack.enter_async_context(running_beside(self.observing.lag.watch()))
+            await stack.enter_async_context(running_beside(self.history.watch()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)
-                await stack.enter_async_context(_running(keys))
-            await stack.enter_async_context(_running(self.reloads.follow()))
+                await stack.enter_async_context(running_beside(keys))
+            await stack.enter_async_context(running_beside(self.reloads.follow()))
             http = listeners.http.address if listeners.http else None
             metrics = listeners.metrics.address if listeners.metrics else None
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
@@ -306,6 +314,7 @@ class Application:
 
     async def _prepare_devices(self) -> None:
         platform = await self.workers.wait(self._start_device)
+        await self.workers.wait(loaders.import_all)
         if self.settings.processes > 1 and platform != Device.CPU:
             expected = f"1 with a device of {platform}, which one process owns"
             raise InvalidSettings("processes", expected, int(self.settings.processes))
@@ -338,9 +347,6 @@ class Application:
         device.release_memory()
         self.mappings.count()
 
-    def _start_device(self) -> str:
-        return start_device(self.settings, self.compilation)
-
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
         return [self._row(entry) for entry in await self.control.catalog.known()]
@@ -356,6 +362,8 @@ class Application:
     async def serve(self) -> None:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
+        if isinstance(plane := self.control.plane, OneProcess):
+            await take_changes(self._systemd, self.settings, plane.make_again)
         self._manager.ready()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
@@ -371,12 +379,16 @@ class Application:
             tls.reload()
         return tls
 
+    def _is_ready(self) -> bool:
+        return self.control.follower.server_ready
+
     def _bind(self, stack: ExitStack) -> Bound:
         if self._parent is not None:
             return self._parent.listeners
         bound = Listeners(self.settings, self._systemd, stack)
-        is_ready = partial(getattr, self.control.follower, "server_ready")
-        self.successor = Successor(self.settings, bound.every, self._systemd, is_ready)
+        plane = self.control.plane
+        assert isinstance(plane, OneProcess)
+        self.successor = Successor(self.settings, bound.every, self._systemd, plane, self._is_ready)
         stack.callback(self.successor.close)
         return bound
 
@@ -452,10 +464,6 @@ class Application:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
 
 
-def _response_cache(most_bytes: int, ledger: Ledger) -> ResponseCache | None:
-    return ResponseCache(most_bytes, ledger) if most_bytes else None
-
-
 def _try_loading(seconds: float, memory_bytes: int, directory: Path, config: ModelConfig) -> None:
     if seconds:
         source = onnx_source.find(directory, config)
@@ -492,15 +500,3 @@ async def run(
         with handled, suppress(asyncio.CancelledError):
             await serving
     return application.has_threads_left
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something beside a block, and cancel it at the end of it."""
-    task = asyncio.ensure_future(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

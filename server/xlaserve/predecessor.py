@@ -3,18 +3,23 @@
 Both processes have the same sockets, so that connections which wait to be accepted wait for either.
 """
 
+import asyncio
 import json
 import os
 import select
 import socket
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 HANDED = "HANDED_LISTENERS"
 """The environment variable with the descriptors that a replacement is given."""
 TAKEN_OVER = b"T"
 """The message of a replacement on its channel, sent once it accepts connections."""
+WANTED = b"W"
+"""The message of a replacement that has loaded what the settings say: it asks for CHANGES."""
+CHANGES = b"C"
+"""The answer to it, with the descriptor of a file: what clients have changed."""
 
 
 class SharedSocket:
@@ -64,9 +69,12 @@ class SharedSocket:
 class Predecessor:
     """The sockets that it handed over; connections wait for it until `take_over`."""
 
-    def __init__(self, channel: socket.socket, sockets: Mapping[str, SharedSocket]) -> None:
+    def __init__(
+        self, channel: socket.socket, sockets: Mapping[str, SharedSocket], *, hands_changes: bool
+    ) -> None:
         self._channel = channel
         self._sockets = sockets
+        self._hands_changes = hands_changes
         self.has_taken_over = False
 
     @classmethod
@@ -83,11 +91,27 @@ class Predecessor:
             os.set_inheritable(one.fileno(), False)
             one.setblocking(False)
         shared = [SharedSocket(one, waits=True) for one in sockets]
-        return cls(channel, dict(zip(said["sockets"], shared, strict=True)))
+        named = dict(zip(said["sockets"], shared, strict=True))
+        return cls(channel, named, hands_changes=bool(said.get("changes")))
 
     def socket_of(self, setting: str) -> SharedSocket | None:
         """Return the listening socket of an endpoint."""
         return self._sockets.get(setting)
+
+    async def changes(self) -> BinaryIO | None:
+        """Return the file of what clients have changed there; it changes nothing from now on.
+
+        None of a server that hands nothing over. Raises ConnectionError where it does not answer.
+        """
+        if not self._hands_changes:
+            return None
+        self._channel.send(WANTED)
+        await _readable(self._channel)
+        said, descriptors, _, _ = socket.recv_fds(self._channel, len(CHANGES), 1)
+        if said != CHANGES or len(descriptors) != 1:
+            raise ConnectionError("it said nothing of them")
+        os.set_inheritable(descriptors[0], False)
+        return open(descriptors[0], "rb")  # noqa: ASYNC230, PTH123, an open descriptor
 
     def take_over(self) -> None:
         """Accept connections, and tell the predecessor, which then drains; idempotent."""
@@ -105,4 +129,15 @@ class Predecessor:
 def handed(channel: socket.socket, sockets: Mapping[str, socket.socket]) -> dict[str, str]:
     """Return the environment of a replacement that inherits these."""
     numbers = {setting: one.fileno() for setting, one in sockets.items()}
-    return {HANDED: json.dumps({"channel": channel.fileno(), "sockets": numbers})}
+    said = {"channel": channel.fileno(), "sockets": numbers, "changes": True}
+    return {HANDED: json.dumps(said)}
+
+
+async def _readable(channel: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(channel.fileno(), readable.set_result, None)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(channel.fileno())

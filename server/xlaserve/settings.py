@@ -75,8 +75,9 @@ class Settings:
     """Address of GET /metrics: port:<n>, unix:<path>, systemd:<name>; http (where HTTP is served)
     or none. With an address of its own it is served there only, and /v2/health too, for probes."""
     unix_socket_mode: int = -1
-    """Permission bits of unix sockets; -1 is 0o660, or 0o666 with modelmesh, whose sidecar may be
-    another user of another group: their directory is for the containers of the pod alone."""
+    """Permission bits of unix sockets; -1: 0o660, or 0o666 for the sidecar of modelmesh."""
+    probe_socket: str = ""
+    """Path of a unix socket where `xlaserve health` asks, without TLS and rules; empty for none."""
     server_name: str = "xlaserve"
     """The server's name in ServerMetadata and GET /v2; some clients ask for `triton`."""
     listen_backlog: int = 4096
@@ -88,12 +89,11 @@ class Settings:
     # --- TLS ---
 
     tls_certificate: str = ""
-    """File of the certificate chain, in PEM, to serve over TLS; empty for none. It is read again
-    when it changes, and at SIGHUP, as the two files below are."""
+    """File of the certificate chain, in PEM, to serve over TLS; empty for none."""
     tls_key: str = ""
     """File of its private key; empty where the certificate's file holds it."""
     tls_client_ca: str = ""
-    """File of the authorities whose clients may connect with a certificate; empty for all."""
+    """File of the authorities whose clients may connect; empty for all. All three are followed."""
     tls_endpoints: tuple[TlsEndpoint, ...] = tuple(TlsEndpoint)
     """Endpoints that are served over TLS: grpc, http, metrics; may be given more than once."""
 

@@ -9,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import structlog
 
 from xlaserve import last_words
-from xlaserve.predecessor import TAKEN_OVER, SharedSocket, handed
+from xlaserve.core import handover
+from xlaserve.core.control_plane import ChangeKind, ChangeText
+from xlaserve.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.settings import Settings
 from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import Listener
@@ -22,6 +26,37 @@ from xlaserve.transport.endpoints import Listener
 _INIT = 1
 
 _log = structlog.get_logger("successor")
+
+
+TO_DO: Mapping[str, str] = MappingProxyType(
+    {
+        "sequences": "their clients have to begin them again, with sequence_start",
+        "cuda_shared_memory_regions": "their clients have to register them again",
+        "cached_responses": "nothing: the response cache fills again",
+        "not asked for": "clients have to load, configure and register again: the new server is "
+        "of a version that takes nothing over",
+    }
+)
+"""What a replacement is not given, and what that asks of whom."""
+
+
+class Changes(Protocol):
+    """The changes of clients in this server."""
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        """Refuse changes from now on; return those that were made, once none is in progress."""
+        ...
+
+    def go_on(self) -> None:
+        """Take changes again."""
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        """Return the files of a change; waits for the disk."""
+        ...
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what a replacement cannot be given, by name."""
+        ...
 
 
 class Successor:
@@ -32,6 +67,7 @@ class Successor:
         settings: Settings,
         listeners: Sequence[Listener],
         systemd: Systemd,
+        changes: Changes,
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings = settings
@@ -39,10 +75,12 @@ class Successor:
             one.setting: one.socket for one in listeners if isinstance(one.socket, SharedSocket)
         }
         self._systemd = systemd
+        self._changes = changes
         self._is_ready = is_ready
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._failing: asyncio.Task[None] | None = None
+        self._is_given_changes = False
+        self._working: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the replacement, unless there is a reason not to; the log says which."""
@@ -86,20 +124,59 @@ class Successor:
             return
         except OSError:
             said = b""
+        if said == WANTED and not self._is_given_changes:
+            self._is_given_changes = True
+            self._work(self._hand_over(self._channel))
+            return
         self._close_channel()
         if said != TAKEN_OVER:
-            self._failing = asyncio.ensure_future(self._failed(self._process))
+            self._work(self._failed(self._process))
+        else:
+            self._work(self._replaced(self._process.pid))
+
+    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for the replacement, in place of what was being done."""
+        if self._working is not None:
+            self._working.cancel()
+        self._working = asyncio.ensure_future(work)
+
+    async def _hand_over(self, channel: socket.socket) -> None:
+        """Give the replacement what clients have changed, and change nothing from now on."""
+        changes = await self._changes.hold(handover.kinds(self._settings))
+        directory = self._settings.scratch_directory
+        try:
+            files_of = self._changes.files_of
+            with await asyncio.to_thread(handover.write, directory, changes, files_of) as file:
+                socket.send_fds(channel, [CHANGES], [file.fileno()])
+        except OSError as error:
+            _log.error("changes of clients not handed over", reason=str(error))
+            if self._channel is channel:
+                # The replacement ends for want of them, which `_failed` waits for.
+                channel.shutdown(socket.SHUT_RDWR)
             return
-        _log.info("replaced", by=self._process.pid)
+        _log.info("changes of clients handed over", changes=len(changes))
+
+    async def _replaced(self, process: int) -> None:
+        _log.info("replaced", by=process)
         for one in self._sockets.values():
             one.shut()
-        self._systemd.hand_over(self._process.pid)
-        # From here on all is as after SIGTERM.
-        os.kill(os.getpid(), signal.SIGTERM)
+        self._systemd.hand_over(process)
+        try:
+            left = dict(await self._changes.left_behind())
+            if not self._is_given_changes:
+                left["not asked for"] = len(await self._changes.hold(frozenset(ChangeKind)))
+            for what, count in left.items():
+                if count:
+                    _log.warning("not handed over", what=what, count=count, to_do=TO_DO[what])
+        finally:
+            # From here on all is as after SIGTERM.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
         status = await asyncio.to_thread(process.wait)
         self._process = None
+        self._is_given_changes = False
+        self._changes.go_on()
         how = last_words.how(status)
         reason = f"process {process.pid} ended with {how} before it was ready, its log says why"
         _log.error("not replaced", reason=reason)

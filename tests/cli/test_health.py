@@ -20,6 +20,7 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve_proto import inference as pb
 
 SECONDS = 30.0
+WITHOUT_OPTIONS = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
 
 
 class Starting(pb.GrpcInferenceServiceBase):
@@ -48,7 +49,7 @@ async def starting(path: Path) -> AsyncIterator[str]:
 
 async def ask(url: str, *, live: bool = False, timeout: float = SECONDS) -> None:
     """Run the command in a thread: it has an event loop of its own."""
-    await asyncio.to_thread(health, url=url, live=live, timeout=timeout)
+    await asyncio.to_thread(health, WITHOUT_OPTIONS, url=url, live=live, timeout=timeout)
 
 
 async def test_a_server_that_has_started_is_live_and_ready(

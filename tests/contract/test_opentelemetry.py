@@ -177,6 +177,8 @@ async def test_nobody_waits_for_a_collector_that_is_not_there(
             await infer(client, "echo", traceparent=SAMPLED)
 
     assert [] == collector.spans
+    # What is lost is counted, and told: a span and its four parts for each request.
+    assert 15 == server.application.tracing.dropped()
     # Nor does a thread go on to try: it would for 25 seconds, with waits that grow.
     for thread in threading.enumerate():
         if thread.name.startswith("OtelBatch"):

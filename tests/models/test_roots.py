@@ -337,6 +337,7 @@ OPENERS = {
     "core/residence/overrides.py",
     # What tells that a file was changed: nothing of its content leaves but a hash.
     "core/residence/fingerprints.py",
+    "core/handover.py",
     "core/host.py",
     "core/serving/shared_memory.py",
     "core/serving/trace_file.py",

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.control_plane import ChangeKind, ChangeText
 from xlaserve.processes import channel as channels
 from xlaserve.processes.channel import Channel, ChannelError, from_worker
-from xlaserve.processes.messages import Ask, Begin, ChangeText, FromWorker, Ready
+from xlaserve.processes.messages import Ask, Begin, FromWorker, Ready
 
 
 @pytest.fixture(name="ends")

@@ -1,7 +1,6 @@
 """SIGUSR2 replaces a server by a new one, and no client notices: of one process, and of several."""
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -12,8 +11,7 @@ import aiohttp
 import pytest
 from support import several
 from support.process import ServerProcess, served
-
-MOST_SECONDS = 120
+from support.replacing import MOST_SECONDS, ending
 
 
 @asynccontextmanager
@@ -36,21 +34,6 @@ async def connecting(url: str) -> AsyncIterator[set[int]]:
     finally:
         ended.set()
         await asyncio.gather(*clients)
-
-
-@asynccontextmanager
-async def ending(server: ServerProcess) -> AsyncIterator[None]:
-    """End what has replaced a server, behind a block."""
-    try:
-        yield
-    finally:
-        for record in server.log:
-            if record.get("event") == "replacement started":
-                with suppress(ProcessLookupError):
-                    os.kill(record["pid"], signal.SIGKILL)
-        if server.process.returncode is not None:
-            # All of them write to one log: it ends with the last one.
-            await server.process.communicate()
 
 
 async def answered_by_others(found: set[int], known: set[int]) -> None:

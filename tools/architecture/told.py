@@ -223,6 +223,27 @@ WORKERS: tuple[Worker, ...] = (
         "one byte on a channel",
     ),
     Worker(
+        "successor.py: Successor._hand_over",
+        "a thread for one call",
+        "writes what clients have changed for the replacement",
+        "the journal, and the files of loads",
+        "-",
+    ),
+    Worker(
+        "assembly/replacing.py: take_changes",
+        "a thread for one call",
+        "reads what clients have changed in the replaced server",
+        "a file that it has handed over",
+        "the next change",
+    ),
+    Worker(
+        "processes/control.py: Control.make_again",
+        "a thread for one call",
+        "writes the files of such a change for the workers",
+        "the files of a load",
+        "a path",
+    ),
+    Worker(
         "successor.py: Successor._failed",
         "a thread for one call",
         "waits for the end of a replacement that failed",

@@ -1,10 +1,12 @@
 """`xlaserve health`: whether a server is ready, or live, as the exit status that a probe reads."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xlaserve.assembly.probe import LIVE, READY
 from xlaserve.cli.connection import (
     URL_HELP,
     TlsCa,
@@ -20,6 +22,7 @@ from xlaserve.transport.dialing import dial
 
 
 def health(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    context: typer.Context,
     url: Annotated[
         str,
         typer.Option(
@@ -31,6 +34,14 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
         bool, typer.Option("--live", help="Ask whether it is live, not whether it is ready.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 5.0,
+    socket: Annotated[
+        str,
+        typer.Option(
+            envvar="XLASERVE_PROBE_SOCKET",
+            help="Unix socket of the server's probe_socket, which needs no TLS and no token; it is "
+            "asked unless --url is given, or it is not there.",
+        ),
+    ] = "",
     tls_ca: TlsCa = None,
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -38,12 +49,38 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     token_file: TokenFile = None,
 ) -> None:
     """Exit with 0 when a server is ready, else with 1 and one line that says why."""
-    tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
-    address = server_address(url, tls, token_file)
     state = "live" if live else "ready"
-    if not asyncio.run(_ask(address, timeout, live=live)):
+    if socket and not _is_given(context, "url") and Path(socket).is_socket():
+        url = f"unix:{socket}"
+        asking = _ask_socket(url, socket, timeout, live=live)
+    else:
+        tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
+        asking = _ask(server_address(url, tls, token_file), timeout, live=live)
+    if not asyncio.run(asking):
         raise CallFailed(url, f"the server is not {state}")
     typer.echo(f"{url}: {state}")
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    """Tell whether an option is on the command line, rather than in the environment."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> bool:
+    """Ask a probe socket; raises CallFailed where nobody answers in time."""
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                said = await reader.read()
+            finally:
+                writer.close()
+    except TimeoutError:
+        raise CallFailed(url, "no answer in time") from None
+    except OSError as error:
+        raise CallFailed(url, f"cannot connect: {error.strerror or error}") from None
+    return said == READY or (live and said == LIVE)
 
 
 async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> bool:

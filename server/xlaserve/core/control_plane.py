@@ -4,12 +4,19 @@ With one process a change is made and that is all. With several, every process m
 order for each subject, and only then is the client answered.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
+from xlaserve.errors import ShuttingDown
+
 T = TypeVar("T")
+LEFT_BEHIND = "left behind"
+"""The question what a process has that its replacement cannot be given: counts, by name."""
 
 
 class ChangeKind(StrEnum):
@@ -123,6 +130,71 @@ class ControlPlane(Protocol):
         ...
 
 
+class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of the server, as it is written down."""
+
+    kind: ChangeKind
+    subject: str
+    arguments: dict[str, Any]
+    files: str = ""
+    """The file with the contents that are too long for a message; the parent removes it."""
+
+
+class Journal:
+    """The changes since the start, in order, for a process that has to make them again.
+
+    Of each subject only the last one counts.
+    """
+
+    def __init__(self) -> None:
+        self._changes: dict[tuple[str, str], ChangeText] = {}
+
+    def changes(self, kinds: Collection[ChangeKind] = frozenset(ChangeKind)) -> list[ChangeText]:
+        """Return the changes of some kinds, in order."""
+        return [change for change in self._changes.values() if change.kind in kinds]
+
+    def last(self, change: ChangeText) -> ChangeText | None:
+        """Return the last change of the subject of a change; None where there was none."""
+        return self._changes.get(_key(change.kind, change.subject))
+
+    def remember(self, change: ChangeText) -> list[ChangeText]:
+        """Write a change down, and return those that it takes the place of."""
+        left = self._pop(_key(change.kind, change.subject))
+        match change.kind:
+            case ChangeKind.EVICT:
+                return left
+            case ChangeKind.UNREGISTER:
+                regions = [one.subject for one in self.changes({ChangeKind.REGISTER})]
+                gone = regions if not change.subject else [change.subject]
+                return [one for name in gone for one in self._pop(_key(ChangeKind.REGISTER, name))]
+            case ChangeKind.UNLOAD:
+                # Each may be loaded again by itself.
+                for name in change.arguments.get("models", ()):
+                    left += self._pop(_key(change.kind, name))
+                    own = ChangeText(change.kind, name, {"models": [name]})
+                    self._changes[_key(change.kind, name)] = own
+            case ChangeKind.LOG | ChangeKind.TRACE if left:
+                arguments = {**left[0].arguments, **change.arguments}
+                change = ChangeText(change.kind, change.subject, arguments)
+            case _:
+                pass
+        self._changes[_key(change.kind, change.subject)] = change
+        return left
+
+    def forget_models(self) -> list[ChangeText]:
+        """Forget and return what was changed of models."""
+        models = [key for key, change in self._changes.items() if change.kind in OF_MODELS]
+        return [one for key in models for one in self._pop(key)]
+
+    def _pop(self, key: tuple[str, str]) -> list[ChangeText]:
+        found = self._changes.pop(key, None)
+        return [] if found is None else [found]
+
+
+def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
+    return ("model" if kind in OF_MODELS else str(kind), subject)
+
+
 class OneProcess:
     """The control plane of a server that is one process."""
 
@@ -131,20 +203,76 @@ class OneProcess:
     leads = True
     loads = True
 
+    def __init__(self) -> None:
+        self.files_of_model: Callable[[str], Mapping[str, bytes]] = lambda _: {}
+        """Returns the files that a client has loaded a model with; waits for the disk."""
+        self._makes: dict[ChangeKind, Make] = {}
+        self._replies: dict[str, Reply] = {}
+        self._journal = Journal()
+        self._held: Collection[ChangeKind] = ()
+        """Changes that are refused: whoever replaces this process has been told of the others."""
+        self._in_progress: list[ChangeKind] = []
+        self._ended = asyncio.Event()
+
     def conceals(self, model: str, version: str = "") -> bool:
         """Return false: there are no others."""
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Do nothing: nobody else asks."""
+        """Say how changes are made here that clients of a replaced process have asked for."""
+        self._makes[kind] = make
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Do nothing: nobody else asks."""
+        """Say how a question is answered here; nobody but this process asks."""
+        self._replies[question] = reply
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make the change."""
-        return await here()
+        """Make the change; raises what `here` raises, and ShuttingDown while changes are held."""
+        if change.kind in self._held:
+            raise ShuttingDown
+        self._in_progress.append(change.kind)
+        try:
+            result = await here()
+            self._remember(change)
+            return result
+        finally:
+            self._in_progress.remove(change.kind)
+            self._ended.set()
+
+    def _remember(self, change: Change) -> None:
+        if change.kind is ChangeKind.PURGE:
+            self._journal.forget_models()
+        else:
+            self._journal.remember(ChangeText(change.kind, change.subject, dict(change.arguments)))
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
         """Return nothing: there is nobody else."""
         return ()
+
+    # --- a process that replaces this one, or that this one replaces ---
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        """Refuse changes from now on; return those that were made, once none is in progress."""
+        self._held = kinds
+        while any(kind in kinds for kind in self._in_progress):
+            self._ended.clear()
+            await self._ended.wait()
+        return self._journal.changes(kinds)
+
+    def go_on(self) -> None:
+        """Take changes again."""
+        self._held = ()
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        """Return the files of a change; waits for the disk."""
+        return self.files_of_model(change.subject) if change.kind is ChangeKind.LOAD else {}
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what a replacement cannot be given, by name."""
+        reply = self._replies.get(LEFT_BEHIND)
+        return {} if reply is None else await reply(None)
+
+    async def make_again(self, change: Change) -> None:
+        """Make a change that the replaced process has made; raises what making it raises."""
+        await self._makes[change.kind](change)
+        self._remember(change)

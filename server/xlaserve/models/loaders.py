@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,8 @@ class _Wrap(Protocol):
 
 
 _SEQUENCES = "xlaserve.models.sequence_model"
-"""Imported with the first model that serves sequences, as those of the table are."""
+"""Imported once jax is, as those of the table are."""
+_IMPORTED_LATE = (_SEQUENCES, "xlaserve.models.rows.interface", "xlaserve.models.onnx.reading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class Loader:
     kind: str
     """The `backend` or `platform` by which a configuration may ask for it."""
     module: str
-    """Has a function `load`; imported when the first model of the kind is loaded, since jax takes
-    seconds to import and the port opens before."""
+    """Has a function `load`; imported once the port is open, since jax takes seconds to import."""
     sniff: Callable[[Path, ModelConfig], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
     predict_size: Callable[[Path, sizes.Parts, Roots], int]
@@ -175,6 +176,16 @@ FORMATS = ("jax", "onnx", "pytorch", "python")
 _START_SECONDS = 60.0
 """Most seconds that a server waits for a process that compiles, 1.4 of a core, before it is ready:
 a mesh sends requests elsewhere meanwhile, and behind it would have them wait."""
+
+
+def import_all() -> None:
+    """Import what loads any kind of model: files that are replaced later change no load. Blocks.
+
+    A kind whose libraries are not installed is left to its first load, which says so.
+    """
+    for module in dict.fromkeys([*(row.module for row in LOADERS), *_IMPORTED_LATE]):
+        with suppress(ImportError):
+            importlib.import_module(module)
 
 
 def prepare(compilation: Compilation, platform: str) -> None:

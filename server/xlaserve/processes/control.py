@@ -6,21 +6,31 @@ a model that cannot be loaded, fail there and change nothing elsewhere.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
-from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, ChangeKind
+from xlaserve.core.control_plane import (
+    LEFT_BEHIND,
+    OF_LOADS,
+    OF_MODELS,
+    Change,
+    ChangeKind,
+    ChangeText,
+    Journal,
+)
+from xlaserve.core.handover import spool
 from xlaserve.core.sharing import Turns
-from xlaserve.errors import EngineGone, ShuttingDown
+from xlaserve.errors import EngineGone, ShuttingDown, XlaserveError
 from xlaserve.processes.messages import (
     LOADED,
     Answers,
     Ask,
     AskAll,
-    ChangeText,
     Did,
     Do,
     Failure,
@@ -46,6 +56,8 @@ _UNDONE = {
 }
 """The change that takes another one back."""
 _MODELS = OF_MODELS - {ChangeKind.PURGE}
+_DIED = Failure("Exception", "a worker has died")
+_SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
 
 _log = structlog.get_logger("processes")
 
@@ -74,21 +86,31 @@ class _Asked:
 class Control:
     """Has changes made by every worker, and remembers them for workers that come later."""
 
-    def __init__(self, workers: Callable[[], Sequence[WorkerProcess]]) -> None:
+    def __init__(
+        self, workers: Callable[[], Sequence[WorkerProcess]], scratch_directory: Path
+    ) -> None:
         self._workers = workers
+        self._scratch = scratch_directory
         self._turns = Turns()
         self._numbers = itertools.count()
         self._purges = 0
         self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
         """The changes in progress, by who asked for them and their numbers there."""
         self._is_stopping = False
-        self._journal: dict[tuple[str, str], ChangeText] = {}
-        """Changes since the start, in order; the last one of each subject."""
+        self._journal = Journal()
+        self._refusing: Collection[ChangeKind] = ()
+        """Changes that are refused: whoever replaces this server has been told of the others."""
+        self._ended = asyncio.Event()
+        """Set when a change has ended."""
 
     # --- changes ---
 
     async def change(self, origin: WorkerProcess, ask: Ask) -> None:
         """Make a change that a worker asks for, and tell it how that went."""
+        if ask.change.kind in self._refusing:
+            _remove(ask.change)
+            origin.tell(Settled(ask.number, _SHUTTING_DOWN))
+            return
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
         failure: Failure | None = Failure("Exception", "the change failed in the parent")
         try:
@@ -102,6 +124,7 @@ class Control:
             _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
         finally:
             del self._asked[origin, ask.number]
+            self._ended.set()
             # Whatever was raised: the worker waits. One that is gone does not hear it.
             origin.tell(Settled(ask.number, failure))
 
@@ -217,8 +240,8 @@ class Control:
         done = await origin.expect(Go(ask.number), ("done", ask.number))
         others = [worker for worker in self._workers() if worker is not origin]
         dids = await asyncio.gather(*(self._do(worker, ask.change) for worker in others))
-        for key in [key for key, change in self._journal.items() if change.kind in _MODELS]:
-            _remove(self._journal.pop(key))
+        for change in self._journal.forget_models():
+            _remove(change)
         self._purges += 1
         return next((did.failure for did in (done, *dids) if did and did.failure), None)
 
@@ -267,43 +290,29 @@ class Control:
     def _refused(self, change: ChangeText) -> Failure:
         _remove(change)
         if self._is_stopping:
-            return Failure(ShuttingDown.__name__, str(ShuttingDown()))
+            return _SHUTTING_DOWN
         return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
 
     # --- workers that come later ---
 
     def _remember(self, change: ChangeText) -> None:
-        key = (str(change.kind) if change.kind not in _MODELS else "model", change.subject)
-        before = self._journal.pop(key, None)
-        if before is not None and before.files != change.files:
-            _remove(before)
-        match change.kind:
-            case ChangeKind.EVICT:
-                return
-            case ChangeKind.UNREGISTER:
-                for known in list(self._journal):
-                    if known[0] == ChangeKind.REGISTER and change.subject in ("", known[1]):
-                        del self._journal[known]
-                return
-            case ChangeKind.LOG | ChangeKind.TRACE if before is not None:
-                arguments = {**before.arguments, **change.arguments}
-                change = ChangeText(change.kind, change.subject, arguments)
-        self._journal[key] = change
+        for before in self._journal.remember(change):
+            if before.files != change.files:
+                _remove(before)
 
     async def replay(self, worker: WorkerProcess) -> None:
         """Return once a worker has made every change that the others have made."""
-        for key in list(self._journal):
-            change = self._journal.get(key)
-            if change is None or not worker.makes(change.kind):
+        for known in self._journal.changes():
+            if not worker.makes(known.kind):
                 continue
-            async with self._turns.of((change.kind in _MODELS, change.subject)):
-                change = self._journal.get(key)
+            async with self._turns.of((known.kind in _MODELS, known.subject)):
+                change = self._journal.last(known)
                 did = None if change is None else await self._do(worker, change)
             if did is not None and did.failure is not None:
                 _log.error(
                     "a worker is without what others have",
                     of=worker.role.worker,
-                    subject=key[1],
+                    subject=known.subject,
                     error=did.failure.text,
                 )
 
@@ -327,7 +336,7 @@ class Control:
         for name in reply.said or ():
             change = ChangeText(ChangeKind.FOLLOW, name, {})
             async with self._turns.of((True, name)), self._held(change):
-                last = self._journal.get(("model", name))
+                last = self._journal.last(change)
                 if last is not None and (last.arguments or last.files):
                     continue  # loaded with what is not in the repository: all have the same
                 _, failed = await self._by_others(worker, _Asked(change))
@@ -363,9 +372,56 @@ class Control:
             return WorkerAnswer(name, None, str(error))
         return WorkerAnswer(name, reply.said, reply.problem)
 
+    # --- a server that replaces this one, or that this one replaces ---
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        """Refuse changes from now on; return those that were made, once none is in progress."""
+        self._refusing = kinds
+        while any(asked.change.kind in kinds for asked in self._asked.values()):
+            self._ended.clear()
+            await self._ended.wait()
+        return self._journal.changes(kinds)
+
+    def go_on(self) -> None:
+        """Take changes again."""
+        self._refusing = ()
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        """Return the files of a change; waits for the disk."""
+        if not change.files:
+            return {}
+        return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what a replacement cannot be given, in all workers that answer, by name."""
+        asked = AskAll(0, LEFT_BEHIND)
+        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
+        found = Counter[str]()
+        for answer in answers:
+            found.update(answer.said or {})
+        return found
+
+    async def make_again(self, change: Change) -> None:
+        """Have all workers make a change that the replaced server has made, and remember it.
+
+        Raises an XlaserveError that says why one of them could not.
+        """
+        text = ChangeText(change.kind, change.subject, dict(change.arguments))
+        if change.files:
+            data = msgspec.msgpack.encode(change.files)
+            path = await asyncio.to_thread(spool, self._scratch, data)
+            text = msgspec.structs.replace(text, files=path)
+        workers = [worker for worker in self._workers() if worker.makes(change.kind)]
+        for did in await asyncio.gather(*(self._do(worker, text) for worker in workers)):
+            failure = _DIED if did is None else did.failure
+            if failure is not None:
+                _remove(text)
+                raise XlaserveError(failure.text)
+        self._remember(text)
+
     def close(self) -> None:
         """Remove the files of changes."""
-        for change in self._journal.values():
+        for change in self._journal.changes():
             _remove(change)
 
 

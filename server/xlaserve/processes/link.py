@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,10 +9,19 @@ from typing import Any, TypeVar, cast
 import msgspec
 import structlog
 
-from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, Answer, Change, ChangeKind, Make
+from xlaserve.core.control_plane import (
+    OF_LOADS,
+    OF_MODELS,
+    Answer,
+    Change,
+    ChangeKind,
+    ChangeText,
+    Make,
+)
 from xlaserve.core.control_plane import Reply as AnswerHere
 from xlaserve.core.event_notes import because
 from xlaserve.core.events import Cause
+from xlaserve.core.handover import spool
 from xlaserve.core.residence.exhaustion import write_failure
 from xlaserve.errors import (
     LoadCancelled,
@@ -29,7 +36,6 @@ from xlaserve.processes.messages import (
     Answers,
     Ask,
     AskAll,
-    ChangeText,
     Did,
     Do,
     Done,
@@ -198,7 +204,7 @@ class Link:
     async def _spooled(self, change: Change) -> str:
         data = msgspec.msgpack.encode(change.files)
         try:
-            return await asyncio.to_thread(_write, self._scratch, data)
+            return await asyncio.to_thread(spool, self._scratch, data)
         except OSError as error:
             raise write_failure(change.subject, error) from error
 
@@ -327,14 +333,3 @@ class Link:
 def _settle(future: "asyncio.Future[Any] | None", value: object) -> None:
     if future is not None and not future.done():
         future.set_result(value)
-
-
-def _write(directory: Path, data: bytes) -> str:
-    descriptor, name = tempfile.mkstemp(prefix=".xlaserve-change-", dir=directory)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except OSError:
-        Path(name).unlink()
-        raise
-    return name

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.control_plane import ChangeText
 from xlaserve.core.events import Event, Kept
 
 
@@ -30,16 +30,6 @@ LOADED = "loaded"
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
-
-
-class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A change of the server."""
-
-    kind: ChangeKind
-    subject: str
-    arguments: dict[str, Any]
-    files: str = ""
-    """The file with the contents that are too long for a message; the parent removes it."""
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

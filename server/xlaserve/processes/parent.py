@@ -12,6 +12,8 @@ import structlog
 
 from xlaserve import signals
 from xlaserve.assembly.listeners import Listeners
+from xlaserve.assembly.probe import probed
+from xlaserve.assembly.replacing import take_changes
 from xlaserve.core.control_plane import ChangeKind
 from xlaserve.core.events import MAX_TEXT, Event, EventKind, EventLog, cut
 from xlaserve.core.serving.access.quota_table import QuotaTable
@@ -76,9 +78,15 @@ class Supervisor:
         self._systemd = systemd
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = False
+        self._is_ready = False
         self.was_ready = False
         """Whether all workers have been ready."""
-        self._control = Control(lambda: [worker for worker in self.workers if worker.makes_changes])
+        self.control = Control(
+            lambda: [worker for worker in self.workers if worker.makes_changes],
+            settings.scratch_directory,
+        )
+        self._taking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what keeps this server from taking over from the one that it replaces."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Changes and questions in progress."""
         self._reloading: set[int] = set()
@@ -125,21 +133,23 @@ class Supervisor:
         }
         keeping = [asyncio.ensure_future(self._keep(role)) for role in self._roles]
         try:
-            done, _ = await asyncio.wait(keeping, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(
+                [self._taking, *keeping], return_when=asyncio.FIRST_EXCEPTION
+            )
             for task in done:
                 task.result()
         finally:
             self._stopping = True
             self._systemd.stopping()
             _log.info("shutting down")
-            self._control.stop()
+            self.control.stop()
             for handing in handings.values():
                 handing.stop(drain=True)
             for listener in self._listeners:
                 listener.socket.close()
             await self._drain(keeping)
             alive.cancel()
-            self._control.close()
+            self.control.close()
             _log.info("stopped")
 
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
@@ -267,26 +277,36 @@ class Supervisor:
     def _asked(self, worker: WorkerProcess, message: Ask | GiveUp | AskAll) -> None:
         match message:
             case Ask():
-                self._begin(self._control.change(worker, message))
+                self._begin(self.control.change(worker, message))
             case AskAll():
-                self._begin(self._control.ask_all(worker, message))
+                self._begin(self.control.ask_all(worker, message))
             case GiveUp(number):
-                self._control.give_up(worker, number)
+                self.control.give_up(worker, number)
 
     async def _join(self, worker: WorkerProcess) -> None:
         """Have a worker that has started make what others have changed, and hand it connections."""
-        await self._control.replay(worker)
+        await self.control.replay(worker)
         if self.was_ready:
-            await self._control.converge(worker)
+            await self.control.converge(worker)
         if not worker.makes_changes:
             return  # it has died meanwhile
         worker.is_listening = worker.is_ready = True
         ready = sum(one.is_ready for one in self.workers)
         if ready == len(self._roles) and not self.was_ready:
+            try:
+                await take_changes(self._systemd, self._settings, self.control.make_again)
+            except Exception as error:
+                self._taking.set_exception(error)
+                return
             self.was_ready = True
             _log.info("workers ready", workers=ready)
             self._systemd.ready()
         self._say_state()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is ready, as each of its workers tells clients."""
+        return self._is_ready and not self._stopping
 
     def _say_state(self) -> None:
         """Tell every worker what is of all: those that were started anew have no clients yet."""
@@ -299,8 +319,9 @@ class Supervisor:
         ]
         leader = next(iter(leading), None)
         is_whole = leader is not None or not self._has_engine
+        self._is_ready = is_ready and is_whole
         for worker in self.workers:
-            worker.tell(State(is_ready and is_whole, worker is leader, first, is_whole, silent))
+            worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
 
     # --- workers that give no sign of life ---
 
@@ -371,9 +392,11 @@ async def run(settings: Settings, systemd: Systemd) -> None:
         }
         _log.info("listening", **shown, processes=int(settings.processes))
         supervisor = Supervisor(settings, listeners, systemd)
-        successor = Successor(settings, listeners, systemd, lambda: supervisor.was_ready)
+        control = supervisor.control
+        successor = Successor(settings, listeners, systemd, control, lambda: supervisor.was_ready)
         stack.callback(successor.close)
         serving = asyncio.ensure_future(supervisor.serve())
         handled = signals.handled(serving, supervisor.reload, successor)
-        with handled, suppress(asyncio.CancelledError):
-            await serving
+        async with probed(settings.probe_socket, lambda: supervisor.is_ready):
+            with handled, suppress(asyncio.CancelledError):
+                await serving

@@ -133,6 +133,8 @@ def share_of(settings: Settings, part: Part = Part.WORKER) -> Settings:
     The engine has what is for models, each front end its part of what is for clients. A process may
     always have what is the least that makes sense.
     """
+    # The parent answers probes.
+    settings = replace(settings, probe_socket="")
     if part is not Part.WORKER:
         return _share_with_engine(settings, part)
     count = settings.processes

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,12 @@ from dataclasses import dataclass
 import structlog
 
 from xlaserve.core.threads.completion import settle
+from xlaserve.transport.alerts import (
+    MOST_HELLO_BYTES,
+    NO_APPLICATION_PROTOCOL,
+    AlertingContext,
+    alert_of,
+)
 from xlaserve.transport.endpoints import Listening
 from xlaserve.transport.tls import MakeContext
 
@@ -26,6 +33,10 @@ _LEAST_SECONDS = 0.01
 """Seconds for a handshake whose client has said its first word at the last moment."""
 _SHUTDOWN_SECONDS = 2.0
 """Seconds that a client has to answer the end of TLS, behind which its connection is cut off."""
+_LAST_WORD_SECONDS = 1.0
+"""Seconds that a client has to read why its handshake failed."""
+_MOST_LAST_BYTES = 1 << 18
+"""Bytes that are read, and dropped, of a client whose handshake has failed."""
 _SAID_SECONDS = 1.0
 """Seconds between two records of handshakes that failed; the next one counts those between."""
 
@@ -127,13 +138,7 @@ class Acceptor:
                 return
             until = self._loop.time() + shakes.seconds
             await self._heard(connection, until)
-            await self._loop.connect_accepted_socket(
-                self._make_protocol,
-                connection,
-                ssl=shakes.make_context(),
-                ssl_handshake_timeout=max(_LEAST_SECONDS, until - self._loop.time()),
-                ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
-            )
+            await self._shake_hands(connection, shakes.make_context(), until)
         except (OSError, TimeoutError) as error:  # an SSLError is an OSError
             self._say(address, str(error) or type(error).__name__)
             connection.close()
@@ -142,6 +147,48 @@ class Acceptor:
         except BaseException:
             connection.close()
             raise
+
+    async def _shake_hands(
+        self, connection: socket.socket, context: ssl.SSLContext, until: float
+    ) -> None:
+        """Give a connection its protocol once it is encrypted; a client hears why it is not."""
+        if isinstance(context, AlertingContext):
+            hello = connection.recv(MOST_HELLO_BYTES, socket.MSG_PEEK)
+            if context.refuses(hello):
+                with connection:
+                    await self._last_word(connection, NO_APPLICATION_PROTOCOL, until)
+                raise ConnectionAbortedError(
+                    f"the client offers other protocols than {context.agreed} (ALPN)"
+                )
+        # Event loops close the connection where the handshake fails, with the alert unsent.
+        with connection.dup() as spare:
+            try:
+                await self._loop.connect_accepted_socket(
+                    self._make_protocol,
+                    connection,
+                    ssl=context,
+                    ssl_handshake_timeout=max(_LEAST_SECONDS, until - self._loop.time()),
+                    ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
+                )
+            except ssl.SSLError as error:
+                await self._last_word(spare, alert_of(error), until)
+                raise
+
+    async def _last_word(self, connection: socket.socket, said: bytes, until: float) -> None:
+        """Send something, and return when the client has read it, or has had its time.
+
+        To close a connection before what the client has sent was read would take the last word
+        from it, since it is reset then (RFC 1122, 4.2.2.13).
+        """
+        until = min(until, self._loop.time() + _LAST_WORD_SECONDS)
+        with suppress(OSError, TimeoutError):
+            connection.setblocking(False)
+            connection.send(said)
+            connection.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout_at(until):
+                left = _MOST_LAST_BYTES
+                while left > 0 and (read := await self._loop.sock_recv(connection, 1 << 14)):
+                    left -= len(read)
 
     async def _heard(self, connection: socket.socket, until: float) -> None:
         """Return when the client has sent something: a handshake holds 50 KB while it waits."""

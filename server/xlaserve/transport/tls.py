@@ -9,6 +9,7 @@ from typing import TypeAlias
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import TlsEndpoint
+from xlaserve.transport.alerts import AlertingContext
 
 MakeContext: TypeAlias = Callable[[], ssl.SSLContext]
 """Returns what a handshake that begins now is made with."""
@@ -68,12 +69,13 @@ def server_tls(settings: Settings) -> ServerTls | None:
 
 
 def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols([protocol])
+    context.agreed = protocol
     try:
         # With a password, so that a key that needs one is an error and no question in a terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password="")

@@ -90,6 +90,8 @@ class ModelControl:
         self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
+        if isinstance(self.plane, OneProcess):
+            self.plane.files_of_model = partial(_files_of, self._overrides)
         self._dependents = Dependents(registry)
         self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
         self.of_all = OfAll(self.catalog, others)
@@ -425,6 +427,12 @@ class ModelControl:
                 await self._workers.wait(override.remove)
             if not await self.catalog.could_load(name):
                 self._registry.forget(name)
+
+
+def _files_of(overrides: Mapping[str, Override], name: str) -> Mapping[str, bytes]:
+    """Return the files that a client has loaded a model with; waits for the disk."""
+    override = overrides.get(name)
+    return {} if override is None else override.files()
 
 
 def _of(name: str) -> Callable[[Hashable], bool]:

@@ -121,6 +121,12 @@ class Override:
             raise write_failure(model, error) from error
         return cls(temporary)
 
+    def files(self) -> dict[str, bytes]:
+        """Return the files by the parameters that put them there. Waits for the disk."""
+        root = self.directory
+        found = sorted(path for path in root.glob("*/*") if path.is_file())
+        return {f"{FILE_PREFIX}{path.relative_to(root)}": path.read_bytes() for path in found}
+
     def remove(self) -> None:
         """Remove the directory and everything below it."""
         self.temporary.remove()

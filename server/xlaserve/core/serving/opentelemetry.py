@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xlaserve.core.serving.span_losses import Losses
 from xlaserve.core.serving.spans import CallSpan
 from xlaserve.core.threads.batches import BatchThread
 from xlaserve.errors import InvalidSettings
@@ -20,6 +21,9 @@ _EXPORTERS: Mapping[str, str] = {
 """Value of OTEL_EXPORTER_OTLP_PROTOCOL -> the module of its exporter."""
 _PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NAME = "xlaserve"
+_MOST_QUEUED = "OTEL_BSP_MAX_QUEUE_SIZE"
+_SDK_QUEUED = 2048
+"""The SDK's own default of that variable."""
 
 
 class OpenTelemetry:
@@ -60,24 +64,36 @@ class OpenTelemetry:
         if exporter is None:
             exporter = _exporter(environment)
         self._exporter: Any = exporter
-        self._provider.add_span_processor(processors.BatchSpanProcessor(exporter))
+        most = environment.get(_MOST_QUEUED, "")
+        # The SDK has its default in place of what is no number, too.
+        self._losses = Losses(int(most) if most.isdecimal() else _SDK_QUEUED)
+        processor = self._losses.watching(processors.BatchSpanProcessor, exporter)
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(_NAME, version)
         self._thread = BatchThread[CallSpan]("spans", self._make_all, max_pending)
-        self.dropped = 0
-        """Calls whose spans were dropped, since too many waited."""
+
+    @property
+    def dropped(self) -> int:
+        """Return how many spans were lost by now, wherever."""
+        return self._losses.count
 
     def keep(self, spans: Sequence[CallSpan]) -> None:
         """Have spans made and exported; never waits. On the event loop."""
         free = max(0, self._thread.free)
-        self.dropped += max(0, len(spans) - free)
+        self.drop(spans[free:])
         if free:
             self._thread.put(spans[:free])
+
+    def drop(self, calls: Sequence[CallSpan]) -> None:
+        """Count the spans that calls would have had."""
+        self._losses.add(sum(map(_spans_of, calls)))
 
     def close(self, seconds: float) -> bool:
         """Export what there is, for so long at most; return whether that is done. It blocks."""
         self._thread.call(self._provider.shutdown)
         if self._thread.close(seconds):
             return True
+        self._losses.give_up()
         # A thread of the SDK would go on to try, for up to OTEL_EXPORTER_OTLP_TIMEOUT.
         self._exporter.shutdown()
         return False
@@ -102,6 +118,7 @@ class OpenTelemetry:
             "xlaserve.operation": call.operation,
             "xlaserve.listener": call.listener,
             "xlaserve.batch_rows": call.rows,
+            "error.type": "" if call.error is None else call.error.partition(":")[0],
         }
         begun = call.record.begun_ns
         ended = max(call.ended, call.record.written_ns)
@@ -131,6 +148,11 @@ class OpenTelemetry:
         flags = api.TraceFlags(api.TraceFlags.SAMPLED if parent.sampled else 0)
         context = api.SpanContext(parent.trace_id, parent.span_id, True, flags, state)
         return api.set_span_in_context(api.NonRecordingSpan(context))
+
+
+def _spans_of(call: CallSpan) -> int:
+    phases = _phases(call, 0, 0)
+    return 1 + len(phases) + sum(map(_spans_of, call.parts))
 
 
 def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, int]]:

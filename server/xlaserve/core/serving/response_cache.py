@@ -9,7 +9,7 @@ longer ones the SHA-256: nobody can make two requests that are taken for one ano
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -136,6 +136,11 @@ class ResponseCache:
         self._written: dict[tuple[str, bytes], Written] = {}
         """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
+
+    @classmethod
+    def of(cls, most_bytes: int, ledger: Ledger) -> Self | None:
+        """Return a cache of at most so many bytes; None for none of them."""
+        return cls(most_bytes, ledger) if most_bytes else None
 
     @property
     def held(self) -> int:

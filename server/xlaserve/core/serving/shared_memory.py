@@ -304,6 +304,10 @@ class Regions:
             raise RegionNotFound(kind, shown(name))
         return found
 
+    def count(self, kind: str) -> int:
+        """Return how many regions of a kind there are, whoever registered them."""
+        return sum(region.kind == kind for region in self._regions.values())
+
     def unregister(self, peer: Peer, name: str = "") -> None:
         """Forget the region of a name, or all; one that is not there is no error.
 

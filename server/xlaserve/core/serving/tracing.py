@@ -109,7 +109,8 @@ class Tracing:
         self._ids = count(1)
         self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
-        self._dropped = 0
+        self._told = 0
+        """The lost spans that the log has told of."""
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -197,8 +198,8 @@ class Tracing:
         return self._spans is not None
 
     def dropped(self) -> int:
-        """Return how many traces were dropped instead of being exported."""
-        return self._dropped
+        """Return how many spans were lost instead of being exported, wherever."""
+        return 0 if self._spans is None else self._spans.dropped
 
     @property
     def began(self) -> Callable[[Call], None] | None:
@@ -268,8 +269,9 @@ class Tracing:
             self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
 
     def _keep_span(self, span: CallSpan) -> None:
+        assert self._spans is not None
         if len(self._waiting) >= _MOST_PENDING:
-            self._lost += 1
+            self._spans.drop([span])
             return
         self._waiting.append(span)
         if self._timer is None:
@@ -281,13 +283,13 @@ class Tracing:
         self._timer = None
         waiting, self._waiting = self._waiting, []
         assert self._spans is not None
-        before = self._spans.dropped
         self._spans.keep(waiting)
-        lost = self._lost + self._spans.dropped - before
-        self._lost = 0
-        if lost:
-            self._dropped += lost
-            _log.warning("traces were lost", count=lost)
+        self._tell_of_losses(self._spans.dropped)
+
+    def _tell_of_losses(self, dropped: int) -> None:
+        if lost := dropped - self._told:
+            self._told = dropped
+            _log.warning("spans were lost", count=lost)
 
     def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:
         """Return the setting of a model if the next request of it is traced.
@@ -371,6 +373,7 @@ class Tracing:
             self._export()
             if not await self._in_thread(partial(self._spans.close, _CLOSING_SECONDS)):
                 _log.warning("traces were not all exported", reason="their collector takes none")
+            self._tell_of_losses(self._spans.dropped)
         if self._writing is not None:
             await self._writing
         if self._pending:

@@ -66,7 +66,7 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     Family(
         "xlaserve_spans_dropped_total",
         "counter",
-        "Traced requests whose spans were dropped; absent unless trace_mode is opentelemetry",
+        "Spans that were lost, wherever; absent unless trace_mode is opentelemetry",
         lambda reading: _counted(reading.dropped_spans),
     ),
 )

@@ -51,6 +51,11 @@ class Sequences:
         self._due_ns: int | None = None
         """When the timer looks for sequences that expired; None where none is set."""
 
+    @property
+    def in_progress(self) -> int:
+        """Return how many sequences of clients there are; iterative ones end with their request."""
+        return 0 if self._is_iterative else self._table.in_progress
+
     def pending_since(self) -> Iterator[int]:
         """Yield when each request was submitted that waits for its batch, or for a slot."""
         for turn in self._table.backlog():

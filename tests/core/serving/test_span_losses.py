@@ -1,0 +1,108 @@
+"""Every span that comes to no collector is counted, whoever loses it."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.otlp import needs_sdk
+
+from xlaserve.core.serving.call_record import CallRecord
+from xlaserve.core.serving.opentelemetry import OpenTelemetry
+from xlaserve.core.serving.spans import CallSpan
+
+SECONDS = 60
+CALL = CallSpan(
+    *("m", "1", "", "infer", "grpc_endpoint"),
+    *(CallRecord(1), 2, 3, 4, 5, 1),
+    *(None, None, ()),
+    trace_id=7,
+)
+EACH = 5
+"""The span of a call, and its four phases."""
+
+
+@pytest.fixture(autouse=True)
+def _with_the_sdk() -> None:
+    needs_sdk()
+
+
+class Exporter:
+    """Takes spans once it may, as its `outcome` says."""
+
+    def __init__(self, outcome: str, *, may: bool = True) -> None:
+        self._outcome = outcome
+        self.may = threading.Event()
+        if may:
+            self.may.set()
+        self.sent = 0
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        assert self.may.wait(SECONDS)
+        if self._outcome == "raises":
+            raise OSError("no collector")
+        if self._outcome == "fails":
+            return SpanExportResult.FAILURE
+        self.sent += len(spans)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("outcome", "lost"), [("sends", 0), ("fails", 15), ("raises", 15)])
+def test_what_the_collector_does_not_take_is_lost(outcome: str, lost: int) -> None:
+    exporter = Exporter(outcome)
+    spans = OpenTelemetry({}, 10, exporter=exporter)
+    spans.keep([CALL] * 3)
+
+    assert spans.close(SECONDS)
+    assert (lost, 3 * EACH - lost) == (spans.dropped, exporter.sent)
+
+
+def test_what_our_own_queue_has_no_room_for_is_lost() -> None:
+    exporter = Exporter("sends")
+    spans = OpenTelemetry({}, 2, exporter=exporter)
+    spans.keep([CALL] * 3)
+
+    assert spans.close(SECONDS)
+    assert (EACH, 2 * EACH) == (spans.dropped, exporter.sent)
+
+
+def test_what_the_queue_of_the_sdk_has_no_room_for_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would drop the oldest without a word."""
+    sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2"}
+    for name, value in sizes.items():
+        monkeypatch.setenv(name, value)
+    exporter, are_made = Exporter("sends", may=False), threading.Event()
+    spans = OpenTelemetry(sizes, 10, exporter=exporter)
+    spans.keep([CALL] * 3)
+    spans._thread.call(are_made.set)
+    assert are_made.wait(SECONDS)
+    exporter.may.set()
+
+    assert spans.close(SECONDS)
+    assert 3 * EACH == spans.dropped + exporter.sent
+    # Two that are being sent, and two that wait.
+    assert spans.dropped >= 3 * EACH - 4
+
+
+def test_what_is_not_sent_at_the_end_is_lost() -> None:
+    exporter = Exporter("sends", may=False)
+    spans = OpenTelemetry({}, 10, exporter=exporter)
+    spans.keep([CALL] * 3)
+    are_made = threading.Event()
+    spans._thread.call(are_made.set)
+    assert are_made.wait(SECONDS)
+
+    assert not spans.close(0.05)
+    assert 3 * EACH == spans.dropped
+    exporter.may.set()
+    assert spans.close(SECONDS)
+    assert 3 * EACH == spans.dropped
