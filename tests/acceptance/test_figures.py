@@ -103,9 +103,8 @@ def fake(*, holds: bool) -> Row:
         outcome.add("count", count, f"for {seconds:g} s", holds=holds)
         return outcome
 
-    return Row(
-        "X1", rows.SOAK, "nothing", "none", check, {Size.SHORT: {"count": 1}}, takes_seconds=True
-    )
+    sizes = {Size.SHORT: {"count": 1}}
+    return Row("X1", rows.SOAK, "nothing", "none", check, sizes, takes=("seconds",))
 
 
 @pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1)])
