@@ -33,7 +33,7 @@ _WEB = {
     "Origin": ORIGIN,
 }
 IMPORTED = (
-    *("exported", "sums", "eigvalsh", "generator", "language", "sequence", "counter"),
+    *("exported", "sums", "eigvalsh", "language", "sequence", "counter"),
     *("embedding", "encoder", "adopted", "onnx", "served_onnx", "pt2", "served_pt2", "python"),
 )
 """Those of `support.kinds` that are served."""
