@@ -60,6 +60,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
                 cors_origin=(ORIGIN,),
                 access_log=str(log),
                 max_message_bytes=64 << 20,
+                execution_seconds=300,
                 **shown,
             ) as server,
             AsyncExitStack() as stack,
