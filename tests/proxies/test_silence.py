@@ -25,7 +25,6 @@ SILENT_SECONDS = 80
 """Longer than proxies wait unless they are told to, 60 s, and than the server keeps a connection
 that is idle, 75 s."""
 LIMIT_SECONDS = 400
-EVENTS = ("Accept", "text/event-stream")
 CHAT = {
     "model": "chat",
     "messages": [{"role": "user", "content": "hi"}],
@@ -59,19 +58,6 @@ class Silence:
 
 
 Check = Callable[[Place, Silence], Awaitable[None]]
-
-
-async def silent_events(place: Place, silence: Silence) -> None:
-    async with place.client() as client:
-        await client.send("POST", "/v2/models/count/infer", EVENTS, body=body_of(3, 2))
-        status, _ = await client.head()
-        chunks = client.chunks()
-        first = await anext(chunks)
-        await silence.keep()
-        rest = b"".join([chunk async for chunk in chunks])
-
-    assert 200 == status
-    assert [1, 3] == [part.count(b"\n\n") for part in (first, rest)]
 
 
 async def kept_client(place: Place, silence: Silence) -> None:
@@ -111,7 +97,6 @@ async def kept_channel(place: Place, silence: Silence) -> None:
 
 
 REST: Mapping[str, Check] = {
-    "events behind 80 s of silence": silent_events,
     "a kept connection, idle for 80 s": kept_client,
 }
 GRPC: Mapping[str, Check] = {
@@ -122,7 +107,6 @@ GRPC: Mapping[str, Check] = {
 
 async def test_silence_ends_nothing(placed: Placed) -> None:
     async with placed(*PROXIES, tls=False) as places:
-        places[0].generation.may_go_on.clear()
         tried = {
             place.proxy.name: {**REST, **(GRPC if place.proxy.speaks_grpc else {})}
             for place in places
@@ -134,7 +118,6 @@ async def test_silence_ends_nothing(placed: Placed) -> None:
             for name, check in tried[place.proxy.name].items()
         ]
         await silence.last()
-        places[0].generation.may_go_on.set()
         silence.end()
         await asyncio.gather(*trying)
 
