@@ -98,14 +98,16 @@ def test_the_page_has_every_row_with_a_figure_and_a_command() -> None:
 def fake(*, holds: bool) -> Row:
     """Make a row whose figure is known."""
 
-    def check(folder: Path, *, count: int = 10, seconds: float = 60) -> Outcome:
+    def check(
+        folder: Path, *, count: int = 10, seconds: float = 60, without: tuple[str, ...] = ()
+    ) -> Outcome:
         outcome = Outcome()
         outcome.add("count", count, f"for {seconds:g} s", holds=holds)
+        outcome.note("left out", ", ".join(without))
         return outcome
 
-    return Row(
-        "X1", rows.SOAK, "nothing", "none", check, {Size.SHORT: {"count": 1}}, takes_seconds=True
-    )
+    sizes = {Size.SHORT: {"count": 1}}
+    return Row("X1", rows.SOAK, "nothing", "none", check, sizes, takes=("seconds", "without"))
 
 
 @pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1)])
@@ -114,9 +116,11 @@ def test_the_status_says_whether_criteria_are_met(
 ) -> None:
     monkeypatch.setattr(command, "ROWS", (fake(holds=holds),))
 
-    assert status == command.main(["soak", "--short", "--seconds", "5"])
+    said = ["--seconds", "5", "--without", "grpc,rest"]
+    assert status == command.main(["soak", "--short", *said])
     printed = capsys.readouterr().out
     assert "count: 1 (criterion: for 5 s)" in printed
+    assert "left out: grpc, rest (" in printed
     assert f"below their criterion: {'none' if holds else 'X1'}" in printed
 
 

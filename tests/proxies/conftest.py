@@ -1,7 +1,7 @@
 """What the tests of this folder share: certificates, and a server behind each proxy."""
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +13,15 @@ from support.proxy_programs import NAME, Backend, Proxy, running
 from support.server import serving
 from support.tls import write_certificate
 
+ORIGIN = "https://page.example"
+"""Of the pages that the server lets ask."""
+
 
 class Placed(Protocol):
-    """Runs a server behind a proxy for the length of a block."""
+    """Runs a server behind proxies, each beside the others, for the length of a block."""
 
-    def __call__(self, proxy: Proxy, *, tls: bool) -> AbstractAsyncContextManager[Place]:
-        """Have the server speak TLS with the proxy, or not."""
+    def __call__(self, *proxies: Proxy, tls: bool) -> AbstractAsyncContextManager[list[Place]]:
+        """Have the server speak TLS with the proxies, or not."""
         ...
 
 
@@ -43,25 +46,36 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
         file.chmod(0o644)
 
     @asynccontextmanager
-    async def place(proxy: Proxy, *, tls: bool) -> AsyncIterator[Place]:
+    async def place(*proxies: Proxy, tls: bool) -> AsyncIterator[list[Place]]:
         shown = write_certificate(authority, tmp_path, "localhost", NAME) if tls else {}
-        folder, log = tmp_path / "proxy", tmp_path / "access.jsonl"
-        folder.mkdir()
-        folder.chmod(0o777)
-        async with serving(
-            tmp_path,
-            models,
-            http_endpoint="port:0",
-            load_model=("*",),
-            allowed_host=(NAME,),
-            trusted_proxy=("127.0.0.1",),
-            access_log=str(log),
-            max_message_bytes=64 << 20,
-            **shown,
-        ) as server:
+        log = tmp_path / "access.jsonl"
+        async with (
+            serving(
+                tmp_path,
+                models,
+                http_endpoint="port:0",
+                load_model=("*",),
+                allowed_host=(NAME,),
+                trusted_proxy=("127.0.0.1",),
+                cors_origin=(ORIGIN,),
+                access_log=str(log),
+                max_message_bytes=64 << 20,
+                execution_seconds=300,
+                **shown,
+            ) as server,
+            AsyncExitStack() as stack,
+        ):
             assert server.http is not None
-            backend = Backend(server.http, server.url, certificates / "ca.pem" if tls else None)
-            async with running(proxy, backend, certificates, folder) as port:
-                yield Place(proxy, server, generation, port, certificates / "ca.pem", log, folder)
+            verified, known = certificates / "ca.pem" if tls else None, certificates / "ca.pem"
+            backend = Backend(server.http, server.url, verified)
+            places = []
+            for proxy in proxies:
+                folder = tmp_path / proxy.name
+                folder.mkdir()
+                folder.chmod(0o777)
+                started = running(proxy, backend, certificates, folder)
+                port = await stack.enter_async_context(started)
+                places.append(Place(proxy, server, generation, port, known, log, folder))
+            yield places
 
     return place

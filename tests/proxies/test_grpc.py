@@ -96,6 +96,28 @@ async def errors_with_text(place: Place) -> None:
     )
 
 
+async def long_errors(place: Place) -> None:
+    """An error of 1 KB that is not ASCII, and one behind messages: both are in trailers."""
+    name = "ñ" * 100
+    async with place.channel() as channel:
+        absent = await fails(stub(channel).ModelInfer(request(1, model=name), timeout=SECONDS))
+        stream = stub(channel).ModelStreamInfer(timeout=SECONDS)
+        await stream.write(request(-3, 2, model="count"))
+        first = await stream.read()
+        second = await stream.read()
+        given = (("triton_grpc_error", "true"),)
+        strict = stub(channel).ModelStreamInfer(timeout=SECONDS, metadata=given)
+        await strict.write(request(-3, 2, model="count"))
+        await strict.read()
+        ended = await fails(strict.read())
+
+    assert (grpc.StatusCode.NOT_FOUND, True) == (absent.code(), name in str(absent.details()))
+    assert [0, 0] == values_of(first.infer_response)
+    # What code of a model raises is for the log.
+    assert "internal error" == second.error_message
+    assert (grpc.StatusCode.INTERNAL, "internal error") == (ended.code(), ended.details())
+
+
 async def no_method(place: Place) -> None:
     async with place.channel() as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/Nothing")
@@ -299,6 +321,7 @@ CHECKS = {
     "messages of 24 MB each way": large_messages,
     "compressed messages": compressed_messages,
     "statuses with their text": errors_with_text,
+    "long texts, and errors behind messages": long_errors,
     "a method that is not there": no_method,
     "metadata, with underscores and binary": metadata,
     "health": health,
@@ -325,7 +348,7 @@ CHECKS = {
 async def test_every_check_finds_what_the_page_says(
     placed: Placed, proxy: Proxy, *, tls: bool
 ) -> None:
-    async with placed(proxy, tls=tls) as place:
+    async with placed(proxy, tls=tls) as (place,):
         await place.try_all(CHECKS)
 
     assert results(proxy.name, CHECKS) == place.found

@@ -3,15 +3,22 @@
 import asyncio
 import gzip
 import json
+import re
+from collections import Counter
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from proxies.conftest import Placed
+from proxies.conftest import ORIGIN, Placed
 from support.conditions import until
-from support.proxy_place import SOURCE, Place
+from support.proxy_place import SOURCE, Client, Place
 from support.proxy_programs import PROXIES, Proxy
 from support.proxy_results import results
+from tritonclient.grpc import service_pb2 as pb
+
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+# pyright: reportAttributeAccessIssue=false
 
 pytestmark = pytest.mark.large
 
@@ -19,6 +26,8 @@ LARGE = 6 << 20
 """Elements of 24 MB."""
 FORGED = "203.0.113.5"
 BINARY = "Inference-Header-Content-Length"
+MOST_KEPT = 20
+"""More routes than have pages and their parts, which caches may keep."""
 
 
 def body_of(*values: float) -> bytes:
@@ -183,6 +192,77 @@ async def errors_with_text(place: Place) -> None:
     assert (405, True) == (method.status, "GET" in method.headers["allow"])
 
 
+async def grpc_web(place: Place) -> None:
+    """Of a page: a call, a stream of answers, and an error in the trailers that the body has."""
+    async with place.client() as client:
+        answers, trailers = await web(client, "ModelInfer", asked("m", 1, 2))
+        counted, ended = await web(client, "ModelStreamInfer", asked("count", 3, 2))
+        none, failed = await web(client, "ModelInfer", asked("nöbody", 1))
+
+    found = [pb.ModelInferResponse.FromString(one).raw_output_contents[0] for one in answers]
+    streamed = [pb.ModelStreamInferResponse.FromString(one).infer_response for one in counted]
+    assert ([np.array([1, 2], "<f4").tobytes()], "0") == (found, trailers["grpc-status"])
+    assert [0, 1, 2] == [
+        int(np.frombuffer(one.raw_output_contents[0], "<f4")[0])
+        for one in streamed
+        if one.raw_output_contents
+    ]
+    assert "0" == ended["grpc-status"]
+    assert ([], "5") == (none, failed["grpc-status"])
+    assert "'nöbody'" in unquote(failed["grpc-message"])
+
+
+def asked(model: str, *values: float) -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    request.raw_input_contents.append(np.array(values, "<f4").tobytes())
+    request.inputs.add(name="x", datatype="FP32", shape=[len(values)])
+    written: bytes = request.SerializeToString()
+    return written
+
+
+async def web(client: Client, method: str, message: bytes) -> tuple[list[bytes], dict[str, str]]:
+    """Send a message as a page does; return the messages of the answer, and its trailers."""
+    headers = (
+        ("Content-Type", "application/grpc-web+proto"),
+        ("X-Grpc-Web", "1"),
+        ("Origin", ORIGIN),
+    )
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    path = f"/inference.GRPCInferenceService/{method}"
+    answer = await client.ask("POST", path, *headers, body=body)
+    assert (200, ORIGIN) == (answer.status, answer.headers.get("access-control-allow-origin"))
+    rest, messages = answer.body, []
+    while rest[0] != 0x80:
+        size = int.from_bytes(rest[1:5], "big")
+        messages.append(rest[5 : 5 + size])
+        rest = rest[5 + size :]
+    lines = (line.partition(":") for line in rest[5:].decode().split("\r\n") if line)
+    return messages, {name: value.strip() for name, _, value in lines}
+
+
+async def every_route_twice(place: Place) -> None:
+    """Each GET that is of the moment comes to the server as often as it is asked for."""
+    routes = place.server.application.http_routes().routes
+    paths = {re.sub(r"\{[a-z]+\}", "m", route.path) for route in routes if route.method == "GET"}
+    before, told = requests_of_clients(place), Counter[str]()
+    for path in sorted(paths):
+        for _ in range(2):
+            async with place.client() as client:
+                answer = await client.ask("GET", path)
+            assert answer.status < 500 or answer.status == 501, (path, answer.body)
+            told[path] += answer.headers["cache-control"] == "no-store"
+    wanted = sum(told.values())
+
+    assert wanted > 2 * MOST_KEPT
+    await until(lambda: requests_of_clients(place) - before >= wanted)
+
+
+def requests_of_clients(place: Place) -> int:
+    """Return how many requests of clients of REST the access log has."""
+    lines = map(json.loads, place.log.read_text().splitlines())
+    return sum(str(line.get("peer")).startswith(SOURCE) for line in lines)
+
+
 async def what_is_of_the_moment(place: Place) -> None:
     """No cache answers in the place of the server."""
     async with place.client() as client:
@@ -295,6 +375,8 @@ CHECKS = {
     "a client that leaves": clients_that_leave,
     "errors with their text": errors_with_text,
     "nothing of the moment from a cache": what_is_of_the_moment,
+    "nor of any other route": every_route_twice,
+    "gRPC-Web": grpc_web,
     "conditions and ranges": conditional_and_ranges,
     "the host, and no other": the_host,
     "the client, whatever it says": the_client,
@@ -312,7 +394,7 @@ async def test_every_check_finds_what_the_page_says(
 ) -> None:
     if tls and not proxy.has_tls:
         return
-    async with placed(proxy, tls=tls) as place:
+    async with placed(proxy, tls=tls) as (place,):
         await place.try_all(CHECKS)
 
     assert results(proxy.name, CHECKS) == place.found

@@ -16,6 +16,8 @@ from xlaserve.tensors import Parameter
 
 PREFIX = "count"
 """What the names of the models that count begin with; others stay identities."""
+_HELD_SECONDS = 240
+"""Longest time for which a test may hold an answer; then something hangs."""
 IN_ORDER = "_in_order"
 """What the names of those end with that do not say that they are decoupled."""
 
@@ -42,7 +44,7 @@ class Generation:
         try:
             for number in range(count):
                 if number:
-                    assert self.may_go_on.wait(60)
+                    assert self.may_go_on.wait(_HELD_SECONDS)
                 with self._counting:
                     self.computed += 1
                 yield Answer({"y": np.full(size, number, np.float32)})

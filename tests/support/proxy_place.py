@@ -141,13 +141,22 @@ class Place:
         """Make each check, and note what it found: "yes", or what went wrong."""
         for name, check in checks.items():
             self.generation.may_go_on.set()
-            try:
-                async with asyncio.timeout(MOST_SECONDS):
-                    await check(self)
-            except Exception as error:
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                self.found[name] = f"{text[:300]}"
-            else:
-                self.found[name] = "yes"
-            print(f"{self.proxy.name}: {name}: {self.found[name]}")
+            await self.try_one(name, check)
         self.generation.may_go_on.set()
+
+    async def try_one(
+        self,
+        name: str,
+        check: Callable[["Place"], Awaitable[None]],
+        seconds: float = MOST_SECONDS,
+    ) -> None:
+        """Make one check, and note what it found."""
+        try:
+            async with asyncio.timeout(seconds):
+                await check(self)
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self.found[name] = f"{text[:300]}"
+        else:
+            self.found[name] = "yes"
+        print(f"{self.proxy.name}: {name}: {self.found[name]}")

@@ -19,7 +19,7 @@ NAME = "models.example"
 _MODULES = Path("/usr/lib/apache2/modules")
 _LOADED = (
     *("mpm_event", "authz_core", "headers", "ssl", "http2", "proxy", "proxy_http"),
-    *("proxy_http2", "socache_shmcb"),
+    *("proxy_http2", "rewrite", "socache_shmcb"),
 )
 
 

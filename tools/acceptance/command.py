@@ -3,9 +3,11 @@
 import argparse
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from acceptance.everything import NAMES
 from acceptance.figures import Outcome
 from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
 
@@ -17,7 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default="", help="ids, with commas between them; else all of it")
     parser.add_argument("--short", action="store_true", help="a size that takes some seconds")
     parser.add_argument("--long", action="store_true", help="a size that takes hours")
-    parser.add_argument("--seconds", type=float, default=0, help="length of chaos")
+    parser.add_argument("--seconds", type=float, default=0, help="length of M2 and M4")
+    parser.add_argument(
+        "--without",
+        default="",
+        metavar="KINDS",
+        help=f"kinds of clients that M4 leaves out, with commas: {', '.join(NAMES)}",
+    )
     parser.add_argument("--folder", type=Path, help="keep what the servers write here")
     given = parser.parse_args(arguments)
     size = Size.SHORT if given.short else Size.LONG if given.long else Size.WHOLE
@@ -26,23 +34,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = wanted - {row.id for row in rows}
     if unknown:
         parser.error(f"{given.environment} has no row {', '.join(sorted(unknown))}")
+    without = tuple(filter(None, given.without.split(",")))
+    if strangers := set(without) - set(NAMES):
+        parser.error(f"there is no kind of client {', '.join(sorted(strangers))}")
     chosen = [row for row in rows if not wanted or row.id in wanted]
-    outcomes = [_checked(row, size, given.seconds, given.folder) for row in chosen]
+    said = {"seconds": given.seconds, "without": without}
+    outcomes = [_checked(row, size, said, given.folder) for row in chosen]
     failing = [row.id for row, outcome in zip(chosen, outcomes, strict=True) if not outcome.holds]
     print(f"{len(chosen)} rows, below their criterion: {', '.join(failing) or 'none'}", flush=True)
     return int(bool(failing))
 
 
-def _checked(row: Row, size: Size, seconds: float, kept: Path | None) -> Outcome:
+def _checked(row: Row, size: Size, said: Mapping[str, Any], kept: Path | None) -> Outcome:
     print(f"{row.id} {row.what}", flush=True)
     began = time.monotonic()
     if kept is not None:
         folder = kept / row.id
         folder.mkdir(parents=True)
-        outcome = row.run(folder, size, seconds)
+        outcome = row.run(folder, size, **said)
     else:
         with tempfile.TemporaryDirectory(prefix="acceptance-") as scratch:
-            outcome = row.run(Path(scratch), size, seconds)
+            outcome = row.run(Path(scratch), size, **said)
     _print(outcome.figures)
     print(f"   {row.id} took {time.monotonic() - began:.0f} s", flush=True)
     return outcome

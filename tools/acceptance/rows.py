@@ -11,6 +11,7 @@ from acceptance import (
     cancelling,
     chaos,
     conformance,
+    everything,
     floods,
     fuzz,
     holding,
@@ -51,16 +52,14 @@ class Row:
     """The keywords of each size; those that are left out are the defaults of the check."""
     tests: tuple[str, ...] = ()
     """Tests that hold the row, or parts of it: files, or `file::name`."""
-    takes_seconds: bool = False
-    """Whether it takes a duration."""
+    takes: tuple[str, ...] = ()
+    """Keywords of the check that the command line may give: `seconds`, `without`."""
 
-    def run(self, folder: Path, size: Size = Size.WHOLE, seconds: float = 0) -> Outcome:
-        """Check it; blocks."""
+    def run(self, folder: Path, size: Size = Size.WHOLE, **said: Any) -> Outcome:
+        """Check it; blocks. What was said goes before what the size has, where the row takes it."""
         assert self.check is not None
-        given = dict(self.sizes.get(size, {}))
-        if seconds and self.takes_seconds:
-            given["seconds"] = seconds
-        return self.check(folder, **given)
+        own = {name: value for name, value in said.items() if value and name in self.takes}
+        return self.check(folder, **{**self.sizes.get(size, {}), **own})
 
 
 ROWS = (
@@ -107,6 +106,17 @@ ROWS = (
         requests.aborted,
         {Size.SHORT: {"count": 100}},
         ("tests/contract/test_memory_budget.py::test_answers_that_are_taken_back",),
+    ),
+    Row(
+        "M4",
+        SOAK,
+        f"1 h of {len(everything.KINDS)} kinds of clients at once, any of which can be left out",
+        "0 wrong, 0 lost; counters as the clients counted; memory < 1 % or 10 MiB in the second "
+        "half, files and threads + 3, ledger back",
+        everything.everything,
+        # It still warms up in so few.
+        {Size.SHORT: {"seconds": 30, "most_mib": 400}},
+        takes=("seconds", "without"),
     ),
     Row(
         "F1",
@@ -196,7 +206,7 @@ ROWS = (
         "all has ended",
         chaos.chaos,
         {Size.SHORT: {"seconds": 30, "kill_every": 12, "timed": False}},
-        takes_seconds=True,
+        takes=("seconds",),
     ),
     Row(
         "D2",

@@ -1,13 +1,18 @@
 """Every request of a connection has its answer, in its order, whatever is before and behind it."""
 
 import asyncio
+import asyncio.selector_events
 import re
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
+from support.conditions import until
 from support.gateway import serving_routes
 from support.http import SECONDS, chunked, connect, message
 
@@ -411,3 +416,31 @@ async def test_a_header_block_is_bounded(served: tuple[str, HttpServer], name: s
     assert 400 == answer.status
     assert name.rpartition(" ")[2] in answer.error
     assert re.search("than [0-9]+", answer.error)
+
+
+async def test_a_client_that_is_quicker_than_the_end_is_no_mistake(
+    served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAProxy's checks are: they reset the connection as soon as they have their answer."""
+    transport: Any = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    end, failed = transport.write_eof, []
+    host, _, port = served[0].rpartition(":")
+    client = socket.create_connection((host, int(port)))
+
+    def end_behind_the_reset(self: Any) -> None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        try:
+            end(self)
+        except OSError as error:
+            failed.append(type(error))
+            raise
+
+    monkeypatch.setattr(transport, "write_eof", end_behind_the_reset)
+    with capture_logs() as log:
+        client.sendall(message("GET", "/hello", ("Connection", "close")))
+        await until(lambda: bool(failed))
+        await until(lambda: not served[1].connections)
+
+    assert [OSError] == failed
+    assert [] == [record for record in log if record["log_level"] == "error"]

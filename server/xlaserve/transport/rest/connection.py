@@ -324,7 +324,11 @@ class Connection(asyncio.Protocol):
             return
         if transport.is_closing():
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:
+            transport.close()  # the client was quicker
+            return
         transport.resume_reading()
         if self._later is not None:
             self._later.cancel()

@@ -1,0 +1,178 @@
+"""Chats through proxies, and streams and connections that say nothing for longer than they wait.
+
+One server is behind all proxies at once, so that they are silent at the same time.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxies.conftest import Placed
+from proxies.test_grpc import request, stub, values_of
+from proxies.test_rest import body_of
+from support import tiny_chat
+from support.conditions import until
+from support.proxy_place import Place
+from support.proxy_programs import PROXIES
+from support.proxy_results import results
+
+pytestmark = [pytest.mark.large, pytest.mark.timeout(900)]
+
+SILENT_SECONDS = 80
+"""Longer than proxies wait unless they are told to, 60 s, and than the server keeps a connection
+that is idle, 75 s."""
+LIMIT_SECONDS = 400
+CHAT = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 6,
+    "temperature": 0,
+}
+
+
+class Silence:
+    """Those who wait until it is over."""
+
+    def __init__(self, awaited: int) -> None:
+        self._awaited = awaited
+        self.reached = 0
+        """Those who are silent, or have ended."""
+        self._end = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Be silent with all others."""
+        self.reached += 1
+        await self._end.wait()
+
+    async def last(self) -> None:
+        """Return once all have been silent for so long."""
+        await until(lambda: self.reached >= self._awaited)
+        await asyncio.sleep(SILENT_SECONDS)
+
+    def end(self) -> None:
+        """Let them go on."""
+        self._end.set()
+
+
+Check = Callable[[Place, Silence], Awaitable[None]]
+
+
+async def kept_client(place: Place, silence: Silence) -> None:
+    """A client sees that its connection was closed, if it was; what it then asks is answered."""
+    async with place.client() as client:
+        first = await client.ask("POST", "/v2/models/m/infer", body=body_of(1, 2))
+        await silence.keep()
+        was_closed = client.reader.at_eof()
+        if not was_closed:
+            second = await client.ask("POST", "/v2/models/m/infer", body=body_of(3, 4))
+    if was_closed:
+        async with place.client() as client:
+            second = await client.ask("POST", "/v2/models/m/infer", body=body_of(3, 4))
+
+    assert [[1, 2], [3, 4]] == [one.json["outputs"][0]["data"] for one in (first, second)]
+
+
+async def silent_stream(place: Place, silence: Silence) -> None:
+    async with place.channel() as channel:
+        stream = stub(channel).ModelStreamInfer(timeout=LIMIT_SECONDS)
+        await stream.write(request(1, 2))
+        found = [values_of((await stream.read()).infer_response)]
+        await silence.keep()
+        await stream.write(request(3, 4))
+        found.append(values_of((await stream.read()).infer_response))
+
+    assert [[1, 2], [3, 4]] == found
+
+
+async def kept_channel(place: Place, silence: Silence) -> None:
+    async with place.channel() as channel:
+        first = await stub(channel).ModelInfer(request(1, 2), timeout=LIMIT_SECONDS)
+        await silence.keep()
+        second = await stub(channel).ModelInfer(request(3, 4), timeout=LIMIT_SECONDS)
+
+    assert [[1, 2], [3, 4]] == [values_of(one) for one in (first, second)]
+
+
+REST: Mapping[str, Check] = {
+    "a kept connection, idle for 80 s": kept_client,
+}
+GRPC: Mapping[str, Check] = {
+    "a stream behind 80 s of silence": silent_stream,
+    "a channel that was idle for 80 s": kept_channel,
+}
+
+
+async def test_silence_ends_nothing(placed: Placed) -> None:
+    async with placed(*PROXIES, tls=False) as places:
+        tried = {
+            place.proxy.name: {**REST, **(GRPC if place.proxy.speaks_grpc else {})}
+            for place in places
+        }
+        silence = Silence(sum(map(len, tried.values())))
+        trying = [
+            asyncio.ensure_future(place.try_one(name, _silently(check, silence), LIMIT_SECONDS))
+            for place in places
+            for name, check in tried[place.proxy.name].items()
+        ]
+        await silence.last()
+        silence.end()
+        await asyncio.gather(*trying)
+
+    for place in places:
+        name = place.proxy.name
+        assert results(name, tried[name]) == place.found
+
+
+def _silently(check: Check, silence: Silence) -> Callable[[Place], Awaitable[None]]:
+    async def tried(place: Place) -> None:
+        try:
+            await check(place, silence)
+        except Exception:
+            silence.reached += 1
+            raise
+
+    return tried
+
+
+# --- chats -------------------------------------------------------------------------------------
+
+
+async def chat(place: Place) -> None:
+    body = json.dumps(CHAT).encode()
+    async with place.client() as client:
+        answer = await client.ask("POST", "/v1/chat/completions", body=body)
+
+    assert answer.json["choices"][0]["message"]["content"]
+
+
+async def chat_events(place: Place) -> None:
+    """Each token is an event of its own, and together they are the whole answer."""
+    whole = json.dumps(CHAT).encode()
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    async with place.client() as client:
+        answer = await client.ask("POST", "/v1/chat/completions", body=whole)
+        events = await client.ask("POST", "/v1/chat/completions", body=body)
+    lines = [line[6:] for line in events.body.decode().splitlines() if line.startswith("data: ")]
+    parts: list[Any] = [json.loads(line)["choices"] for line in lines[:-1]]
+    deltas = [part[0]["delta"].get("content") or "" for part in parts if part]
+
+    assert "text/event-stream" == events.headers["content-type"].partition(";")[0]
+    assert "[DONE]" == lines[-1]
+    assert answer.json["choices"][0]["message"]["content"] == "".join(deltas)
+    assert len([delta for delta in deltas if delta]) > 1
+
+
+CHATS = {"a chat": chat, "a chat as events": chat_events}
+
+
+async def test_every_chat_is_as_the_page_says(placed: Placed, tmp_path: Path) -> None:
+    tiny_chat.export(tmp_path / "models" / "chat", max_length=32, slots="1")
+    async with placed(*PROXIES, tls=False) as places:
+        for place in places:
+            await place.try_all(CHATS)
+
+    for place in places:
+        assert results(place.proxy.name, CHATS) == place.found

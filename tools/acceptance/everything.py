@@ -1,0 +1,212 @@
+"""M4: every kind of client at once, each of which can be left out, so that growth has a name."""
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from acceptance import crowd_bad, crowd_good
+from acceptance.books import Books, Counts, differences, read
+from acceptance.crowd import Kind, Stage, attend
+from acceptance.figures import MIB, Outcome, growth, level
+from acceptance.subjects import Launch, Subject
+
+KINDS: tuple[Kind, ...] = (*crowd_good.KINDS, *crowd_bad.KINDS)
+NAMES = tuple(kind.name for kind in KINDS)
+
+_SETTLE_SECONDS = 60.0
+"""How long what was begun may take to end behind the last client."""
+_SAMPLES = 240
+_LEAST_EVERY_SECONDS = 0.25
+_SETTLED = (
+    "xlaserve_requests_in_progress",
+    "xlaserve_connections",
+    "nv_inference_pending_request_count",
+    "xlaserve_abandoned_work",
+)
+_SPARE = 'kind="spare"'
+"""Memory of the ledger that is kept for the next requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server held at one moment."""
+
+    seconds: float
+    memory_bytes: int
+    files: int
+    threads: int
+    held_bytes: float
+    """What clients make it hold, by its own ledger."""
+    booked_bytes: float
+    """What its models have booked."""
+
+
+def everything(
+    folder: Path,
+    *,
+    seconds: float = 3600,
+    without: Sequence[str] = (),
+    most_mib: float = 10,
+    kinds: Sequence[Kind] = KINDS,
+) -> Outcome:
+    """Have every kind of client ask for so long; then compare their counts with the server's."""
+    chosen = [kind for kind in kinds if kind.name not in without]
+    models = folder / "models"
+    models.mkdir(parents=True)
+    for kind in chosen:
+        kind.write(models)
+    outcome = Outcome()
+    flags = {
+        "allow_python_models": True,
+        "max_message_bytes": crowd_bad.MESSAGE_BYTES,
+        "cors_origin": crowd_good.ORIGIN,
+    }
+    launch = Launch(folder, flags)
+    try:
+        subject = launch.start()
+        books = {kind.name: Books(kind.models) for kind in chosen}
+        before = _metrics(subject)
+        samples = asyncio.run(_meet(subject, models, chosen, books, seconds))
+        after = _settled(subject)
+        _write(folder / "samples.jsonl", samples)
+        outcome.note("left out", ", ".join(without) or "nobody")
+        _judge_clients(books, outcome)
+        _judge_counts(books, before, after, outcome)
+        _judge_growth(samples, most_mib, outcome)
+        outcome.none("records of errors in the log", _errors(launch.log))
+        outcome.at_most("status of the exit", abs(launch.stop()), 0)
+    finally:
+        if launch.process is not None:
+            launch.process.kill()
+            launch.process.wait()
+    return outcome
+
+
+async def _meet(
+    subject: Subject,
+    models: Path,
+    chosen: Sequence[Kind],
+    books: Mapping[str, Books],
+    seconds: float,
+) -> list[Sample]:
+    stage = Stage(subject, models, asyncio.Event())
+    samples, began = list[Sample](), time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for kind in chosen:
+            for number in range(kind.clients):
+                group.create_task(attend(stage, kind, number, books[kind.name]))
+        while (now := time.monotonic() - began) < seconds:
+            samples.append(await asyncio.to_thread(_sample, subject, now))
+            await asyncio.sleep(max(_LEAST_EVERY_SECONDS, seconds / _SAMPLES))
+        stage.is_over.set()
+    return samples
+
+
+def _metrics(subject: Subject) -> str:
+    with urllib.request.urlopen(f"http://{subject.http}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def _values(metrics: str, name: str) -> Iterable[tuple[str, float]]:
+    """Yield the labels and the value of each sample of a metric."""
+    for line in metrics.splitlines():
+        head, _, value = line.rpartition(" ")
+        found, _, labels = head.partition("{")
+        if found == name:
+            yield labels, float(value)
+
+
+def _sample(subject: Subject, now: float) -> Sample:
+    metrics = _metrics(subject)
+    held = (
+        value for labels, value in _values(metrics, "xlaserve_held_bytes") if _SPARE not in labels
+    )
+    return Sample(
+        round(now, 1),
+        subject.held_bytes(),
+        subject.open_files(),
+        subject.threads(),
+        sum(held),
+        sum(value for _, value in _values(metrics, "xlaserve_capacity_used_bytes")),
+    )
+
+
+def _write(path: Path, samples: Sequence[Sample]) -> None:
+    path.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+
+
+# --- what is left of it ------------------------------------------------------------------------
+
+
+def _left(metrics: str) -> list[str]:
+    """Return what has not ended: more than the one request that asks."""
+    found = [
+        f"{name}{{{labels} {value:g}"
+        for name in _SETTLED
+        for labels, value in _values(metrics, name)
+        if value > ('protocol="http"' in labels)
+    ]
+    held = _values(metrics, "xlaserve_held_bytes")
+    return found + [
+        f"{labels} holds {value:g} bytes"
+        for labels, value in held
+        if value and _SPARE not in labels
+    ]
+
+
+def _settled(subject: Subject) -> str:
+    """Return the metrics once everything has ended, or has had the time for it."""
+    end = time.monotonic() + _SETTLE_SECONDS
+    while _left(metrics := _metrics(subject)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return metrics
+
+
+def _judge_clients(books: Mapping[str, Books], outcome: Outcome) -> None:
+    turns = {kind: own.turns for kind, own in books.items()}
+    outcome.note("turns of each kind", turns)
+    outcome.note("requests", sum(sum(own.counts.values()) for own in books.values()))
+    outcome.none("kinds that did nothing", [kind for kind, count in turns.items() if not count])
+    for what in ("wrong", "lost"):
+        found = [f"{kind}: {text}" for kind, own in books.items() for text in getattr(own, what)]
+        outcome.none({"wrong": "wrong answers", "lost": "not answered"}[what], found)
+
+
+def _judge_counts(books: Mapping[str, Books], before: str, after: str, outcome: Outcome) -> None:
+    counted: Counts = read(after)
+    outcome.none("counters that differ", differences(books, read(before), counted))
+    unexpected = [
+        f"{labels} {value:g}"
+        for labels, value in _values(after, "xlaserve_refusals_total")
+        if value and "Unexpected" in labels
+    ]
+    outcome.none("unexpected errors", unexpected)
+    outcome.none("what has not ended", _left(after))
+
+
+def _judge_growth(samples: Sequence[Sample], most_mib: float, outcome: Outcome) -> None:
+    resident = [float(sample.memory_bytes) for sample in samples]
+    allowed = max(most_mib, 0.01 * level(resident) / MIB)
+    outcome.at_most("memory in the second half", round(growth(resident) / MIB, 2), allowed, " MiB")
+    for name, unit, most in (
+        ("files", "", 3),
+        ("threads", "", 2),
+        ("held_bytes", " MiB", most_mib),
+        ("booked_bytes", " MiB", most_mib),
+    ):
+        values = [float(getattr(sample, name)) for sample in samples]
+        grown = growth(values) / (MIB if unit else 1)
+        what = f"{name.replace('_', ' ')} in the second half"
+        outcome.at_most(what, round(grown, 2), most, unit)
+        outcome.note(f"{name.replace('_', ' ')}, in the middle", f"{level(values):g}")
+
+
+def _errors(log: Path) -> list[str]:
+    """Return what the log has of errors; each of them is one of the server itself."""
+    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    found = [json.loads(line) for line in lines]
+    return [str(record)[:300] for record in found if record.get("level") in ("error", "critical")]
