@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from support import several
 
-from xlaserve.processes.silence import LOOKS, Silence
+from xlaserve.silence import LOOKS, Silence
 
 ANSWER = ("--process-answer-seconds", "4")
 MOST_SECONDS = 120

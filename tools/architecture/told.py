@@ -378,7 +378,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
-        "models/trial.py: try_loading",
+        "models/trial.py: _run",
         "a process",
         "tries a model whose files a client has sent, before the server loads it",
         "the files, nothing of the server",
@@ -434,7 +434,7 @@ WORKERS: tuple[Worker, ...] = (
         "`Slots.add`, with the place of the answer in its grammar",
     ),
     Worker(
-        "language/templates.py: _Process.__init__",
+        "language/templates.py: _Process._started",
         "a process for each language model that was sent messages",
         "renders its chat template, within a sandbox and limits of time and memory",
         "messages of the request; no file, no socket, nothing of the server",
@@ -456,9 +456,9 @@ WORKERS: tuple[Worker, ...] = (
         "a program with its key and its sha256 on their standard output",
     ),
     Worker(
-        "models/compilers/process.py: CompilerProcess.ask",
+        "models/compilers/process.py: CompilerProcess._watched",
         "a thread for each question to such a process",
-        "kills it where its time, or what it may hold, is over",
+        "kills it where its time, or what it may hold, is over, or where somebody has stopped it",
         "the id of the process",
         "nothing; the reader of its pipe learns of the end",
     ),

@@ -5,9 +5,12 @@ messages and writes answers, each as its length in four bytes and then JSON, unt
 Whoever got out of the sandbox within it could open no file and no socket, and start no process.
 """
 
+import fcntl
 import gc
 import json
+import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -103,6 +106,20 @@ def confine(memory_bytes: int) -> None:
         resource.setrlimit(limit, (value, value))
 
 
+def end_with(life: int) -> None:
+    """Have the system kill this process once the other end of a pipe is closed.
+
+    The server holds it; a process that renders, or is stopped, reads no end of its input.
+    """
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    seen = select.poll()
+    seen.register(life, 0)
+    if seen.poll(0):  # it was closed before
+        sys.exit(1)
+
+
 def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> dict[str, str]:
     """Return what a template gives, or why it gives nothing; a process that takes too long dies."""
     # What it does by default is to end the process, whatever that is busy with.
@@ -140,6 +157,7 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 def main() -> None:
     """Compile the templates of the first message, then render with what each other one holds."""
+    end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = receive(source)
     if first is None:

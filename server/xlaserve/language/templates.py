@@ -18,10 +18,13 @@ import msgspec
 from xlaserve.errors import InvalidModel
 from xlaserve.language import files
 from xlaserve.language_errors import MessagesRefused, TemplateFailed, TextNotInstalled
+from xlaserve.silence import Stopped, is_stopped
 
 _SCRIPT = Path(__file__).with_name("template_process.py")
 _SIZE_BYTES = 4
 _ENCODER = msgspec.json.Encoder()
+_LOOK_SECONDS = 0.25
+"""Between two looks whether a process that is asked can answer."""
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates; a model may have one for messages with tools."""
@@ -128,16 +131,26 @@ class Template:
         with self._rendering:
             self._end()
 
-    def _ask(self, asked: bytes) -> Mapping[str, str]:
+    def _ask(self, asked: bytes, *, is_second: bool = False) -> Mapping[str, str]:
         has_failed = True
         try:
             process = self._process
+            if process is not None and is_stopped(process.pid):
+                self._end()
+                process = None
             if process is None:
                 process = self._process = _Process(self._limits)
                 first = {"sources": self._sources, "limits": asdict(self._limits)}
                 if "text" not in (found := process.ask(_ENCODER.encode(first))):
                     return found
             found = process.ask(asked)
+        except _WasStopped:
+            if is_second:
+                raise TemplateFailed(self._model, "its process is stopped (SIGSTOP)") from None
+            self._end()
+            found = self._ask(asked, is_second=True)
+            has_failed = False
+            return found
         except (OSError, msgspec.DecodeError) as error:
             raise TemplateFailed(self._model, f"its process was lost: {error}") from None
         except _TookTooMuch as error:
@@ -160,27 +173,44 @@ class _TookTooMuch(Exception):
     """A template has used up a limit, and its process has ended."""
 
 
+class _WasStopped(Exception):
+    """Somebody has stopped the process, and another one can do the same."""
+
+
 class _Process:
     """One process, which is ended at the latest when nothing refers to it any more."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         """Start it; raises OSError."""
         self._limits = limits
+        # Nothing is ever written to it: it closes with this process, whatever ends that.
+        life, held = os.pipe()
+        try:
+            self._process = self._started(life)
+        except OSError:
+            os.close(held)
+            raise
+        finally:
+            os.close(life)
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self.end = weakref.finalize(self, _end, self._process, held)
+        """Kills it, once; it holds nothing that could be lost."""
+
+    def _started(self, life: int) -> "subprocess.Popen[bytes]":
         # Nothing of the server's environment: its secrets are no business of a template.
-        self._process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-X", "utf8", str(_SCRIPT)],
+        return subprocess.Popen(
+            [sys.executable, "-s", "-P", "-X", "utf8", str(_SCRIPT), str(life)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             cwd="/",
             bufsize=0,
+            pass_fds=[life],
             start_new_session=True,
         )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self.end = weakref.finalize(self, _end, self._process)
-        """Kills it, once; it holds nothing that could be lost."""
 
     def ask(self, message: bytes) -> Mapping[str, str]:
         """Send a message, and return the answer. Raises OSError and _TookTooMuch."""
@@ -216,13 +246,19 @@ class _Process:
     def _wait(self, until: float, file: int, event: int) -> None:
         poll = select.poll()
         poll.register(file, event)
-        left = until - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise _TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
+        stopped = Stopped(self.pid)
+        while (left := until - time.monotonic()) > 0:
+            if poll.poll(min(left, _LOOK_SECONDS) * 1000):
+                return
+            stopped.look()
+            if stopped.is_over:
+                raise _WasStopped
+        raise _TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
     process.kill()
+    os.close(held)
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         stream.close()

@@ -10,16 +10,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from xlaserve.confinement import confine, limit_processor
+from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.models import manifest, plain_artifact
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.onnx_source import OnnxSource
+from xlaserve.silence import Stopped
 from xlaserve.temporary import TemporaryDirectory
 
 # -P: what lies in the working directory is not imported.
@@ -36,7 +39,9 @@ FILE_BYTES = 8 << 30
 OPEN_FILES = 256
 
 _GRACE_SECONDS = 5.0
-"""Seconds beyond its time after which a trial ends itself: its parent may be gone by then."""
+"""Seconds beyond its time after which a trial ends itself."""
+_ATTEMPTS = 2
+"""Processes for one trial: the first may be stopped, which is no fault of the model."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -64,29 +69,56 @@ def try_loading(
         "parameters": dict(parameters or {}),
         "onnx": source and {**asdict(source), "path": str(source.path)},
     }
-    try:
-        trial = subprocess.run(
-            [*command, str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes)],
-            # Not as an argument: those have a limit, and everybody may read them.
-            input=json.dumps(said),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InvalidModel(_late(seconds)) from None
-    if trial.returncode == _REFUSED:
-        raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
-    if trial.returncode == -signal.SIGXCPU:
+    arguments = str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes), str(os.getpid())
+    for _ in range(_ATTEMPTS):
+        # Not as an argument: those have a limit, and everybody may read them.
+        status, printed = _run([*command, *arguments], json.dumps(said), seconds)
+        if status is not None:
+            break
+    else:
+        raise InvalidModel("a trial load was stopped (SIGSTOP)")
+    if status == _REFUSED:
+        raise InvalidModel(printed.strip()[:_SHOWN_CHARACTERS])
+    if status == -signal.SIGXCPU:
         raise InvalidModel(_late(seconds))
-    if trial.returncode < 0:
-        name = signal.Signals(-trial.returncode).name
+    if status < 0:
+        name = signal.Signals(-status).name
         what = "artifact" if source is None else f"file {source.path.name}"
         raise InvalidModel(f"the {what} ends the process that reads it ({name})")
-    if trial.returncode:
-        raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
+    if status:
+        raise InvalidModel(f"a trial load failed with exit status {status}")
+
+
+def _run(command: Sequence[str], given: str, seconds: float) -> tuple[int | None, str]:
+    """Return the status of a process and what it printed; None for one that was stopped.
+
+    Raises InvalidModel where it takes longer.
+    """
+    said: str | None = given
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        stopped, until = Stopped(process.pid), time.monotonic() + seconds
+        try:
+            while not stopped.is_over:
+                left = until - time.monotonic()
+                try:
+                    printed, _ = process.communicate(said, max(0.0, min(left, stopped.step)))
+                except subprocess.TimeoutExpired:
+                    if left <= 0:
+                        raise InvalidModel(_late(seconds)) from None
+                else:
+                    return process.returncode, printed
+                said = None
+                stopped.look()
+            return None, ""
+        finally:
+            process.kill()
 
 
 def _late(seconds: float) -> str:
@@ -159,6 +191,7 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
     # Its default action ends the process, whatever XLA does.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
     limits = float(sys.argv[2]), int(sys.argv[3])

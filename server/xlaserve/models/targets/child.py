@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import jax_runtime
 from xlaserve.models.compilation import XlaOptions
@@ -137,4 +138,5 @@ def serve(make: Callable[[], Child]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     serve(Child)
