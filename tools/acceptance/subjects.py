@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +116,8 @@ class Launch:
     process: "subprocess.Popen[bytes] | None" = None
     addresses: Mapping[str, str] | None = None
     starts: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
 
     @property
     def log(self) -> Path:
@@ -138,7 +140,7 @@ class Launch:
         arguments += ["--grpc-endpoint", ports["grpc"], "--http-endpoint", ports["http"]]
         with self.log.open("w") as written:
             self.process = subprocess.Popen(
-                [*arguments, *flags], stderr=written, env=os.environ | ENVIRONMENT
+                [*arguments, *flags], stderr=written, env=os.environ | ENVIRONMENT | self.variables
             )
 
     def started(self) -> Subject:
