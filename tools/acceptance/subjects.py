@@ -140,7 +140,9 @@ class Launch:
         arguments += ["--grpc-endpoint", ports["grpc"], "--http-endpoint", ports["http"]]
         with self.log.open("w") as written:
             self.process = subprocess.Popen(
-                [*arguments, *flags], stderr=written, env=os.environ | ENVIRONMENT | self.variables
+                [*arguments, *flags],
+                stderr=written,
+                env={**os.environ, **ENVIRONMENT, **self.variables},
             )
 
     def started(self) -> Subject:
