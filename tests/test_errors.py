@@ -76,6 +76,7 @@ from xlaserve.errors import (
     RepositoryUnreadable,
     ShuttingDown,
     StartFailed,
+    StillStarting,
     SwitchedOff,
     TooLarge,
     TooManyAbandoned,
@@ -99,7 +100,9 @@ from xlaserve.language_errors import (
     SpelledSpecialToken,
     TemplateFailed,
     TextNotInstalled,
+    TextProcessLost,
     TextTooLong,
+    TokenizerFailed,
 )
 from xlaserve.models.device_failures import device_failure
 from xlaserve.sequence_errors import (
@@ -271,7 +274,7 @@ TEXTS = [
     (
         NotLocal("shared memory", "10.0.0.7:51824", "shared_memory"),
         "shared memory is for clients on this machine (shared_memory): on a unix socket or a "
-        "loopback address, not '10.0.0.7:51824'",
+        "loopback address, through no proxy; not '10.0.0.7:51824'",
     ),
     (
         Overloaded("m", 8, "max_requests"),
@@ -353,6 +356,14 @@ TEXTS = [
         "tokens for that",
     ),
     (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
+    (
+        TextProcessLost("m", "it ended"),
+        "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+    ),
+    (
+        TokenizerFailed("m", "it is late"),
+        "model 'm': its tokenizer makes no tokens of the text: it is late",
+    ),
     (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
     (
         SequenceRows("m", 2),
@@ -405,6 +416,19 @@ TEXTS = [
         RepositoryUnreadable("/models", "it cannot be read: Input/output error"),
         "model repository '/models': it cannot be read: Input/output error",
     ),
+    (
+        StillStarting("m", "", "the model repository has not been read yet"),
+        "model 'm' may still come: the model repository has not been read yet, try again",
+    ),
+    (
+        StillStarting("m", "3", "models are being loaded for the first time"),
+        "model 'm' version 3 may still come: models are being loaded for the first time, try again",
+    ),
+    (
+        StillStarting("", "", "models are being loaded for the first time"),
+        "a model without a name may still come: models are being loaded for the first time, "
+        "try again",
+    ),
     (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
     (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),
     (WorkerDied(1, "it ended with exit status 1", 1), "worker 1 died: it ended with exit status 1"),
@@ -422,7 +446,8 @@ TEXTS = [
     ),
     (
         WrongHost("evil.example"),
-        "this server is not 'evil.example'; its names are set with --allowed-host",
+        "this server is not called 'evil.example': start it with --allowed-host evil.example, "
+        "or have the proxy in front of it send a Host that it knows",
     ),
     (WrongOrigin(), "requests of pages of other sites are not taken"),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),

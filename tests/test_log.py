@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 import structlog
@@ -134,14 +136,72 @@ def test_the_next_minute_has_tracebacks_again() -> None:
     assert 2 == events[3]["tracebacks_left_out"]
 
 
-def test_libraries_log_as_few_tracebacks() -> None:
-    limit = TracebackLimit(1)
-    error = ValueError("100 %")
-    found = []
-    for _ in range(2):
-        info = (ValueError, error, None)
-        record = logging.LogRecord("l", logging.ERROR, "f", 1, "said %s", ("so",), info)
-        assert limit.filter(record)
-        found.append((record.getMessage(), record.exc_info is None))
+def test_libraries_log_as_few_tracebacks(stream: io.StringIO) -> None:
+    """A record of a library is one of ours: as JSON, by level, bounded, with the same limit."""
+    library = logging.getLogger("library.of.others")
+    for _ in range(101):
+        library.error("said %s", "so\nand on", exc_info=ValueError("100 %\nof it"))
+    library.info("unseen")
+    log.set_levels(log.Levels(error=False))
+    library.error("unseen too")
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    assert [("said so", False), ("said so: ValueError: 100 %", True)] == found
+    assert 101 == len(records)
+    assert {"said so\nand on"} == {record["event"] for record in records}
+    assert {("error", "library.of.others")} == {(r["level"], r["logger"]) for r in records}
+    assert "ValueError: 100 %" in records[0]["exception"]
+    assert "exception" not in records[100]
+    assert "ValueError: 100 %\nof it" == records[100]["error"]
+
+
+WRITERS = {
+    "a library that logs": "logging.getLogger('lib').warning('two\\nlines')",
+    "a library with a handler of its own": (
+        "own = logging.getLogger('own'); own.propagate = False; "
+        "own.addHandler(logging.StreamHandler()); own.error('two\\nlines')"
+    ),
+    "a library that sets up logging": (
+        "logging.basicConfig(format='PLAIN %(message)s'); logging.getLogger('l').error('x')"
+    ),
+    "a warning": "warnings.warn('two\\nlines', stacklevel=1)",
+    "a deprecation": "warnings.simplefilter('always'); warnings.warn('x', DeprecationWarning)",
+    "a line": "print('a line', file=sys.stderr)",
+    "a part of a line": "sys.stderr.write('a '); sys.stderr.write('line\\n')",
+    "a traceback": "import traceback; traceback.print_stack()",
+    "a thread": "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+    "a finalizer": "A = type('A', (), {'__del__': lambda self: 1 / 0}); A()",
+    "a task": "import asyncio; asyncio.run(forgotten())",
+    "nobody": "1 / 0",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_line_of_the_log_is_json_whoever_writes_it(writer: str) -> None:
+    """In a process as a server's: what is said is in one record, or in one of each line."""
+    program = f"""
+import gc, logging, sys, threading, warnings
+from xlaserve import log
+from xlaserve.log_everything import taken_stderr
+
+async def forgotten():
+    import asyncio
+    asyncio.ensure_future(failing())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+
+async def failing():
+    raise ValueError("nobody asks")
+
+log.configure()
+with taken_stderr():
+    {WRITERS[writer]}
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, text=True
+    )
+    records = [json.loads(line) for line in ran.stderr.splitlines()]
+
+    assert records
+    assert all({"event", "level", "timestamp"} <= record.keys() for record in records)
+    assert (1 if writer == "nobody" else 0) == ran.returncode

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from xlaserve.cli import application
+from xlaserve.cli.settings_file import read_file
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import Device, ModelControlMode
 from xlaserve.settings_description import describe_settings
+from xlaserve.settings_reading import REPLACED
 
 REPOSITORY = {"XLASERVE_REPOSITORY": "/models"}
 
@@ -132,3 +136,23 @@ def test_sockets_are_for_the_group_but_for_the_sidecar_of_a_mesh(
     given: dict[str, Any], mode: int
 ) -> None:
     assert mode == Settings(repository=Path(), **given).socket_mode
+
+
+@pytest.mark.parametrize(("name", "successor"), REPLACED.items())
+def test_a_renamed_setting_names_its_successor_wherever_it_is_said(
+    name: str, successor: str, tmp_path: Path
+) -> None:
+    """One table: in the environment, in a file, and as a flag."""
+    assert successor in {row.name for row in describe_settings()}
+    (tmp_path / "settings.toml").write_text(f'{name} = "1"\n')
+    took_place = f"expected {successor}, which took its place"
+    with pytest.raises(InvalidSettings, match=f"XLASERVE_{name.upper()}: {took_place}"):
+        Settings.read(REPOSITORY | {f"XLASERVE_{name.upper()}": "1"})
+    with pytest.raises(InvalidSettings, match=f"'{name}' in .*: {took_place}"):
+        read_file(tmp_path / "settings.toml")
+    flag, now = (f"--{one.replace('_', '-')}" for one in (name, successor))
+    for arguments in ([flag, "1"], [f"{flag}=1"]):
+        result = CliRunner().invoke(application(), ["serve", str(tmp_path), *arguments])
+        assert 2 == result.exit_code
+        said = " ".join(result.output.replace("\u2502", " ").split())
+        assert f"{flag}: expected {now}, which took its place" in said

@@ -53,6 +53,12 @@ def _quantile(share: float) -> str:
     return f"histogram_quantile({share}, {buckets})"
 
 
+def _of_tokens(share: float, which: str) -> str:
+    name = f"xlaserve_generation_{which}_seconds_bucket"
+    buckets = f"sum by (model, le) (rate({name}{{MODEL}}[$__rate_interval]))"
+    return f"histogram_quantile({share}, {buckets})"
+
+
 def _rate(metric: str, by: str, chosen: str = "MODEL") -> str:
     return f"sum by ({by}) (rate({metric}{{{chosen}}}[$__rate_interval]))"
 
@@ -121,6 +127,59 @@ PANELS: tuple[Panel, ...] = (
         (
             ("hits {{model}}", _rate("nv_cache_num_hits_per_model", "model")),
             ("misses {{model}}", _rate("nv_cache_num_misses_per_model", "model")),
+        ),
+    ),
+    Panel(
+        "Time to the first token",
+        "s",
+        (
+            ("{{model}} 50 %", _of_tokens(0.5, "first_token")),
+            ("{{model}} 99 %", _of_tokens(0.99, "first_token")),
+        ),
+    ),
+    Panel(
+        "Time between tokens",
+        "s",
+        (
+            ("{{model}} 50 %", _of_tokens(0.5, "token")),
+            ("{{model}} 99 %", _of_tokens(0.99, "token")),
+        ),
+    ),
+    Panel(
+        "Tokens",
+        "cps",
+        (
+            ("answers {{model}}", _rate("xlaserve_generation_output_tokens_total", "model")),
+            ("prompts {{model}}", _rate("xlaserve_generation_prompt_tokens_total", "model")),
+            ("cached {{model}}", _rate("xlaserve_generation_cached_tokens_total", "model")),
+        ),
+    ),
+    Panel(
+        "Generators: requests running and waiting",
+        "short",
+        (
+            ("running {{model}}", "sum by (model) (xlaserve_generation_running{MODEL})"),
+            ("waiting {{model}}", "sum by (model) (xlaserve_generation_waiting{MODEL})"),
+            ("slots {{model}}", "sum by (model) (xlaserve_generation_slots{MODEL})"),
+        ),
+    ),
+    Panel(
+        "Cache positions in use",
+        "percentunit",
+        (
+            (
+                "{{model}}",
+                "sum by (model) (xlaserve_generation_positions_used{MODEL}) / "
+                "sum by (model) (xlaserve_generation_positions{MODEL})",
+            ),
+        ),
+    ),
+    Panel(
+        "Generators: steps and preemptions",
+        "ops",
+        (
+            ("steps {{model}}", _rate("xlaserve_generation_steps_total", "model")),
+            ("preemptions {{model}}", _rate("xlaserve_generation_preemptions_total", "model")),
         ),
     ),
     Panel(
@@ -205,8 +264,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "XlaserveUnexpectedErrors",
-        'sum by (instance) (rate(xlaserve_refusals_total{reason="Unexpected"}[5m])) > 0',
-        5,
+        'sum by (instance) (increase(xlaserve_refusals_total{reason="Unexpected"}[15m])) > 0',
+        0,
         "critical",
         "Errors that nobody expected: the log of {{ $labels.instance }} has their tracebacks",
     ),
@@ -227,7 +286,10 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "XlaserveLoadsFail",
-        "sum by (model) (increase(xlaserve_model_load_failures_total[15m])) > 0",
+        "sum by (model) (increase(xlaserve_model_load_failures_total[15m]) > 0 or "
+        # A model has no row before its first load.
+        "(xlaserve_model_load_failures_total unless xlaserve_model_load_failures_total offset 15m)"
+        ") > 0",
         0,
         "warning",
         "{{ $labels.model }} could not be loaded",
@@ -268,6 +330,13 @@ ALERTS: tuple[Alert, ...] = (
         5,
         "critical",
         "{{ $labels.instance }} cannot read its repository",
+    ),
+    Alert(
+        "XlaserveStoreAway",
+        "xlaserve_store_readable == 0",
+        5,
+        "critical",
+        "{{ $labels.instance }} gets no answer of {{ $labels.store }}",
     ),
     Alert(
         "XlaserveFewDescriptors",

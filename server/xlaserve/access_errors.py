@@ -1,7 +1,10 @@
 """Errors of callers: who may not ask, or not so much."""
 
+import re
+
 from xlaserve.errors import XlaserveError, repeatable
 
+_HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,80}")
 HIDDEN = "(hidden from this caller)"
 """What stands for the name of a model in a text, or of a step, that may not be seen."""
 
@@ -52,8 +55,11 @@ class WrongHost(XlaserveError):
     """A request names a host that the server is not: a browser was led to it."""
 
     def __init__(self, got: str) -> None:
+        name = got.partition(":")[0]
+        setting = name if _HOST_NAME.fullmatch(name) else "NAME"
         super().__init__(
-            f"this server is not '{repeatable(got[:80])}'; its names are set with --allowed-host"
+            f"this server is not called '{repeatable(got[:80])}': start it with --allowed-host "
+            f"{setting}, or have the proxy in front of it send a Host that it knows"
         )
 
 

@@ -5,13 +5,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from xlaserve import allocator, log, signals
+from xlaserve import allocator, build, log, signals
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.devices import start_device
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
@@ -41,6 +40,7 @@ from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.call import current_call
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
@@ -49,6 +49,7 @@ from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
+from xlaserve.core.serving.standing import Standing
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -58,13 +59,14 @@ from xlaserve.models.cuda_driver import open_driver
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ModelControlMode, TlsEndpoint
+from xlaserve.settings_choices import Device, TlsEndpoint
 from xlaserve.successor import Successor
 from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.reasons import reason_of
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpServer
 from xlaserve.transport.tls import MakeContext, ServerTls, server_tls
@@ -122,8 +124,9 @@ class Application:
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
-        self.registry, self.capacity = Registry(settings.max_requests_per_model), Capacity()
-        counting = Counting()
+        self.registry = Registry(settings.max_requests_per_model, Standing())
+        self.capacity = Capacity()
+        counting = Counting(failures=Failures(reason_of))
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
             self.reloads.add(
@@ -131,10 +134,12 @@ class Application:
                 lambda: self.access.reload(self.workers.wait),
                 [Path(settings.access_rules)],
             )
-        self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
+        self.access = AccessControl.of(
+            settings, None if parent is None else parent.quotas, self.registry.standing
+        )
         """The permissions of callers; the gates ask where there are rules or restrictions."""
-        permission = self.access.check if self.access.is_needed else everybody
-        self.gates = Gates(permission=permission, observers=[counting])
+        check = self.access.check if self.access.is_needed else everybody
+        self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
         """The gates of every call, handed to all that make calls."""
         self.observing = observe(settings, self.gates, counting.failures)
         self.ledger, kept = Ledger(settings.max_held_bytes), settings.allocator_kept_bytes
@@ -215,7 +220,7 @@ class Application:
         self.history = History(self.registry, self.capacity, counting.failures, self.observing.lag)
         self._core = Core(
             settings,
-            ServerDescription.of(settings, version=metadata.version("xlaserve")),
+            ServerDescription.of(settings, version=build.version()),
             self.workers,
             self.registry,
             self.capacity,
@@ -274,7 +279,7 @@ class Application:
             metrics = listeners.metrics.address if listeners.metrics else None
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
-            more = {} if metrics is None else {"metrics": metrics}
+            more = {"version": build.version(), **({"metrics": metrics} if metrics else {})}
             _log.info(
                 "listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http, **more
             )
@@ -338,7 +343,7 @@ class Application:
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
-        return [self._row(entry) for entry in await self.control.catalog.index()]
+        return [self._row(entry) for entry in await self.control.catalog.known()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
         model = self.registry.find(entry.name)
@@ -352,12 +357,9 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         self._manager.ready()
-        if self.settings.model_control_mode is not ModelControlMode.POLL:
-            await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            if self.control.plane.leads:
-                await self.control.follower.poll()
+            await self.control.follower.look()
 
     # --- start ---
 

@@ -3,6 +3,7 @@
 import io
 import os
 import select
+import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -19,7 +20,8 @@ _MOST_QUEUED_BYTES = 1 << 20
 
 _LAST_SECONDS = 1.0
 
-_STANDARD = (0, 1, 2)
+_STANDARD = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+"""Names and modes of the first three descriptors."""
 
 
 class BestEffortStream(io.TextIOBase):
@@ -173,20 +175,24 @@ def best_effort(stream: TextIO | None) -> TextIO:
 
 def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
     """Give the reader of a stream a bounded time to take what waits for it: the process ends."""
+    stream = getattr(stream, "behind", stream)
     if isinstance(stream, BestEffortStream):
         stream.finish(seconds)
 
 
-def open_standard_descriptors() -> None:
+def open_standard_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed on /dev/null.
 
-    Otherwise the next socket becomes one of them, and what a library prints goes to a client.
+    Otherwise the next socket becomes one of them, and what a library prints goes to a client. The
+    streams of Python are None then; whoever writes to them, or asks for their descriptor, fails.
     """
-    for descriptor in _STANDARD:
+    for descriptor, (name, mode) in enumerate(_STANDARD):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def flushed(stream: TextIO | None) -> OSError | None:

@@ -74,12 +74,25 @@ class ModelNotReady(XlaserveError):
         super().__init__(f"model {asked} is not ready, its state is {state}{because}")
 
 
+class StillStarting(ModelNotReady):
+    """A model is not there, but may come: the first reading of the repository has not ended."""
+
+    def __init__(self, model: str, version: str, because: str) -> None:
+        named = f"model '{model}'" if model else "a model without a name"
+        asked = f"{named} version {version}" if version else named
+        XlaserveError.__init__(self, f"{asked} may still come: {because}, try again")
+
+
 class LoadFailed(XlaserveError):
     """A model could not be loaded; what it served before, it still serves."""
 
     def __init__(self, model: str, reason: str) -> None:
         self.reason = repeatable(reason)
         super().__init__(f"failed to load '{model}', {self.reason}")
+
+
+class StoreUnavailable(LoadFailed):
+    """A model could not be loaded because its store does not answer; to try again may help."""
 
 
 class FileNameTooLong(LoadFailed):
@@ -352,7 +365,7 @@ class NotLocal(XlaserveError):
     def __init__(self, what: str, peer: str, setting: str) -> None:
         super().__init__(
             f"{what} is for clients on this machine ({setting}): on a unix socket or a loopback "
-            f"address, not '{peer}'"
+            f"address, through no proxy; not '{peer}'"
         )
 
 

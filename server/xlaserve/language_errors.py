@@ -63,6 +63,15 @@ class SpelledSpecialToken(InvalidRequest):
         )
 
 
+class TokenizerFailed(InvalidRequest):
+    """The tokenizer of a model makes no tokens of a text, or takes too much for it."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(
+            f"{_named(model)}: its tokenizer makes no tokens of the text: {repeatable(reason)}"
+        )
+
+
 class MessagesRefused(InvalidRequest):
     """The chat template of a model takes no such messages."""
 
@@ -75,3 +84,13 @@ class TemplateFailed(XlaserveError):
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{_named(model)}: its chat template failed: {repeatable(reason)}")
+
+
+class TextProcessLost(XlaserveError):
+    """A process that computes texts of clients for a model was lost, by no fault of the text."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(
+            f"{_named(model)}: the process that computes texts of clients was lost: "
+            f"{repeatable(reason)}; ask again"
+        )

@@ -8,6 +8,7 @@ from typing import Self, TextIO
 import structlog
 
 from xlaserve.best_effort import best_effort
+from xlaserve.log_everything import take_libraries
 from xlaserve.log_limits import TracebackLimit, bounded_values, render_json
 
 
@@ -97,7 +98,6 @@ def configure(
     the process is one of several.
     """
     target = best_effort(stream or sys.stderr)
-    tracebacks = TracebackLimit()
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(pad_event_to=32)]
         if target.isatty()
@@ -111,7 +111,7 @@ def configure(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             bounded_values,
-            tracebacks,
+            TracebackLimit(),
             _Lost(target),
             *renderers,
         ],
@@ -122,6 +122,4 @@ def configure(
         cache_logger_on_first_use=False,
     )
     # The libraries below us log through the standard library: warnings and worse are enough.
-    logging.basicConfig(level=logging.WARNING, stream=target, format="%(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(tracebacks)
+    take_libraries()

@@ -1,7 +1,6 @@
 """Limits of the log of the process: the length of a record, and tracebacks by the minute."""
 
 import json
-import logging
 import sys
 import threading
 import time
@@ -62,7 +61,7 @@ def _cut(value: object, most: int) -> object:
 class TracebackLimit:
     """Lets so many tracebacks of a minute into the log; of others the error itself is there.
 
-    A processor of structlog, and a filter of the standard library's log; for any thread.
+    A processor of structlog; for any thread.
     """
 
     def __init__(
@@ -89,18 +88,6 @@ class TracebackLimit:
         if not allowed:
             event["error"] = _named(event.pop("exc_info"))
         return event
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Leave out the traceback of a record of the standard library beyond the limit."""
-        if record.exc_info:
-            allowed, left_out = self._take()
-            more = f" ({left_out} tracebacks were left out)" if left_out else ""
-            if not allowed:
-                more = f": {_named(record.exc_info)}{more}"
-                record.exc_info = record.exc_text = None
-            if more:
-                record.msg, record.args = f"{record.getMessage()}{more}", ()
-        return True
 
     def _take(self) -> tuple[bool, int]:
         """Return whether a traceback is allowed, and how many were left out in the last minute."""

@@ -111,6 +111,8 @@ class Settings:
     allowed_host: tuple[str, ...] = ()
     """A further name that HTTP requests may have as Host, * for any; may be repeated. Addresses,
     localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
+    trusted_proxy: tuple[str, ...] = ()
+    """A proxy whose X-Forwarded-For is believed: an address, a network, or unix; repeatable."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose pages may send HTTP requests and gRPC-Web, as https://app.example, * for all;
     may be repeated. None may unless one is given, but pages of the server itself (CORS)."""
@@ -140,6 +142,9 @@ class Settings:
     direction: tensors that fit pass through it, others through a pipe. 0 for none."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
+    poll_unload_fraction: float = 0.5
+    """With poll: a look that finds more than this part of the models gone, or all of them, unloads
+    none: the next one decides."""
     readiness: Readiness = Readiness.STARTUP
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
     exit_on_error: bool = False
@@ -226,6 +231,8 @@ class Settings:
     """Directory of compiled programs, of this user alone; auto: ~/.cache/xlaserve; none."""
     compilation_cache_max_bytes: int = 1 << 30
     """Most bytes of that directory; the least recently used are evicted."""
+    compilation_cache_max_days: int = 90
+    """Days for which a program is kept there that no server has used; 0 keeps it."""
     compilation_cache_url: str = ""
     """URL of remote_schemes where servers share programs, as s3://bucket/programs: what is not in
     the directory is looked for there, and put there. Who may write there runs code here."""
@@ -301,6 +308,9 @@ class Settings:
     """Largest freed block that is kept for later executions, for ten seconds; 0: none of 8 MiB."""
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
+    compress_answers: bool = True
+    """Compress answers of clients that accept it, over HTTP and gRPC, where a trial of the first
+    64 KiB shows that a quarter is saved: text is, and numbers of a model are not as a rule."""
     typed_answers: TypedAnswerForm = TypedAnswerForm.BOTH
     """Answer to a gRPC request whose inputs came as typed contents: both, in typed and in raw
     contents; typed; or raw. FP16 and BF16 have no typed contents and are raw."""
@@ -316,11 +326,10 @@ class Settings:
 
     shared_memory: SharedMemoryClients = SharedMemoryClients.LOCAL
     """Clients that may register system shared memory and name it in requests: local, on a unix
-    socket or a loopback address; all; or none. A proxy on this machine makes its clients local."""
+    socket or a loopback address; all; none. Who comes through a known proxy is not local."""
     shared_memory_in_place: bool = False
     """Read inputs where they are, instead of copying them once. A client that truncates a region
-    then ends the server with SIGBUS, and one that writes to it changes a request that has begun:
-    only for clients that are trusted."""
+    then ends the server with SIGBUS, one that writes to it changes requests: for trusted ones."""
     max_shared_memory_regions: int = 256
     """Regions of shared memory that may be registered; each keeps a file open."""
     max_shared_memory_bytes: int = 64 << 30
@@ -338,8 +347,7 @@ class Settings:
     """Seconds the event loop looks for the next gRPC request without going to sleep, while they
     come so quickly one after the other; 0 lets it sleep."""
     max_stream_resets: int = 200
-    """gRPC requests that a connection may cancel in a while, beyond those that were answered;
-    eight times as many with modelmesh."""
+    """gRPC requests a connection may cancel in a while beyond those answered; 8 times in a mesh."""
     max_control_frames: int = 2000
     """HTTP/2 frames without content that a connection may send in a while, beyond four for each
     frame of its answers; eight times as many with modelmesh."""

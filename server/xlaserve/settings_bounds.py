@@ -21,6 +21,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "python_process_bytes": 0,
         "python_shared_bytes": 0,
         "poll_interval_seconds": 0.01,
+        "poll_unload_fraction": 0,
         "load_threads": 0,
         "compile_processes": -1,
         "compile_process_bytes": 512 << 20,
@@ -32,6 +33,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "execute_threads": 0,
         "spare_execute_threads": 0,
         "compilation_cache_max_bytes": 0,
+        "compilation_cache_max_days": 0,
         "compilation_cache_url_seconds": 0.01,
         "conversion_cache_max_bytes": 0,
         "max_conversion_bytes": 1,
@@ -119,6 +121,7 @@ LARGEST: Mapping[str, float] = MappingProxyType(
     {
         "processes": 1024,
         "gpu_memory_fraction": 1,
+        "poll_unload_fraction": 1,
         "access_log_rate": 1,
         # Read whole by a page, in one message of the parent.
         "max_event_bytes": 8 << 20,

@@ -1,7 +1,7 @@
 """Settings read from texts: flags over the environment over what SageMaker says."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, get_args, get_origin
 
@@ -16,16 +16,25 @@ CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_B
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
 """Variables that a pod has when a Service of the cluster is called `xlaserve`."""
 
-_REPLACED: Mapping[str, str] = {
+REPLACED: Mapping[str, str] = {
     "max_receiving_bytes": "max_held_bytes",
     "max_parked_bytes": "max_held_bytes",
     "grpc_tls_certificate": "tls_certificate",
     "grpc_tls_key": "tls_key",
     "grpc_tls_client_ca": "tls_client_ca",
 }
-"""Settings that there were, and what is obeyed now."""
+"""Settings that there were, and what is obeyed now: in the environment, in files, as flags."""
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def successor(name: str, spelled: Callable[[str], str] = str) -> str:
+    """Say what took the place of a setting that there was; empty for any other name.
+
+    `spelled` turns a name into what is written there.
+    """
+    found = REPLACED.get(name)
+    return "" if found is None else f"{spelled(found)}, which took its place"
 
 
 def read_values(
@@ -44,9 +53,7 @@ def read_values(
         if name not in hints and _OF_KUBERNETES.search(variable):
             continue
         if name not in hints:
-            took_place = f"{_REPLACED.get(name)}, which took its place"
-            expected = took_place if name in _REPLACED else "the name of a setting"
-            raise InvalidSettings(variable, expected, text)
+            raise InvalidSettings(variable, successor(name) or "the name of a setting", text)
         values[name] = _from_text(variable, hints[name], text)
     values |= {
         name: _from_flag(name, hints[name], value)

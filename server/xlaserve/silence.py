@@ -1,7 +1,7 @@
 """How long another process has given no sign of life while this one looked."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,21 +60,35 @@ class Stopped(Silence):
         pid: int,
         limit: float = STOPPED_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        with_forks: bool = False,
     ) -> None:
+        """`with_forks` takes it for stopped where one that it has forked is."""
         super().__init__(limit, clock)
         self._pid = pid
+        self._with_forks = with_forks
 
     def look(self) -> None:
         """Count the time since the last look, unless the process may go on."""
-        if is_stopped(self._pid):
+        if is_stopped(self._pid, with_forks=self._with_forks):
             super().look()
         else:
             self.heard()
 
 
-def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped by a signal; false where nobody knows."""
+def is_stopped(pid: int, *, with_forks: bool = False) -> bool:
+    """Tell whether a process is stopped by a signal; false where nobody knows.
+
+    `with_forks` also looks at those that its first thread has forked.
+    """
     with suppress(OSError, IndexError):
         # The name before it, in brackets, may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    return False
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return True
+    return with_forks and any(map(is_stopped, _forks(pid)))
+
+
+def _forks(pid: int) -> Iterable[int]:
+    with suppress(OSError):
+        return map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return ()

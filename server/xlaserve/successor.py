@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from xlaserve import last_words
 from xlaserve.predecessor import TAKEN_OVER, SharedSocket, handed
 from xlaserve.settings import Settings
 from xlaserve.systemd import Systemd
@@ -99,7 +100,7 @@ class Successor:
     async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
         status = await asyncio.to_thread(process.wait)
         self._process = None
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = last_words.how(status)
         reason = f"process {process.pid} ended with {how} before it was ready, its log says why"
         _log.error("not replaced", reason=reason)
 

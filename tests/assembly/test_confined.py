@@ -143,6 +143,10 @@ CHECKS: dict[str, Callable[[Path], None] | str] = {
     "trial at export": export,
     "compilation for a target": target,
     "chat template": "language/test_templates.py::test_a_template_that_takes_too_much_is_ended",
+    "grammar": "models/generation/test_grammars.py::"
+    "test_a_grammar_that_takes_too_much_is_ended_and_others_go_on",
+    "tokenizer": "language/test_linear.py::"
+    "test_a_text_that_takes_too_much_is_refused_and_the_next_is_not",
     "Python model": "contract/test_process_memory.py::test_a_process_that_holds_too_much_is_ended",
     "symbolic dimensions": shapes,
     "conditions on sizes": conditions,
@@ -153,9 +157,7 @@ CHECKS: dict[str, Callable[[Path], None] | str] = {
     "program of PyTorch": "models/pt2/test_archive.py::"
     "test_a_program_that_is_too_large_is_not_parsed",
     "generator": generator,
-    "tokenizer": tokenizer,
-    "grammar": "models/generation/test_grammars.py::"
-    "test_multiples_of_too_many_remainders_are_refused_unread",
+    "quick tokenizer": tokenizer,
     "warm-up, samples of `model_warmup`": "contract/test_endless_loads.py::"
     "test_a_load_that_does_not_end_fails_and_others_go_on",
     "second net below a proof": second_net,

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from importlib import metadata
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +13,7 @@ import pytest_asyncio
 from support.process import ONLY_IDENTITY, ServerProcess, command, run, served
 from typer.testing import CliRunner
 
+from xlaserve import build
 from xlaserve.cli import application
 from xlaserve.settings_description import describe_settings
 
@@ -224,9 +224,7 @@ def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
 
 async def test_the_module_is_the_command() -> None:
     """`python -m xlaserve`, where the script is not on the path."""
-    version = metadata.version("xlaserve")
-
-    assert (0, f"xlaserve {version}\n", "") == await run(
+    assert (0, f"xlaserve {build.version()}\n", "") == await run(
         sys.executable, "-m", "xlaserve", "--version"
     )
 

@@ -192,7 +192,7 @@ async def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
     """A socket must not become stderr, where libraries of the process print."""
     code = (
         "import os; os.closerange(0, 3)\n"
-        "from xlaserve.best_effort import open_standard_descriptors as opened\n"
+        "from xlaserve.best_effort import open_standard_streams as opened\n"
         "opened(); opened()\n"
         f"os._exit(0 if os.open({str(tmp_path)!r}, os.O_RDONLY) > 2 else 1)"
     )

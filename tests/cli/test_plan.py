@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
 from xlaserve.errors import DeviceUnavailable, InvalidSettings
-from xlaserve.models.targets import wheels
+from xlaserve.models import plugins
 
 
 def _plan(*arguments: object) -> Result:
@@ -87,7 +87,7 @@ def test_plan_for_two_devices_reserves_on_both(repository: Path, tmp_path: Path)
 def test_plan_for_what_is_not_known_or_not_there_says_so(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheels, "_version", lambda name: "")
+    monkeypatch.setattr(plugins, "version", lambda name: "")
     unknown, missing = (_plan(repository, "--target", name) for name in ("h900", "h100"))
     nowhere = _plan(repository / "none", "--target", "cpu")
 

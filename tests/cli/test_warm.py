@@ -127,7 +127,7 @@ def test_unknown_target_is_refused(repository: Path, tmp_path: Path) -> None:
 def test_target_without_its_wheels_names_them(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlaserve.models.targets.wheels._version", lambda name: "")
+    monkeypatch.setattr("xlaserve.models.plugins.version", lambda name: "")
 
     status, output = run(repository, "--cache", tmp_path / "cache", "--target", "v5e")
 

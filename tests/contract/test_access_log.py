@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import identity_models
+from support.http import connect, message
 from support.server import Serve
 from support.stock import KINDS, Stock, stock_client
 from tritonclient.utils import InferenceServerException
+
+from xlaserve.core.serving.access.tokens import digest_of, new_token
 
 INFER = "infer"
 
@@ -87,3 +90,46 @@ async def test_requests_of_a_stream_have_records(
 async def test_without_an_access_log_no_call_is_noted(serve: Serve, models: Path) -> None:
     async with serve(models, load_model=("*",), http_endpoint="port:0") as server:
         assert not server.application.gates.are_watched
+
+
+ECHO = "/v2/models/echo/infer"
+REFUSED: dict[str, tuple[str, str, bytes]] = {
+    "no such model": ("POST", "/v2/models/none/infer", b"{}"),
+    "no JSON": ("POST", ECHO, b"{"),
+    "no input": ("POST", ECHO, b'{"inputs": []}'),
+    "another shape": (
+        "POST",
+        ECHO,
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}',
+    ),
+    "no such page": ("GET", "/nowhere", b""),
+    "no such version": ("GET", "/v2/models/echo/versions/7", b""),
+    "a load that fails": ("POST", "/v2/repository/models/none/load", b""),
+    "no permission": ("GET", "/metrics", b""),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_records_of_errors_over_http_say_who_asked_and_what_was_sent(
+    serve: Serve, models: Path, tmp_path: Path, refused: str
+) -> None:
+    """On the general path and behind a head that is known: three times on one connection."""
+    method, path, body = REFUSED[refused]
+    token = new_token()
+    rules = tmp_path / "rules.json"
+    allow = ["infer", "metadata", "manage", "page"]
+    caller = {"name": "alice", "allow": allow, "token": digest_of(token)}
+    rules.write_text(json.dumps({"caller": [caller]}))
+    file = tmp_path / "access"
+    settings = {"access_log": str(file), "access_rules": str(rules), "http_endpoint": "port:0"}
+    bearer = ("Authorization", f"Bearer {token}")
+    asked = message(method, path, bearer, body=body, length=len(body))
+    async with serve(models, load_model=("*",), **settings) as server:
+        async with connect(str(server.http)) as client:
+            answers = [await client.ask(asked) for _ in range(3)]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+
+    assert all(answer.status >= 400 for answer in answers)
+    assert [(str(answer.status), len(answer.body), "alice") for answer in answers] == [
+        (line["status"], line.get("bytes_out"), line.get("principal")) for line in lines
+    ]

@@ -141,4 +141,7 @@ async def test_labels_are_limited_in_number(
     await client.grpc.load_model("a", config=config)
     (root / "a" / "1" / "labels.txt").write_text("one\r\ntwo\r\n")
 
-    assert "expected at most 2 lines, got 3" in await client.refused("a", config=config)
+    assert (
+        "expected at most 2 lines of labels of a model, 2 of them here, got 3"
+        in await client.refused("a", config=config)
+    )

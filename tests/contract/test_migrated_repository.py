@@ -19,7 +19,7 @@ from support.server import RunningServer, Serve
 
 from xlaserve import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, computation, files, migration, read_back
+from xlaserve.models import artifact, computation, files, read_back, replaced
 from xlaserve.models.computation import STABLEHLO_VERSIONS
 from xlaserve.models.generation import exporting
 from xlaserve.models.migration import Result, migrate
@@ -139,6 +139,7 @@ async def test_every_kind_answers_as_before(models: Path, serve: Serve) -> None:
         outcome.path.relative_to(models).parts[0]: outcome.result for outcome in migrate(models)
     }
     again = {outcome.result for outcome in migrate(models)}
+    kept = {path.parent.name for path in models.rglob(replaced.DIRECTORY)}
     async with serve(models, **settings) as server:
         found = await _asked(server)
 
@@ -147,6 +148,8 @@ async def test_every_kind_answers_as_before(models: Path, serve: Serve) -> None:
     assert dict.fromkeys(renewed, Result.MIGRATED) | skipped == results
     assert {Result.CURRENT, Result.SKIPPED} == again
     assert expected == found
+    assert set(renewed) == kept
+    assert not list(models.rglob(replaced.DIRECTORY))
     assert code == (models / "python" / "1" / "own.jaxexp").read_bytes()
     versions = _versions(models)
     assert all(versions[name] <= set(STABLEHLO_VERSIONS) for name in renewed), versions
@@ -198,7 +201,7 @@ def test_a_version_without_a_manifest_is_not_read_back(tmp_path: Path) -> None:
 def test_a_copy_shares_its_files_with_what_it_is_of(models: Path, tmp_path: Path) -> None:
     """Parameters of gigabytes are not copied."""
     target = tmp_path / "copy"
-    migration._copy(models / "generator" / "1", target)
+    replaced.copy(models / "generator" / "1", target)
 
     name = "params.safetensors"
     assert (models / "generator" / "1" / name).samefile(target / name)

@@ -19,22 +19,25 @@ from architecture import workers
 
 SERVER = Path(__file__).parents[2] / "server"
 MOST_SECONDS = 120
-STARTERS = frozenset({"subprocess.run", "subprocess.Popen", "asyncio.create_subprocess_exec"})
+STARTERS = frozenset(
+    {"subprocess.run", "subprocess.Popen", "asyncio.create_subprocess_exec", "os.fork"}
+)
 
 KINDS = {
     "processes/worker_process.py: WorkerProcess.start": "xlaserve.processes.worker",
     "models/python/process/running.py: RunningProcess.__init__": "xlaserve.models.python.process",
     "models/compilers/process.py: CompilerProcess.__init__": "xlaserve.models.compilers.child",
     "models/trial.py: _run": "xlaserve.models.trial",
-    "language/templates.py: _Process._started": "template_process.py",
+    "language/limited.py: _started": "template_process.py",
 }
 """What the server starts, and what is in the command line of it."""
 WORKER, TRIAL = "processes/worker_process.py: WorkerProcess.start", "models/trial.py: _run"
 COMPILER = "models/compilers/process.py: CompilerProcess.__init__"
-RENDERS = "language/templates.py: _Process._started"
-TEMPLATE = KINDS[RENDERS]
+LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork.__init__"
+TEMPLATE = KINDS[LIMITED]
 NO_CHILDREN = {
     "successor.py: Successor.start": "it is the next server",
+    "endings.py: end_session_with_this": "it looks for the end of its session, and ends then",
 }
 SLEEPS = 2
 """Processes that the code below starts."""
@@ -72,7 +75,7 @@ def test_every_process_that_the_server_starts_has_a_row() -> None:
     """A new place has to say how its process ends with the server."""
     found = set(workers.places(SERVER, STARTERS))
 
-    assert {*KINDS, *NO_CHILDREN} == found
+    assert {*KINDS, FORK, *NO_CHILDREN} == found
 
 
 def below(pid: int) -> Iterator[psutil.Process]:
@@ -155,10 +158,15 @@ STARTING = {
     COMPILER: "from xlaserve.models.compilers.pool import COMMAND, variables\n"
     "given = [*COMMAND, str(os.getpid()), '0']\n"
     "pid = subprocess.Popen(given, stdin=int(sys.argv[1]), env=variables()).pid\n",
-    RENDERS: "from xlaserve.language.templates import Template\n"
+    LIMITED: "from xlaserve.language.templates import Template\n"
     "one = Template({'default': 'a'}, {})\n"
     "one.render([])\n"
-    "pid = one._process.pid\n"
+    "pid = one._process._process.pid\n"
+    "os.kill(pid, 19)\n",
+    FORK: "from pathlib import Path\n"
+    "from xlaserve.language.limited import Limited, Limits\n"
+    "one = Limited(Path(sys.argv[2]), Limits(), {}, called='a', model='m')\n"
+    "pid = one.ask({})['text']\n"
     "os.kill(pid, 19)\n",
     "the session of a Python model": "code = (\n"
     "    'import subprocess, sys, time; from xlaserve.endings import end_session_with_this\\n'\n"
@@ -176,11 +184,21 @@ STARTING = {
 """What starts a process of each kind and says which it is; its input comes from elsewhere."""
 
 
+FORKS = """
+import os
+from xlaserve.language import confining
+
+confining.serve(lambda first: lambda asked: {"text": os.getpid()})
+"""
+
+
 @pytest.mark.parametrize("kind", STARTING)
-async def test_it_ends_with_whoever_started_it(kind: str) -> None:
+async def test_it_ends_with_whoever_started_it(kind: str, tmp_path: Path) -> None:
     """Though it waits for an input that others hold, has minutes, or is stopped."""
+    (tmp_path / "forks.py").write_text(FORKS)
     reads, writes = os.pipe()
-    given = [sys.executable, "-c", BEGIN + STARTING[kind] + SHOW, str(reads)]
+    code = BEGIN + STARTING[kind] + SHOW
+    given = [sys.executable, "-c", code, str(reads), str(tmp_path / "forks.py")]
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         given, stdout=subprocess.PIPE, pass_fds=[reads]
     ) as parent:

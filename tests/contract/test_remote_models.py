@@ -181,6 +181,8 @@ async def test_polling_reloads_what_changed_and_keeps_what_a_store_that_is_away_
             del shelves.objects[name]
         shelves.objects["root/other"] = b""
         await poll()
+        assert {MODEL: "READY"} == await index(server)
+        await poll()
         assert {} == await index(server)
 
 

@@ -3,55 +3,118 @@
 import gzip
 import json
 import os
+import re
 from collections.abc import AsyncIterator
+from fnmatch import fnmatchcase
+from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
 from support import identity_models
 from support.http import Answer, Connection, connect, message
-from support.server import Serve
+from support.server import RunningServer, Serve
+
+from xlaserve.transport.rest.routing import Route
 
 GZIP = ("Accept-Encoding", "gzip")
 COUNT = 50_000
 
 
 @pytest.fixture
-async def client(serve: Serve, tmp_path: Path) -> AsyncIterator[Connection]:
+async def server(serve: Serve, tmp_path: Path) -> AsyncIterator[RunningServer]:
     identity_models.write(tmp_path / "models", "m", "FP32", (1, COUNT))
     async with serve(
         tmp_path / "models",
         http_endpoint="port:0",
         load_model=("*",),
         cors_origin=("https://app.example",),
+        sagemaker=True,
+        sagemaker_multi_model=True,
+        host="127.0.0.1",
     ) as server:
-        assert server.http is not None
-        async with connect(server.http) as client:
-            yield client
+        yield server
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2",
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/m",
-        "/v2/models/m/ready",
-        "/v2/models/m/config",
-        "/v2/models/m/stats",
-        "/v2/models/stats",
-        "/metrics",
-        "/v2/models/nobody",
-        "/nowhere",
-        "/status.json",
-    ],
-)
-async def test_no_cache_tells_of_a_server_that_is_gone(client: Connection, path: str) -> None:
-    for method in ("GET", "HEAD", "GET"):
+@pytest.fixture
+async def client(server: RunningServer) -> AsyncIterator[Connection]:
+    assert server.http is not None
+    async with connect(server.http) as client:
+        yield client
+
+
+PARTS = ("/page/*.js", "/page/*.css", "/page/*.svg", "/v2/docs", "/v2/docs/*", "/")
+"""What is the same until the server is another one: caches may keep it, and ask whether it is."""
+
+
+def said_by(route: Route) -> str | None:
+    """Return what a route says of caches."""
+    return "no-cache" if any(fnmatchcase(route.path, part) for part in PARTS) else "no-store"
+
+
+@pytest.mark.parametrize("name", ["m", "nobody"])
+async def test_no_cache_tells_of_a_server_that_is_gone(
+    server: RunningServer, client: Connection, name: str
+) -> None:
+    """Each route, with a model that is there and one that is not, by every method it has."""
+    said, told = {}, {}
+    for route in server.application.http_routes().routes:
+        path = re.sub(r"\{[a-z]+\}", name, route.path)
+        if route.method != "GET" and name == "m":
+            continue  # it would be unloaded
+        for method in {"GET": ("GET", "HEAD", "GET")}.get(route.method, (route.method,)):
+            answer = await client.ask(message(method, path, length=None), head=method == "HEAD")
+            key = f"{method} {route.path}"
+            said[key], told[key] = said_by(route), answer.headers.get("cache-control")
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                said[key] = "no-store"
+
+    assert said == told
+    assert {"no-cache", "no-store"} == set(told.values())
+    assert len(told) > 100 or name == "m"
+
+
+ELSEWHERE = [
+    ("GET", "/nowhere"),
+    ("HEAD", "/nowhere"),
+    ("DELETE", "/v2"),
+    ("GET", "/v2/models/m/infer"),
+    ("POST", "/nowhere"),
+    ("GET", "/v2/docs/"),
+    ("PATCH", "/v2"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ELSEWHERE)
+async def test_no_cache_keeps_what_is_not_there(client: Connection, method: str, path: str) -> None:
+    for _ in range(3):
         answer = await client.ask(message(method, path), head=method == "HEAD")
 
         assert "no-store" == answer.headers["cache-control"]
+
+
+async def test_no_cache_keeps_a_refused_inference(client: Connection) -> None:
+    """From the first to the ones that are answered by a head that is known."""
+    request = message("POST", "/v2/models/m/infer", body=b'{"inputs": []}')
+    answers = [await client.ask(request) for _ in range(5)]
+
+    assert [(400, "no-store")] * 5 == [(a.status, a.headers["cache-control"]) for a in answers]
+
+
+async def test_no_cache_keeps_what_is_no_request(client: Connection) -> None:
+    answer = await client.ask(b"GET /v2 HTTP/9.9\r\nHost: localhost\r\n\r\n")
+
+    assert (505, "no-store") == (answer.status, answer.headers["cache-control"])
+
+
+@pytest.mark.parametrize("below", ["", "/ml", "/a/b"])
+async def test_a_description_is_right_below_a_path(client: Connection, below: str) -> None:
+    answer = await client.ask(message("GET", "/v2/docs/openapi.json"))
+    (server,) = answer.json["servers"]
+    found = urljoin(f"http://host{below}/v2/docs/openapi.json", server["url"])
+
+    assert f"http://host{below}/" == found
 
 
 async def test_an_answer_names_all_that_it_depends_on(client: Connection) -> None:

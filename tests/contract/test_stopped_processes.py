@@ -13,6 +13,7 @@ import pytest
 from support import python_models, several
 from support.server import Serve
 
+from xlaserve.language.limited import Limited, LimitedProcess, Limits
 from xlaserve.language.templates import Template
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 from xlaserve.silence import LOOKS, Stopped, is_stopped
@@ -58,16 +59,53 @@ async def test_silence_counts_while_a_process_is_stopped() -> None:
     assert not is_stopped(process.pid)
 
 
+def running(limited: Limited) -> LimitedProcess:
+    """Return the process that one has now."""
+    assert limited._process is not None
+    return limited._process
+
+
+FORKS = """
+import os, time
+from xlaserve.language import confining
+
+def answer(asked):
+    if asked["sleeps_in"] == os.getppid():
+        time.sleep(3600)
+    return {"fork": os.getpid()}
+
+confining.serve(lambda first: answer)
+"""
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path) -> None:
+    """Whether it is asked already, or is about to be."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    try:
+        fork = limited.ask({"sleeps_in": 0})["fork"]
+        asked = {"sleeps_in": running(limited).pid if is_busy else 0}
+        asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked)) if is_busy else None
+        os.kill(fork, signal.SIGSTOP)
+        await until(lambda: is_stopped(fork))
+        found = await (asking or asyncio.to_thread(limited.ask, asked))
+    finally:
+        limited.close()
+
+    assert found["fork"] != fork
+
+
 async def test_a_template_is_rendered_by_another_process() -> None:
     template = Template({"default": "a text"}, {})
     try:
         template.render([])
-        assert template._process is not None
-        victim = template._process.pid
+        victim = running(template._process).pid
         os.kill(victim, signal.SIGSTOP)
         await until(lambda: is_stopped(victim))
         text = await asyncio.to_thread(template.render, [])
-        by = template._process.pid
+        by = running(template._process).pid
     finally:
         template.close()
 

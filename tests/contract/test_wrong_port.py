@@ -80,6 +80,7 @@ async def test_who_is_wrong_here_is_told_without_a_body(
     client.writer.close()
 
     assert [status] * 3 == [answer[":status"] for answer in answers]
+    assert ["no-store"] * 3 == [answer["cache-control"] for answer in answers]
     assert [method == "HEAD"] * 3 == [not answer["body"] for answer in answers]
     if status == "405":
         assert "POST" == answers[0]["allow"]

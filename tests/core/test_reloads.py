@@ -186,3 +186,26 @@ async def test_a_signal_is_told_of_its_begin_and_end(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_has_a_mark_too(tmp_path: Path) -> None:
     assert (None,) == marks_of([tmp_path / "nothing"])
+
+
+async def test_what_takes_long_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at again once it has ended, if that was asked for meanwhile."""
+    monkeypatch.setattr("xlaserve.core.reloads._ALONE_SECONDS", 0.0)
+    reloads = Reloads(call, look_seconds=3600)
+    ends, begun, revoked = asyncio.Event(), [], []
+
+    async def never_read() -> None:
+        begun.append(1)
+        await ends.wait()
+
+    reloads.add("keys", never_read)
+    reloads.add("rules", lambda: revoked.append(1))
+    async with following(reloads):
+        for number in (1, 2, 3):
+            reloads.request()
+            await until(lambda: len(revoked) == number)  # noqa: B023
+        assert [1] == begun
+        ends.set()
+        reloads.request()
+        await until(lambda: len(revoked) == 4)
+        await until(lambda: len(begun) == 2)

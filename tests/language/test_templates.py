@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from xlaserve.language.templates import Template, TemplateLimits
+from xlaserve.language.limited import LimitedProcess, Limits
+from xlaserve.language.templates import Template
 from xlaserve.language_errors import MessagesRefused, TemplateFailed
 
-QUICK = TemplateLimits(cpu_seconds=0.2, memory_bytes=64 << 20, output_bytes=1 << 20)
+QUICK = Limits(cpu_seconds=0.2, memory_bytes=64 << 20, output_bytes=1 << 20)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -30,8 +31,9 @@ def template() -> Iterator[Any]:
 
 
 def process(template: Template) -> "subprocess.Popen[bytes]":
-    assert template._process is not None
-    return template._process._process
+    running = template._process._process
+    assert isinstance(running, LimitedProcess)
+    return running._process
 
 
 def test_templates_have_what_those_of_models_use(template: Any) -> None:
@@ -89,7 +91,7 @@ def test_a_template_that_takes_too_much_is_ended(template: Any, name: str) -> No
     with pytest.raises(TemplateFailed, match=reason):
         attacking.render(MESSAGES)
     if "process" in reason or "memory" in reason:
-        assert attacking._process is None
+        assert attacking._process._process is None
 
 
 def test_what_a_template_may_not_see_is_not_there(template: Any) -> None:
@@ -139,27 +141,28 @@ def test_the_process_can_open_nothing_and_knows_no_environment(template: Any) ->
 @pytest.mark.slow
 def test_a_stopped_process_is_not_waited_for_without_end() -> None:
     """On the clock too: a process that computes nothing uses nothing up."""
-    limits = TemplateLimits(cpu_seconds=1, seconds=0.3)
-    template = Template({"default": "ok"}, {}, "m", TemplateLimits())
+    limits = Limits(cpu_seconds=1, seconds=0.3)
+    template = Template({"default": "ok"}, {}, "m", Limits())
     template.render(MESSAGES)
     process(template).send_signal(signal.SIGSTOP)
-    assert template._process is not None
-    template._process._limits = limits
+    running = template._process._process
+    assert isinstance(running, LimitedProcess)
+    running._limits = limits
 
     with pytest.raises(TemplateFailed, match=r"it took longer than 0\.3 seconds"):
         template.render(MESSAGES)
-    assert template._process is None
+    assert template._process._process is None
 
 
 @pytest.mark.slow
 def test_a_process_that_is_busy_is_ended_at_once() -> None:
     """And does not go on until its limit of the processor."""
-    limits = TemplateLimits(cpu_seconds=600, seconds=1)
+    limits = Limits(cpu_seconds=600, seconds=1)
     template = Template({"default": NESTED}, {}, "m", limits)
 
     with pytest.raises(TemplateFailed, match="it took longer than 1 seconds"):
         template.render(MESSAGES)
-    assert template._process is None
+    assert template._process._process is None
 
 
 def test_no_process_is_left_behind(template: Any) -> None:

@@ -56,7 +56,7 @@ def test_module_is_written_in_the_oldest_stablehlo(exported: Exported) -> None:
 def test_module_that_older_stablehlo_cannot_say_stays_as_it_is(
     exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(computation, "STABLEHLO_VERSIONS", ("0.1.0",))
+    monkeypatch.setattr(computation, "READ_FROM", {"0.1.0": "0.1.0"})
 
     module = exported.mlir_module_serialized
     assert module == computation.portable(module)
@@ -146,9 +146,8 @@ def test_stablehlo_of_the_future_is_told_from_damage(exported: Exported) -> None
 
     with pytest.raises(InvalidModel) as caught:
         artifact.from_computation(described, "2.0")
-    assert f"it is StableHLO 9.99.9, {newest_stablehlo()} is the newest that can be read." in str(
-        caught.value
-    )
+    said = f"it is StableHLO 9.99.9, {newest_stablehlo()} is the newest that can be read: "
+    assert f"{said}serve it with jax 2.0 or newer." in str(caught.value)
 
 
 def test_function_that_calls_something_else_is_refused() -> None:

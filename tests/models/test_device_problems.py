@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from xlaserve.models import device_problems
+from xlaserve.models import device_problems, plugins
 
 # As the CUDA plugin 0.12.0.1 and libtpu say it on a machine without a driver, and without a TPU.
 NO_DRIVER = (
@@ -59,7 +59,7 @@ def test_missing_wheel_is_named_before_what_follows_from_it() -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_problems, "_is_installed", lambda name: True)
+    monkeypatch.setattr(plugins, "version", lambda name: "1.0")
 
 
 @pytest.mark.usefixtures("installed")

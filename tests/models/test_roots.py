@@ -319,6 +319,8 @@ OPENERS = {
     "models/generation/exporting.py",
     "models/huggingface/checkpoint.py",
     "models/compilation_cache.py",
+    "models/cache_contents.py",
+    "models/replaced.py",
     "models/mappings.py",
     "models/onnx/importing.py",
     "models/onnx/configuring.py",

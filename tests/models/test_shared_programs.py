@@ -473,6 +473,36 @@ def test_the_next_one_is_told_that_it_carries_the_module(pool: SharedPrograms) -
     assert ["second"] == told
 
 
+def test_one_that_leaves_inherits_nothing_while_another_stays(pool: SharedPrograms) -> None:
+    """Module and programs go to the first that stays; without one, to the next that leaves."""
+    leases = [pool.lease("key", _Artifact()) for _ in range(4)]
+    for lease in leases:
+        lease.get("p", _made, lambda: None)
+    told: list[int] = []
+    for at, lease in enumerate(leases):
+        lease.on_change = partial(told.append, at)
+    for lease in leases[:3]:
+        lease.leave()
+    leases[0].release()
+
+    def carrying() -> list[tuple[bool, bool]]:
+        return [(lease.carries("p"), lease.carries_module) for lease in leases[1:]]
+
+    assert [(False, False), (False, False), (True, True)] == carrying()
+    assert [3] == told
+
+    leases[1].release()
+    leases[3].leave()
+    leases[3].release()
+
+    assert (True, True) == (leases[2].carries("p"), leases[2].carries_module)
+    assert [3, 2] == told
+
+    leases[2].release()
+
+    assert (0, 0) == pool.counts
+
+
 def test_a_model_is_alone_while_no_other_has_a_program_to_execute(pool: SharedPrograms) -> None:
     """Of its computation or another; what is only being compiled disturbs nobody."""
     one, same, other = (pool.lease(key, _Artifact()) for key in ("key", "key", "other"))

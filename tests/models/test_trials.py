@@ -159,21 +159,24 @@ def test_load_whose_first_execution_does_not_end_fails_and_no_thread_goes_on(
     assert text in str(caught.value)
 
 
-def test_load_says_what_nothing_tried_where_no_process_compiles(tmp_path: Path) -> None:
-    """The first execution of a loop is the server's then."""
+def test_loops_are_tried_by_a_process_of_their_own_where_none_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: CompilerProcesses
+) -> None:
+    """Proved rows are compared there, for `trial_seconds`, and nothing is left untried."""
     directory = export_model(steps, PARAMS, INPUTS, tmp_path / "m" / "1", max_batch_size=4)
-    with capture_logs() as logs:
-        model = loaded(directory, Compilation())
-    model.close()
+    settings = Settings(repository=tmp_path, compile_processes=0, trial_seconds=3.0)
+    asked: list[float] = []
 
-    (said,) = [line for line in logs if "not tried to the end" in line["event"]]
-    assert {
-        "event": "a model was not tried to the end",
-        "log_level": "warning",
-        "model": "m",
-        "reason": "it has loops, and there is no process to try it in (compile_processes is 0)",
-        "consequence": "its rows are put together as proved",
-    } == {name: said[name] for name in said if name != "timestamp"}
+    def own(seconds: float) -> CompilerProcesses:
+        asked.append(seconds)
+        return processes
+
+    monkeypatch.setattr(trials, "_own_processes", own)
+    with capture_logs() as logs:
+        loaded(directory, of_settings(settings)).close()
+
+    assert [3.0] == asked
+    assert [] == [line for line in logs if "not tried to the end" in line["event"]]
 
 
 def test_declared_rows_are_tried_for_trial_seconds_where_no_process_compiles(

@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from support.tiny_language import VOCAB
-from xlaserve.models import loaders
+from xlaserve.models import cache_key, loaders
+from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.generation.loading import GeneratorModel
 from xlaserve.models.handling import AnswerParameters, UnsentRequest
@@ -16,6 +19,21 @@ from xlaserve.models.loaded import LoadContext
 
 SLOTS, CHUNK = 3, 4
 CONFIG = {"slots": str(SLOTS), "windows": "16", "chunk": str(CHUNK)}
+
+
+class Kept:
+    """Where loads keep what they compile, which is most of what their tests take."""
+
+    compilation = Compilation()
+
+    def prepare(self, folder: Path) -> None:
+        """Have the loads of this process share a cache with those of others."""
+        cache = CompilationCache(folder, 1 << 30)
+        cache.prepare(cache_key.target_of("cpu", str(jax.devices("cpu")[0].device_kind)))
+        self.compilation = Compilation(cache)
+
+
+kept = Kept()
 
 
 class Asking(UnsentRequest):
@@ -113,8 +131,13 @@ class Loaded:
 
 
 def load(directory: Path, **changed: str) -> GeneratorModel:
-    config = ModelConfig(parameters=CONFIG | changed)
-    model = loaders.load(directory, LoadContext("story", "1", config))
+    return load_configured(directory, ModelConfig(parameters=CONFIG | changed))
+
+
+def load_configured(directory: Path, config: ModelConfig) -> GeneratorModel:
+    """Load it with the programs that other loads of the run have compiled."""
+    context = LoadContext("story", "1", config, compilation=kept.compilation)
+    model = loaders.load(directory, context)
     assert isinstance(model, GeneratorModel)
     return model
 

@@ -30,6 +30,15 @@ class MemoryStore:
             if name.startswith(below)
         ]
 
+    def look(self) -> None:
+        """Say whether it is there."""
+        if self.is_away:
+            raise StoreProblem("the store is away")
+
+    def find(self, name: str) -> RemoteObject | None:
+        """Return an object, None where there is none of this name."""
+        return next((one for one in self.objects(name) if one.name == name), None)
+
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         """Yield a part in pieces."""
         while start < stop:

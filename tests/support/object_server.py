@@ -24,10 +24,25 @@ class Shelves:
     """Whether every request is answered with 503."""
     pages: dict[str, bytes] = field(default_factory=dict)
     """Pages of directories that are not made of the objects."""
+    may_list: threading.Event = field(default_factory=threading.Event)
+    """Waited for before a page of a directory is answered; it is set unless a test clears it."""
+    pages_left: threading.Semaphore | None = None
+    """Counts the pages of directories that may still be answered; None for any."""
+    failing: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many more requests of a method and a path are answered with 503."""
+    turns: threading.Semaphore | None = None
+    """Taken by each HEAD, where a test says when these may be answered."""
+    heads_at_once: list[int] = field(default_factory=lambda: [0, 0])
+    """HEAD requests in progress, and the most that there were."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
     released: threading.Event = field(default_factory=threading.Event)
     """Set at the end, for faults that stall."""
+
+    def __post_init__(self) -> None:
+        """List at once."""
+        self.may_list.set()
 
     def gets(self) -> list[str]:
         """Return the paths of all GET requests for objects."""
@@ -49,6 +64,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer with the size and the ETag of an object."""
+        shelves = self.shelves
+        with shelves.lock:
+            shelves.heads_at_once[0] += 1
+            shelves.heads_at_once[1] = max(shelves.heads_at_once)
+        if shelves.turns is not None:
+            shelves.turns.acquire()
+        with shelves.lock:
+            shelves.heads_at_once[0] -= 1
         path = self._asked()
         if path is not None:
             self.head(path, len(self.shelves.objects[path]))
@@ -97,7 +120,10 @@ class Handler(BaseHTTPRequestHandler):
     def _asked(self) -> str | None:
         path = self.name
         self.shelves.asked.append((self.command, path, self.headers.get("Range", "")))
-        if self.shelves.is_away:
+        left = self.shelves.failing.get((self.command, path), 0)
+        is_away = self.shelves.is_away and path in self.shelves.objects
+        if is_away or left:
+            self.shelves.failing[self.command, path] = max(0, left - 1)
             self.head(path, 0, 503)
         elif path in self.shelves.objects:
             return path
@@ -106,6 +132,12 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _page(self, path: str) -> None:
+        self.shelves.may_list.wait()
+        if (left := self.shelves.pages_left) is not None:
+            left.acquire()
+        if self.shelves.is_away:
+            self.head(path, 0, 503)
+            return
         below = {name.removeprefix(path) for name in self.shelves.objects if name.startswith(path)}
         entries = {re.sub(r"/.*", "/", name) for name in below}
         made = "".join(f'<a href="{quote(entry)}">x</a>' for entry in sorted(entries))
@@ -133,6 +165,7 @@ def serving_objects(**objects: bytes) -> Iterator[tuple[str, Shelves]]:
         yield f"http://127.0.0.1:{server.server_port}/root", shelves
     finally:
         shelves.released.set()
+        shelves.may_list.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -66,6 +66,10 @@ class ServerProcess:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status; the log is whole then."""
         self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Return the exit status once the server has ended; the log is whole then."""
         async with asyncio.timeout(STOP_SECONDS):
             # asyncio hears of the end of a process once its pipes were read to their end.
             _, rest = await self.process.communicate()
@@ -82,9 +86,15 @@ def command(*arguments: str) -> Sequence[str]:
 
 @asynccontextmanager
 async def served(
-    repository: Path, *flags: str, programs: str = "", **variables: str
+    repository: Path | str,
+    *flags: str,
+    programs: str = "",
+    until: str = "started",
+    **variables: str,
 ) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
+
+    Or from another event of its log on, such as `listening`.
 
     Where a directory of programs is given, what it compiles is kept there. `variables` are of its
     environment.
@@ -104,7 +114,7 @@ async def served(
     server = ServerProcess(process, [])
     try:
         async with asyncio.timeout(START_SECONDS):
-            await server.until("started")
+            await server.until(until)
         yield server
     finally:
         if process.returncode is None:

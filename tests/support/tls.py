@@ -15,9 +15,9 @@ import trustme
 _ANSWER_SECONDS = 20
 
 
-def write_certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
-    """Write a certificate for localhost; return the settings of a server that shows it."""
-    issued = authority.issue_cert("localhost")
+def write_certificate(authority: trustme.CA, folder: Path, *names: str) -> dict[str, str]:
+    """Write a certificate for localhost, or names; return the settings of who shows it."""
+    issued = authority.issue_cert(*names or ("localhost",))
     chain, key = folder / "chain.pem", folder / "key.pem"
     chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())

@@ -59,3 +59,21 @@ def test_promtool_accepts_the_rules() -> None:
     )
 
     assert 0 == checked.returncode, checked.stdout + checked.stderr
+
+
+def test_generators_have_panels() -> None:
+    shown = json.dumps([panel.lines for panel in dashboards.PANELS])
+
+    assert [] == [
+        name
+        for name in (
+            "xlaserve_generation_first_token_seconds_bucket",
+            "xlaserve_generation_token_seconds_bucket",
+            "xlaserve_generation_output_tokens_total",
+            "xlaserve_generation_prompt_tokens_total",
+            "xlaserve_generation_running",
+            "xlaserve_generation_waiting",
+            "xlaserve_generation_positions_used",
+        )
+        if name not in shown
+    ]

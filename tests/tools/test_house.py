@@ -14,11 +14,10 @@ PACKAGE = ROOT / "server" / "xlaserve"
 
 MOST_LINES = 500
 LONGER: Mapping[str, int] = {
-    "server/xlaserve/app.py": 504,
-    "server/xlaserve/settings.py": 509,
-    "server/xlaserve/models/artifact.py": 507,
+    "server/xlaserve/app.py": 506,
+    "server/xlaserve/settings.py": 517,
     "server/xlaserve/core/serving/stations/batching.py": 514,
-    "server/xlaserve/errors.py": 555,
+    "server/xlaserve/errors.py": 568,
     "server/xlaserve/models/rows/rules/shape.py": 539,
     "server/xlaserve/models/jax_export.py": 557,
 }

@@ -2,12 +2,17 @@
 
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from support.tls import write_certificate
 
 from xlaserve.errors import InvalidSettings
@@ -98,7 +103,7 @@ def test_a_key_that_needs_a_password_is_an_error_and_no_question(
     )
     Path(files["tls_key"]).write_bytes(locked)
 
-    with pytest.raises(InvalidSettings, match="tls_certificate"):
+    with pytest.raises(InvalidSettings, match="setting tls_key: expected a key without a password"):
         contexts(tmp_path, **files)
 
 
@@ -231,3 +236,33 @@ def test_a_broken_new_file_keeps_the_old_ones(
     tls.reload()
 
     assert all(make() is not made[endpoint] for endpoint, make in before.items() if make)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_key_with_a_password_is_named_and_what_to_do(tmp_path: Path, together: bool) -> None:
+    """The key may be a file of its own, or lie with the chain."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.PKCS8
+    pem = key.private_bytes(serialization.Encoding.PEM, form, secret)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    made = made.public_key(key.public_key()).serial_number(1)
+    made = made.not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    chain = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    certificate, own = tmp_path / "chain.pem", tmp_path / "key.pem"
+    certificate.write_bytes(chain + (pem if together else b""))
+    own.write_bytes(pem)
+    files = {"tls_certificate": str(certificate)} | ({} if together else {"tls_key": str(own)})
+    setting = "tls_certificate" if together else "tls_key"
+    settings = Settings.read({}, repository=tmp_path, **files)
+    tls = server_tls(settings)
+    assert tls is not None
+
+    with pytest.raises(InvalidSettings) as refused:
+        tls.reload()
+    text = str(refused.value)
+    assert f"setting {setting}: " in text
+    assert str(certificate if together else own) in text
+    assert "openssl pkey" in text

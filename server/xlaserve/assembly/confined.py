@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve.language import files, grammars
+from xlaserve.language import files, grammars, linear, tokenizing
 from xlaserve.language.templates import LIMITS as TEMPLATES
 from xlaserve.models import (
     config_text,
@@ -78,8 +78,7 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "trial of rows, first execution",
         "a computation with loops, and its parameters",
-        "the same processes; where there are none (`compile_processes` 0), one for rows that are "
-        "declared, and none for those that are proved, which the log says",
+        "the same processes; where there are none (`compile_processes` 0), one that ends when idle",
         f"{_COMPILER_MEMORY}, and resident",
         f"{_DEFAULTS.trial_seconds:g} of the processor (`trial_seconds`), "
         "for the first execution as many of each core",
@@ -112,6 +111,28 @@ PROCESSES: tuple[Confined, ...] = (
         f"{TEMPLATES.cpu_seconds:g} of the processor, {TEMPLATES.seconds:g} on the clock",
         "none",
         "language/template_process.py",
+    ),
+    Confined(
+        "grammar",
+        "JSON schemas, regular expressions and Lark grammars of clients",
+        "a process for each model, and a fork of it for grammars; then a thread of the model",
+        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start; "
+        f"{grammars.LIMITS['max_grammar_size']} rules, "
+        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.TRIAL.cpu_seconds:g} of the processor, {grammars.TRIAL.seconds:g} on the "
+        f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
+        "none",
+        "language/grammars.py",
+    ),
+    Confined(
+        "tokenizer",
+        "any other tokenizer.json, with its regular expressions; a client's text",
+        "a process for each model, and a fork of it for texts",
+        f"{tokenizing.LIMITS.memory_bytes // _MIB} MiB besides its start",
+        f"{tokenizing.LIMITS.cpu_seconds:g} of the processor, {tokenizing.LIMITS.seconds:g} on the "
+        "clock",
+        "none",
+        "language/tokenizer_process.py",
     ),
     Confined(
         "Python model",
@@ -200,25 +221,13 @@ TEXTS: tuple[Confined, ...] = (
         "models/generation/record.py",
     ),
     Confined(
-        "tokenizer",
-        "tokenizer.json with its regular expressions; a client's text",
+        "quick tokenizer",
+        "tokenizer.json of parts that are known to be quick; a client's text",
         "the library `tokenizers`, in threads of the server, in turns of the model",
-        f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file",
-        f"{_NONE}: a regular expression may backtrack",
+        f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file, {linear.MOST_GROWTH} octets of one",
+        f"by {tokenizing.MOST_CHARACTERS} characters",
         "one",
-        "language/files.py",
-    ),
-    Confined(
-        "grammar",
-        "JSON schemas, regular expressions and Lark grammars of clients",
-        "the library `llguidance`, in a thread",
-        f"{grammars.LIMITS['max_grammar_size']} rules, "
-        f"{grammars.LIMITS['max_lexer_states']} states, "
-        f"remainders of a `multipleOf`: {grammars.MOST_MULTIPLE}",
-        f"by fuel: {grammars.LIMITS['initial_lexer_fuel']} at first, "
-        f"{grammars.LIMITS['step_lexer_fuel']} a step; it cannot be ended",
-        "none",
-        "language/grammars.py",
+        "language/linear.py",
     ),
 )
 """Those that are bounded before a library evaluates them."""
@@ -247,7 +256,7 @@ EXECUTIONS: tuple[Confined, ...] = (
         "an ONNX file that an operator imports",
         "the operator's command",
         f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
-        f"{checking.SECONDS:g} for each execution, between operators",
+        f"{checking.SECONDS:g} for each execution, between operators; reading executes none",
         "a temporary directory",
         "models/onnx/checking.py",
     ),

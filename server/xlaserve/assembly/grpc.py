@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 
 from grpclib._typing import IServable
 
+from xlaserve import build
 from xlaserve.assembly.core import Core
 from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.runtime import ModelRuntime
@@ -127,6 +127,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
                 splicing.get(INFER_METHOD),
                 long=LongMessages(core.workers.host, settings.max_message_bytes),
                 repeats=core.repeats,
+                compress_answers=settings.compress_answers,
             )
         },
     )
@@ -150,7 +151,7 @@ def _model_runtime_service(
 ) -> ModelRuntimeService:
     return ModelRuntimeService(
         mesh,
-        version=metadata.version("xlaserve"),
+        version=build.version(),
         paths=paths,
         advertise_paths=core.settings.id_injection is IdInjection.PATH,
     )
@@ -175,6 +176,7 @@ def http2_limits(settings: Settings) -> Http2Limits:
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
         answer_seconds=settings.answer_timeout_seconds,
+        compress_answers=settings.compress_answers,
     )
 
 

@@ -53,6 +53,7 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
         settings.max_http_heads,
         settings.answer_timeout_seconds,
         settings.preface_seconds,
+        settings.compress_answers,
     )
     return HttpServer(
         routes,
@@ -183,6 +184,8 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         observing=core.observing.reading(core.tracing),
         fetching=core.repository.remotes.counts,
         programs=core.compilation.counts,
+        failed_loads=core.control.failed_loads,
+        stores=lambda: core.repository.remotes.problems,
         max_versions=core.settings.max_metric_versions,
         others=core.others,
     ).table()

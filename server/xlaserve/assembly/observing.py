@@ -2,9 +2,9 @@
 
 import os
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
+from xlaserve import build
 from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.serving.access_file import AccessFile
 from xlaserve.core.serving.access_log import AccessLog, Sampling
@@ -70,7 +70,7 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
     spans = None
     if settings.trace_mode is TraceMode.OPENTELEMETRY:
         # The SDK reads its variables itself; what is read here is which of them are there.
-        spans = OpenTelemetry(os.environ, _MAX_SPANS, version=metadata.version("xlaserve"))
+        spans = OpenTelemetry(os.environ, _MAX_SPANS, version=build.version())
     level = settings.trace_level
     if level is TraceLevel.AUTO:
         level = TraceLevel.OFF if spans is None else TraceLevel.TIMESTAMPS

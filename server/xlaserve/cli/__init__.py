@@ -3,15 +3,16 @@
 import errno
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Annotated, NoReturn
 
 import typer
 
-from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
+from xlaserve import build
+from xlaserve.best_effort import best_effort, finish, flushed, open_standard_streams
 from xlaserve.cli import (
     adopt,
     bench,
+    cache,
     completion,
     config,
     doctor,
@@ -36,7 +37,7 @@ _FAILED = 1
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"xlaserve {metadata.version('xlaserve')}")
+        typer.echo(f"xlaserve {build.version()}")
         raise typer.Exit
 
 
@@ -83,6 +84,7 @@ def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]
             "repo": repo.repo(),
             "plan": plan.plan,
             "warm": warm.warm,
+            "cache": cache.cache(),
         },
         "Other": {"token": token.token, "completion": completion.completion},
     }
@@ -90,7 +92,7 @@ def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]
 
 def main() -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 1."""
-    open_standard_descriptors()
+    open_standard_streams()
     # Progress, warnings and the log are told as well as they can be; answers are not lost quietly.
     sys.stderr = best_effort(sys.stderr)
     try:

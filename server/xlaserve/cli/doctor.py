@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xlaserve import build
 from xlaserve.cli.printable import printable
 from xlaserve.cli.settings_file import merged
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.core import host
 from xlaserve.errors import XlaserveError
-from xlaserve.models import compilation, device, probe
+from xlaserve.models import compilation, device, plugins, probe
 from xlaserve.open_files import wanted_files
 from xlaserve.settings import Settings
 from xlaserve.transport.endpoints import Endpoint
@@ -80,7 +81,7 @@ def doctor(
 def checked(settings: Settings) -> Iterator[Check]:
     """Yield a check of each thing that a server with these settings needs."""
     yield Check("python", Result.OK, platform.python_version())
-    yield Check("xlaserve", Result.OK, metadata.version("xlaserve"))
+    yield Check("xlaserve", Result.OK, build.version())
     yield from _limits(settings)
     yield from _endpoints(settings)
     yield from _directories(settings)
@@ -175,7 +176,9 @@ def _devices(settings: Settings) -> Iterator[Check]:
         yield Check("devices", Result.FAILED, str(error))
         return
     unused = has_driver and started == "cpu" and settings.device != "cpu"
-    text = f"{len(found.names)} of {started}" + ("; install xlaserve[cuda12]" if unused else "")
+    text = f"{len(found.names)} of {started}"
+    if unused:
+        text += f"; {plugins.missing('cuda') or 'JAX has not taken the GPU'}"
     yield Check("devices", _warning(unused), text)
     try:
         seconds = probe.compile_seconds()

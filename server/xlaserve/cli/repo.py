@@ -31,10 +31,15 @@ def migrate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
     ] = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Put back what was replaced, where nobody has loaded the new."),
+    ] = False,
 ) -> None:
     """Make models last: keep what later versions of JAX will read, and renew what this refuses.
 
-    This is one way: nothing brings the old bytes back.
+    What is replaced is kept in .replaced beside the model until a server has loaded the new one;
+    then this is one way, and nothing brings the old bytes back.
     """
     from xlaserve.models import device, migration
 
@@ -44,15 +49,17 @@ def migrate(
         table.add_column(column, overflow="fold")
     failed = False
     with unwinding_on_signals():
-        outcomes = list(migration.migrate(path, dry_run=dry_run))
+        change = migration.undo if undo else migration.migrate
+        outcomes = list(change(path, dry_run=dry_run))
     for outcome in outcomes:
         failed |= outcome.result is migration.Result.FAILED
         inside = outcome.path != path and outcome.path.is_relative_to(path)
         shown = outcome.path.relative_to(path) if inside else outcome.path
-        table.add_row(escape(str(shown)), outcome.result, escape(outcome.detail))
+        said = "; ".join(filter(None, (outcome.detail, outcome.notes)))
+        table.add_row(escape(str(shown)), outcome.result, escape(said))
     if table.row_count:
         Console().print(table)
     else:
-        typer.echo(f"{path}: no models")
+        typer.echo(f"{path}: nothing to undo" if undo else f"{path}: no models")
     if failed:
         raise typer.Exit(_FAILED)

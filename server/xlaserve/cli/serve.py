@@ -20,6 +20,7 @@ from xlaserve.best_effort import best_effort, finish
 from xlaserve.cli.serve_help import CONFIG_HELP, POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.cli.settings_file import merged
 from xlaserve.errors import XlaserveError
+from xlaserve.log_everything import taken_stderr
 from xlaserve.settings import Settings
 from xlaserve.settings_description import SettingDescription, describe_settings
 from xlaserve.systemd import Systemd
@@ -69,6 +70,13 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
         # Of several processes none is shown but by the log.
         level = "warning" if in_terminal and settings.processes == 1 else "info"
     log.configure(level)
+    with taken_stderr():
+        _serve_logged(settings, level, without_effect, in_terminal=in_terminal)
+
+
+def _serve_logged(
+    settings: Settings, level: str, without_effect: Sequence[str], *, in_terminal: bool
+) -> None:
     signals.ignore()
     # A crash says where it was, past the queue of the log.
     faulthandler.enable(sys.stderr)

@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from xlaserve.cli.triton_flags import translate
 from xlaserve.settings_description import SettingDescription, describe_settings
+from xlaserve.settings_reading import successor
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -24,8 +25,22 @@ POSITIONAL = "repository"
 
 def flags(setting: SettingDescription) -> str:
     """Return the spellings of an option, as typer takes them."""
-    flag = f"--{setting.name.replace('_', '-')}"
+    flag = _flag(setting.name)
     return f"{flag}/--no-{flag[2:]}" if setting.switch else flag
+
+
+def _replaced(args: Sequence[str]) -> str:
+    """Say what took the place of a flag of a setting that there was; empty where none is given."""
+    for flag in itertools.takewhile(lambda one: one != "--", args):
+        name = flag.partition("=")[0]
+        plain = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name.startswith("--") and (took_place := successor(plain, _flag)):
+            return f"{name}: expected {took_place}"
+    return ""
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def help_lines(settings: Sequence[SettingDescription], width: int) -> Iterator[str]:
@@ -62,6 +77,8 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a command line; what the log has to say of it is kept in the context."""
+        if replaced := _replaced(args):
+            ctx.fail(replaced)
         translation = translate(args)
         rest = super().parse_args(ctx, list(translation.arguments))
         ctx.meta[WITHOUT_EFFECT] = translation.without_effect

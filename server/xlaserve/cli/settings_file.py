@@ -10,6 +10,7 @@ from typing import Any
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_description import SettingDescription, describe_settings
+from xlaserve.settings_reading import successor
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def _below(environment: Mapping[str, str], path: Path | None) -> dict[str, Any]:
 def _value(path: Path, known: Mapping[str, SettingDescription], name: str, value: object) -> Any:
     setting = f"'{name}' in {path}"
     if name not in known:
+        if took_place := successor(name.replace("-", "_")):
+            raise InvalidSettings(setting, took_place, value)
         near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
         expected = f"the name of a setting, as '{near[0]}'" if near else "the name of a setting"
         raise InvalidSettings(setting, expected, value)

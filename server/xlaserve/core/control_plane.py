@@ -86,6 +86,11 @@ class ControlPlane(Protocol):
         ...
 
     @property
+    def has_started(self) -> bool:
+        """Whether every process has been ready."""
+        ...
+
+    @property
     def leads(self) -> bool:
         """Whether this process follows the repository for all."""
         ...
@@ -122,6 +127,7 @@ class OneProcess:
     """The control plane of a server that is one process."""
 
     is_ready = True
+    has_started = True
     leads = True
     loads = True
 

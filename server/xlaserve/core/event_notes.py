@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import structlog
+
 from xlaserve.core.events import (
     MAX_NAME,
     MAX_TEXT,
@@ -19,8 +21,13 @@ from xlaserve.core.events import (
     cut,
 )
 from xlaserve.core.serving.call import Operation, current_call
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import ModelNotFound, XlaserveError
 
+_log = structlog.get_logger("loading")
+
+_MAX_FAILED = 1000
+"""Models whose failed loads are counted by name: clients choose names."""
+OTHER_MODELS = "other"
 _MESH = "ModelMesh"
 
 _cause: ContextVar[Cause] = ContextVar("cause", default=Cause.NONE)
@@ -64,14 +71,26 @@ class EventNotes:
         self._events = events or EventLog(0)
         self._worker = worker
         self._now = now
+        self.failed_loads: dict[str, int] = {}
+        """Failed loads of each model that came to no version; of names beyond many, together."""
 
     async def load(self, model: str, load: Callable[[], Awaitable[None]]) -> None:
         """Load a model, and note a failure that no version has; raises what `load` does."""
         try:
             await load()
         except XlaserveError as error:
+            if not error.is_noted and not isinstance(error, ModelNotFound):
+                self._count_failed(model, str(error))
             self.load_failed(model, "", error, str(error), again=False)
             raise
+
+    def _count_failed(self, model: str, reason: str) -> None:
+        """Count and log a load that came to no version: its files say what is wrong, or a store."""
+        counted = model
+        if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
+            counted = OTHER_MODELS
+        self.failed_loads[counted] = self.failed_loads.get(counted, 0) + 1
+        _log.warning("model not loaded", model=model, version="", reason=reason)
 
     def loaded(self, model: str, version: str, *, again: bool) -> None:
         """Note that a version was loaded, or loaded again while it answered."""

@@ -38,6 +38,14 @@ class _Row:
     files: Sequence[Path]
     marks: tuple[Mark, ...]
     """The files as they were before they were read last."""
+    looking: asyncio.Task[None] | None = None
+    """The look at it in progress, or the last one."""
+    is_due: bool = False
+    """Whether a reload was asked for while it was looked at."""
+
+
+_ALONE_SECONDS = 1.0
+"""Time that a row has before the next one is looked at."""
 
 
 class Reloads:
@@ -83,7 +91,7 @@ class Reloads:
                 self.on_signal(True)
             try:
                 for row in self._rows:
-                    await self._look(row, asked=asked)
+                    await self._look_in_time(row, asked=asked)
             finally:
                 if asked:
                     self.on_signal(False)
@@ -96,6 +104,24 @@ class Reloads:
         except TimeoutError:
             return False
         return True
+
+    async def _look_in_time(self, row: _Row, *, asked: bool) -> None:
+        """Reload a row that is due; one that takes long goes on beside the others.
+
+        What is to be revoked is behind no file that cannot be read.
+        """
+        if row.looking is not None and not row.looking.done():
+            row.is_due = row.is_due or asked
+            return
+        asked, row.is_due = asked or row.is_due, False
+        row.looking = asyncio.ensure_future(self._look(row, asked=asked))
+        try:
+            await asyncio.wait([row.looking], timeout=_ALONE_SECONDS)
+        except asyncio.CancelledError:
+            row.looking.cancel()
+            raise
+        if not row.looking.done():
+            _log.warning("still being read, others go on", what=row.name)
 
     async def _look(self, row: _Row, *, asked: bool) -> None:
         # Before the files are read: what changes while they are is seen at the next look.

@@ -1,22 +1,26 @@
 """Answers that follow a grammar: JSON of a schema, text of a regular expression, a Lark grammar.
 
-llguidance says which tokens may come next. What a client writes is compiled within limits, and
-neither fetched nor executed.
+llguidance says which tokens may come next. What a client writes is neither fetched nor executed,
+and a process of its own compiles it first, which ends where that takes too much: the fuel of the
+library does not cover all of it.
 """
 
-import re
+import hashlib
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel, InvalidParameter
-from xlaserve.language_errors import TextNotInstalled
+from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language_errors import TextNotInstalled, TextProcessLost
 from xlaserve.tensors import Tensor
 
 _SHOWN_CHARACTERS = 300
-_SHOWN_NUMBER = 32
 LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 100_000,
@@ -29,13 +33,22 @@ LIMITS: dict[str, Any] = {
 """Below llguidance's own, by which a regular expression of nested repetitions took 5.5 s for the
 first step; by these 0.3 s. A step goes on in a fraction of a millisecond."""
 
-MOST_MULTIPLE = 10_000
-"""The largest `multipleOf`, in units of its last decimal: 101 of 1.01.
+TRIAL = Limits(cpu_seconds=0.05, memory_bytes=256 << 20, output_bytes=1 << 16, seconds=10.0)
+"""What compiling one grammar may take. One of 64 KiB with 6,000 values takes 0.01 s, as
+a `multipleOf` of 10,000 does, each of whose remainders is a state."""
 
-llguidance has a state for each remainder, which none of its limits count: 10,000 take 40 ms,
-100,000 a second, and 10,000,000 minutes and gigabytes."""
+STEP_SECONDS = 0.002
+"""What a step in a grammar may take of the processor, on average: others wait for it."""
 
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
+MOST_STEPS_SECONDS = 0.1
+"""What the steps of one answer may take beyond that."""
+
+MOST_KNOWN = 1024
+"""Grammars of a model of which is remembered whether they may be compiled."""
+
+_STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
+_TOO_MUCH = "too much"
+_SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
 class Grammars:
@@ -63,6 +76,18 @@ class Grammars:
         self._matcher = llguidance.LLMatcher
         self._words = -(-vocab // 32)
         self._limits = llguidance.LLParserLimits(**LIMITS)
+        made = self._tokenizer
+        special = {i: made.decode_str([i]) for i in range(vocab) if made.is_special_token(i)}
+        first = {"vocab": vocab, "special": special, "stop": list(stop_tokens), "grammar": LIMITS}
+        self._trial = Trial(model, Limited(_SCRIPT, TRIAL, first, called="grammar", model=model))
+
+    def begin(self) -> None:
+        """Start the process that tries grammars, so that the first one need not wait. Blocks."""
+        self._trial.begin()
+
+    def close(self) -> None:
+        """End the process that tries grammars; another is started when it is needed."""
+        self._trial.close()
 
     def compile(self, parameter: str, text: str) -> "Place":
         """Return the beginning of a grammar. Blocks, without the interpreter's lock.
@@ -76,7 +101,7 @@ class Grammars:
             "grammar": self._matcher.grammar_from_lark,
         }
         read = readers[parameter]
-        self._check_multiples(parameter, text)
+        self._trial.check(parameter, text)
         try:
             matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
         except ValueError as error:
@@ -87,17 +112,68 @@ class Grammars:
         place.fill(np.zeros(self._words, np.int32))
         return place
 
-    def _check_multiples(self, parameter: str, text: str) -> None:
-        """Raise InvalidParameter for a `multipleOf` that would take too many states."""
-        for found in _MULTIPLE.finditer(text):
-            if _is_costly(found[1]):
-                raise InvalidParameter(
-                    parameter,
-                    f"a 'multipleOf' of at most {MOST_MULTIPLE} in units of its last decimal "
-                    f"(model '{self._model}'): a larger one takes too long to compile; leave it "
-                    "out, and check the answer",
-                    found[1][:_SHOWN_NUMBER],
-                )
+
+class Trial:
+    """Finds out what compiling a grammar takes, where that can be ended."""
+
+    def __init__(self, model: str, process: Limited) -> None:
+        self._model = model
+        self._process = process
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        """Why grammars are refused, by their digests, nothing for others; the newest is last."""
+
+    def begin(self) -> None:
+        """Start the process. Blocks."""
+        self._process.begin()
+
+    def close(self) -> None:
+        """End the process, behind what it tries."""
+        self._process.close()
+
+    def check(self, parameter: str, text: str) -> None:
+        """Raise InvalidParameter for a grammar that takes too much, or is none. Blocks.
+
+        Raises TextProcessLost where nothing could be found out.
+        """
+        try:
+            key = hashlib.sha256(f"{parameter}\n{text}".encode()).digest()
+        except UnicodeEncodeError:
+            got = "half of a surrogate pair"
+            raise InvalidParameter(parameter, "text in Unicode", got) from None
+        with self._lock:
+            why = self._known.pop(key, None)
+        if why is None:
+            why = self._tried(parameter, text)
+        with self._lock:
+            self._known[key] = why
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        if why == _TOO_MUCH:
+            raise InvalidParameter(
+                parameter,
+                f"one that is compiled within {TRIAL} (model '{self._model}'): a simpler one, with "
+                "smaller numbers, fewer alternatives, and fewer repetitions",
+                "one that takes more",
+            )
+        if why:
+            raise _refused(parameter, why)
+
+    def _tried(self, parameter: str, text: str) -> str:
+        """Return why a grammar cannot be compiled, an empty text where it can."""
+        asked = {"parameter": parameter, "text": text}
+        try:
+            try:
+                found = self._process.ask(asked)
+            except (OSError, TookTooMuch):
+                # No fault of the grammar, which a process of its own tries: another is started.
+                found = self._process.ask(asked)
+        except (OSError, TookTooMuch) as error:
+            raise TextProcessLost(self._model, str(error)) from error
+        if "over" in found:
+            return _TOO_MUCH
+        failed: str = found.get("failed", "")
+        return _shown(failed)
 
 
 class Place:
@@ -106,6 +182,8 @@ class Place:
     def __init__(self, parameter: str, matcher: Any) -> None:
         self._parameter = parameter
         self._matcher = matcher
+        self._spent_ns = 0
+        """Of the processor, by the steps so far, beyond what each may take."""
 
     def check(self) -> None:
         """Raise InvalidParameter where nothing can be said any more."""
@@ -114,26 +192,32 @@ class Place:
 
     def fill(self, words: Tensor) -> None:
         """Set the bits of the tokens that may come next; raises InvalidParameter."""
+        begun_ns = time.thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self.check()
+        spent_ns = self._spent_ns + time.thread_time_ns() - begun_ns - _STEP_NS
+        self._spent_ns = max(0, spent_ns)
+        if spent_ns > _MOST_STEPS_NS:
+            raise InvalidParameter(
+                self._parameter,
+                f"one whose steps take at most {STEP_SECONDS:g} seconds of the processor, and "
+                f"{MOST_STEPS_SECONDS:g} beyond that together: fewer ways to read the same text",
+                "one whose steps take longer",
+            )
 
     def take(self, token: int) -> bool:
         """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
+        begun_ns = time.thread_time_ns()
         self._matcher.consume_token(token)
+        self._spent_ns += time.thread_time_ns() - begun_ns
         self.check()
         return bool(self._matcher.is_stopped())
 
 
-def _is_costly(number: str) -> bool:
-    try:
-        found = abs(Decimal(number).normalize())
-    except ArithmeticError:
-        return False  # no number, or an infinite one: the library says so
-    _, digits, exponent = found.as_tuple()
-    is_whole = not isinstance(exponent, int) or exponent >= 0
-    return (found if is_whole else Decimal((0, digits, 0))) > MOST_MULTIPLE
+def _shown(problem: str) -> str:
+    return " ".join(problem.split())[:_SHOWN_CHARACTERS]
 
 
 def _refused(parameter: str, problem: str) -> InvalidParameter:
-    line = " ".join(problem.split())[:_SHOWN_CHARACTERS]
-    return InvalidParameter(parameter, "one that can be compiled and followed", line)
+    expected = "one that can be compiled and followed"
+    return InvalidParameter(parameter, expected, _shown(problem))

@@ -5,20 +5,16 @@ messages and writes answers, each as its length in four bytes and then JSON, unt
 Whoever got out of the sandbox within it could open no file and no socket, and start no process.
 """
 
-import fcntl
 import gc
 import json
-import os
-import resource
-import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.debug  # what it imports when a template fails, when no file can be opened any more
@@ -27,7 +23,11 @@ import jinja2.nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SIZE = struct.Struct("!I")
+if TYPE_CHECKING:
+    from xlaserve.language import confining
+else:
+    sys.path.append(str(Path(__file__).parent))
+    import confining
 
 _LOADING = (
     "{% macro m(a) %}{{ a|tojson }}{% endmacro %}{% for i in x %}{{ m('\\n' ~ i) }}{% endfor %}"
@@ -93,31 +93,7 @@ def confine(memory_bytes: int) -> None:
     """Take away what rendering does not need: files, sockets, processes, and memory beyond this."""
     time.localtime()  # reads the time zone, as long as it may
     environment().from_string(_LOADING).render(x=["'"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + memory_bytes
-    for limit, value in (
-        (resource.RLIMIT_AS, most),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_NOFILE, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
-
-
-def end_with(life: int) -> None:
-    """Have the system kill this process once the other end of a pipe is closed.
-
-    The server holds it; a process that renders, or is stopped, reads no end of its input.
-    """
-    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    seen = select.poll()
-    seen.register(life, 0)
-    if seen.poll(0):  # it was closed before
-        sys.exit(1)
+    confining.confine(memory_bytes)
 
 
 def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> dict[str, str]:
@@ -140,26 +116,11 @@ def answer(render: Callable[[], str], cpu_seconds: float, most_bytes: int) -> di
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def receive(stream: BinaryIO) -> Any:
-    """Return the next message, None at the end."""
-    head = stream.read(SIZE.size)
-    if len(head) < SIZE.size:
-        return None
-    return json.loads(stream.read(SIZE.unpack(head)[0]))
-
-
-def send(stream: BinaryIO, message: Any) -> None:
-    """Write a message."""
-    data = json.dumps(message).encode()
-    stream.write(SIZE.pack(len(data)) + data)
-    stream.flush()
-
-
 def main() -> None:
     """Compile the templates of the first message, then render with what each other one holds."""
-    end_with(int(sys.argv[1]))
+    confining.end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    first = receive(source)
+    first = confining.receive(source)
     if first is None:
         return
     made, limits = environment(), first["limits"]
@@ -172,13 +133,14 @@ def main() -> None:
             compiled[name] = made.from_string(text)
         return ""
 
-    send(sink, answer(compile_all, cpu_seconds, most_bytes))
-    while (asked := receive(source)) is not None:
+    confining.send(sink, answer(compile_all, cpu_seconds, most_bytes))
+    while (asked := confining.receive(source)) is not None:
         template, given = compiled.get(asked["name"]), asked["given"]
         if template is None:
             return
-        send(sink, answer(lambda t=template, g=given: t.render(g), cpu_seconds, most_bytes))  # type: ignore[misc]
-        del asked, given
+        found = answer(partial(template.render, given), cpu_seconds, most_bytes)
+        confining.send(sink, found)
+        del asked, given, found
         gc.collect(0)
 
 

@@ -10,6 +10,7 @@ from xlaserve.language.detokenizing import Detokenizer
 from xlaserve.language.special import SpecialTokens
 from xlaserve.language.templates import Template
 from xlaserve.language.tokenizing import Tokens
+from xlaserve.language.turns import CallerThread
 from xlaserve.language_errors import ModelHasNoTemplate, ModelHasNoText
 
 __all__ = ["Detokenizer", "LanguageText"]
@@ -82,6 +83,11 @@ class LanguageText:
         """Tell whether it takes messages."""
         return self._template is not None
 
+    @property
+    def thread(self) -> CallerThread | None:
+        """Return the thread that takes its texts, in callers' turns; None where any may."""
+        return self._tokens.thread
+
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that the tokenizer puts around one.
 
@@ -134,7 +140,8 @@ class LanguageText:
         return "".join([*(found.push(token) for token in ids), found.end()])
 
     def close(self) -> None:
-        """End the process of the template; what is asked later starts another."""
+        """End the processes of the tokenizer and the template."""
+        self._tokens.close()
         if self._template is not None:
             self._template.close()
 

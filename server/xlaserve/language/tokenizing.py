@@ -2,20 +2,30 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import InvalidModel, repeatable
 from xlaserve.language import decoders, files
+from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language.linear import is_linear
 from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
+from xlaserve.language.turns import CallerThread
 from xlaserve.language_errors import (
     NotText,
     SpelledSpecialToken,
     TextNotInstalled,
+    TextProcessLost,
     TextTooLong,
+    TokenizerFailed,
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
+
+LIMITS = Limits(cpu_seconds=1.0, memory_bytes=512 << 20)
+"""What a text may take of a tokenizer that is not known to be quick. A megabyte takes half."""
+_SCRIPT = Path(__file__).with_name("tokenizer_process.py")
 
 MOST_CHARACTERS = 8 << 20
 """The longest text that is turned into tokens at once."""
@@ -35,11 +45,19 @@ class Tokens:
         special = {token["id"]: token["content"] for token in added if token.get("special")}
         self.special: Mapping[int, str] = special
         self.decoder = decoders.read(found.get("decoder"))
-        self._tokenizer = _make(found, added, model)
+        written = _changed(found, added)
+        self._tokenizer = _make(written, model)
         unknown = _unknown(found.get("model"))
-        _check_unknown(unknown, found.get("model"), self._tokenizer)
         self._controls = {id_: text for id_, text in special.items() if text != unknown}
         """Special tokens but for the one that stands for what no token spells."""
+        self._limited: Limited | None = None
+        self.thread: CallerThread | None = None
+        """The thread for texts, in callers' turns; None where any will do, as a text is quick."""
+        if not is_linear(found):
+            first = {"file": written, "controls": list(self._controls)}
+            self._limited = Limited(_SCRIPT, LIMITS, first, called="tokenizer", model=model)
+            self.thread = CallerThread(f"tokens {model}")
+        self._check_unknown(unknown, found.get("model"))
         try:
             self.marks = Marks(special.values())
         except RecursionError:
@@ -70,6 +88,8 @@ class Tokens:
         Blocks, without the lock of the interpreter. Raises InvalidRequest.
         """
         self._checked(text)
+        if self._limited is not None:
+            return self._made_elsewhere(text, adds_special=adds_special)
         try:
             # A batch of one: `encode` keeps the lock of the interpreter, for seconds if the text
             # is long.
@@ -77,27 +97,73 @@ class Tokens:
         except (UnicodeEncodeError, TypeError):
             # The package says that a string with half of a pair is no string.
             raise NotText(self._model) from None
-        self._check_special(text, found)
         ids: list[int] = found.ids
+        if not self._controls.keys().isdisjoint(ids):
+            self._check_special(text, ids, found.special_tokens_mask, found.offsets)
         return ids
+
+    def close(self) -> None:
+        """End the thread and the process of texts that may take long; a later text has neither."""
+        if self.thread is not None and self._limited is not None:
+            self.thread.close()
+            self._limited.close()
+
+    def _made_elsewhere(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the tokens of a text from a process that ends where that takes too much."""
+        assert self._limited is not None
+        asked = {"text": text, "adds_special": adds_special}
+        try:
+            try:
+                found = self._limited.ask(asked)
+            except (OSError, TookTooMuch):
+                # No fault of the text, which a fork of the process takes: another is started.
+                found = self._limited.ask(asked)
+        except UnicodeEncodeError:
+            raise NotText(self._model) from None
+        except (OSError, TookTooMuch) as error:
+            raise TextProcessLost(self._model, str(error)) from error
+        if "over" in found:
+            raise TokenizerFailed(self._model, f"that takes more than {LIMITS}")
+        if "ids" not in found:
+            raise TokenizerFailed(self._model, found["failed"])
+        ids: list[int] = found["ids"]
+        if "offsets" in found:
+            self._check_special(text, ids, found["special_tokens_mask"], found["offsets"])
+        return ids
+
+    def _check_unknown(self, unknown: str | None, model: Any) -> None:
+        """Raise InvalidModel where the token for unknown text is missing, and is needed."""
+        vocab = model.get("vocab") if unknown is not None else None
+        if unknown is None or not isinstance(vocab, dict) or unknown in vocab:
+            return
+        try:
+            # Of bytes, as of every character, a vocabulary may be complete without it.
+            self.encode_marked(_RARE)
+        except Exception as error:
+            raise InvalidModel(
+                f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
+                f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"
+            ) from None
 
     def _checked(self, text: str) -> str:
         if len(text) > MOST_CHARACTERS:
             raise TextTooLong(self._model, MOST_CHARACTERS, len(text))
         return text
 
-    def _check_special(self, text: str, found: "Encoding") -> None:
+    def _check_special(
+        self,
+        text: str,
+        ids: Sequence[int],
+        mask: Sequence[int],
+        offsets: Sequence[Sequence[int]],
+    ) -> None:
         """Raise SpelledSpecialToken for a special token that other characters became.
 
         A vocabulary that has it as an ordinary token too may spell it so, and a normalizer may
         turn other characters into its own.
         """
-        ids, controls = found.ids, self._controls
-        if controls.keys().isdisjoint(ids):
-            return
-        for token, added, (begin, end) in zip(
-            ids, found.special_tokens_mask, found.offsets, strict=True
-        ):
+        controls = self._controls
+        for token, added, (begin, end) in zip(ids, mask, offsets, strict=True):
             if (
                 not added
                 and token in controls
@@ -148,27 +214,8 @@ def _unknown(model: Any) -> str | None:
     return unknown if isinstance(unknown, str) else None
 
 
-def _check_unknown(unknown: str | None, model: Any, tokenizer: "Tokenizer") -> None:
-    """Raise InvalidModel where a token that stands for unknown text is missing, and is needed."""
-    vocab = model.get("vocab") if unknown is not None else None
-    if unknown is None or not isinstance(vocab, dict) or unknown in vocab:
-        return
-    try:
-        # Of bytes, as of every character, a vocabulary may be complete without it.
-        tokenizer.encode_batch([_RARE])
-    except Exception as error:
-        raise InvalidModel(
-            f"{files.TOKENIZER}: expected unk_token in the vocabulary, got "
-            f"'{repeatable(unknown)}', which is not there: {str(error)[:400]}"
-        ) from None
-
-
-def _make(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]], model: str) -> "Tokenizer":
-    """Make a tokenizer that takes marks out of the text that remains between special tokens."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise TextNotInstalled(model, "tokenizers") from None
+def _changed(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> str:
+    """Return a file that takes marks out of the text that remains between special tokens."""
     normalizers = [*NORMALIZERS]
     if found.get("normalizer") is not None:
         normalizers.append(found["normalizer"])
@@ -184,8 +231,16 @@ def _make(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]], model: s
         "truncation": None,
         "padding": None,
     }
+    return json.dumps(changed)
+
+
+def _make(written: str, model: str) -> "Tokenizer":
     try:
-        return Tokenizer.from_str(json.dumps(changed))
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise TextNotInstalled(model, "tokenizers") from None
+    try:
+        return Tokenizer.from_str(written)
     except BaseException as error:
         # What panics in Rust is no Exception.
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):

@@ -22,10 +22,9 @@ from xlaserve.models.computation import (
     Computation,
     Tree,
     neutral,
-    newest_stablehlo,
     parsed,
-    stablehlo_version,
     to_artifact,
+    too_new,
 )
 from xlaserve.models.files import FileRecord
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Durable, Manifest
@@ -261,20 +260,13 @@ def _deserialize_refused(
 
 
 def _unreadable(name: str, jax_version: str, module: bytes, error: Exception) -> InvalidModel:
-    reason = _first_line(error)
-    newest = newest_stablehlo()
-    if (version := stablehlo_version(module)) and _numbers(version) > _numbers(newest):
-        reason = f"it is StableHLO {version}, {newest} is the newest that can be read"
+    reason = too_new(module, jax_version[:32]) or _first_line(error)
     written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
     return InvalidModel(
         f"{name} {written}cannot be read by the jax {jax.__version__} that runs here: {reason}. "
         "Unless it is damaged, `xlaserve repo migrate` mends it where the jax that wrote it runs, "
         "or a newer one. Export it again otherwise"
     )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 @dataclass(frozen=True, slots=True)

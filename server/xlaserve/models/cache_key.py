@@ -7,20 +7,13 @@ import hashlib
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from typing import Any, cast
 
 import jax
 
+from xlaserve.models import plugins
 from xlaserve.models.compilation_cache import processor
 from xlaserve.models.sites import Site
-
-_PLUGINS: Mapping[str, Sequence[str]] = {
-    "cpu": (),
-    "cuda": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
-    "tpu": ("libtpu",),
-}
 
 _CONFIGURATION = (
     "jax_enable_x64",
@@ -63,10 +56,11 @@ def environment(
     platform_version = str(device.client.platform_version).removeprefix(_C_API)
     if is_ahead and site.platform == "cuda":
         platform_version = UNKNOWN
+    installed = plugins.versions(site.platform)
     described = {
         "jax": jax.__version__,
-        "jaxlib": _version("jaxlib"),
-        "plugin": ", ".join(_versions(_PLUGINS.get(site.platform, ()))),
+        "jaxlib": plugins.version("jaxlib"),
+        "plugin": ", ".join(f"{name} {found}" for name, found in installed.items()),
         "platform": site.platform,
         "platform_version": platform_version,
         "device_kind": str(device.device_kind),
@@ -148,20 +142,6 @@ _SHOWN_CHARACTERS = 200
 
 def _shown(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-@cache
-def _version(name: str) -> str:
-    """Return the version of a package, which takes a millisecond to find: each program asks."""
-    return metadata.version(name)
-
-
-def _versions(names: Iterable[str]) -> Iterable[str]:
-    for name in names:
-        try:
-            yield f"{name} {_version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
 
 
 def _topology(site: Site) -> str:

@@ -1,5 +1,6 @@
 """The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -7,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import structlog
+
+from xlaserve.cache_home import cache_home
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
@@ -42,6 +46,7 @@ _IDLE_SECONDS = 60.0
 """After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
 than a second of a core."""
 _GPU_PREFIX = "gpu_"
+_DAY_SECONDS = 86_400.0
 _NEVER = 2**31 - 1
 """Fewest operations of a command buffer, where there is to be none."""
 
@@ -71,6 +76,14 @@ class XlaOptions:
         if self.autotune_directory:
             options[AUTOTUNE_OPTION] = self.autotune_directory
         return options
+
+    def compiled(self, lowered: Any, site: Any) -> Any:
+        """Return a program for a Site, as JAX lowered it, compiled with its options.
+
+        Every program that a server executes on its devices is compiled here.
+        """
+        options = self.for_site(site.platform, len(site.devices))
+        return lowered.compile(compiler_options=options or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +133,27 @@ class Compilation:
             self.store.close(_CLOSING_SECONDS)
 
 
+_log = structlog.get_logger("compilation")
+
+
 def flags() -> str:
     """Return the flags of XLA that this process was started with and may change a program."""
     words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
     return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
+
+
+def _directory(text: str) -> Path | None:
+    """Return where compiled programs are kept; None for nowhere."""
+    if text in ("", NO_CACHE):
+        return None
+    if text != AUTO:
+        return Path(text)
+    try:
+        return cache_home("xlaserve", SETTING)
+    except InvalidSettings as error:
+        # What nobody asked for ends no start.
+        _log.warning("compiled programs are not kept", reason=str(error))
+        return None
 
 
 def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
@@ -137,9 +167,13 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     if URL in text:
         # As a path it would be a directory of that name, which nobody looks for.
         raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
-    if text not in ("", NO_CACHE):
-        directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
-        cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
+    directory = _directory(text)
+    if directory is not None:
+        cache = CompilationCache(
+            directory,
+            settings.compilation_cache_max_bytes,
+            settings.compilation_cache_max_days * _DAY_SECONDS or math.inf,
+        )
     autotune = ""
     if cache is not None and settings.gpu_autotune_cache:
         autotune = str(cache.directory / AUTOTUNE)

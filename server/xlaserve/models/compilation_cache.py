@@ -6,6 +6,7 @@ and what it names by its sha256. Both are renamed into place whole.
 """
 
 import hashlib
+import math
 import os
 import platform
 import re
@@ -120,9 +121,11 @@ def count_lookup(counts: ProgramCounts, found: Entry | Unusable | None, seconds:
 class CompilationCache:
     """The cache of compiled programs, by target and name, limited in bytes. Thread-safe."""
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int, max_age_seconds: float = math.inf) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
+        self.max_age_seconds = max_age_seconds
+        """Seconds for which a program is kept that is not used."""
         self.counts = ProgramCounts()
         self._lock = threading.Lock()
         """Held for what follows."""
@@ -167,23 +170,37 @@ class CompilationCache:
         """Make the directory that XLA writes to by itself; raises InvalidSettings."""
         self.prepare(AUTOTUNE)
 
-    def read(self, target: str, name: str) -> Entry | Unusable | None:
-        """Return an entry, why it cannot be used, or None where there is none. Blocks."""
+    def read(self, target: str, *names: str) -> Entry | Unusable | None:
+        """Return the entry of the first of these names that has one, or why it cannot be used.
+
+        None where none has. Blocks.
+        """
         if not self._is_prepared:
             return None
         began = time.perf_counter()
-        try:
-            with _opened(self.directory / target) as directory:
-                found: Entry | Unusable | None = self._read(directory, name)
-        except FileNotFoundError:
-            found = None
-        except (OSError, ValueError) as error:
-            found = Unusable(f"it cannot be read: {error}")
+        found = next((one for name in names if (one := self._found(target, name))), None)
         count_lookup(self.counts, found, time.perf_counter() - began)
         return found
 
+    def _found(self, target: str, name: str) -> Entry | Unusable | None:
+        try:
+            with _opened(self.directory / target) as directory:
+                return self._read(directory, name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return Unusable(f"it cannot be read: {error}")
+
+    def latest(self, target: str, prefix: str) -> Key | None:
+        """Return the key that was written last, of those whose names begin so. Blocks."""
+        found = (self.directory / target).glob(_key_name(f"{prefix}*"))
+        for path in sorted(found, key=_written, reverse=True):
+            with suppress(OSError, ValueError), _opened(path.parent) as directory:
+                return _key(directory, path.stem, is_used=False)
+        return None
+
     def _read(self, directory: int, name: str) -> Entry | Unusable:
-        key = msgspec.json.decode(_trusted(directory, _key_name(name), MAX_KEY_BYTES), type=Key)
+        key = _key(directory, name)
         if problem := key.problem:
             return Unusable(problem)
         executable = _trusted(directory, _executable_name(key.sha256), self.max_bytes)
@@ -231,8 +248,9 @@ class CompilationCache:
     def _prune(self, most: int) -> None:
         files = sorted(_files(self.directory), key=lambda file: file.used)
         self._bytes = sum(file.size for file in files)
+        oldest = time.time() - self.max_age_seconds
         for file in files:
-            if self._bytes <= most:
+            if self._bytes <= most and file.used >= oldest:
                 return
             # Another server may use the same directory, and have removed it; or nobody may.
             with suppress(OSError):
@@ -282,6 +300,18 @@ def _files(directory: Path) -> Iterator[_File]:
             yield _File(path, found.st_size, max(found.st_atime, found.st_mtime))
 
 
+def _written(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _key(directory: int, name: str, *, is_used: bool = True) -> Key:
+    text = _trusted(directory, _key_name(name), MAX_KEY_BYTES, is_used=is_used)
+    return msgspec.json.decode(text, type=Key)
+
+
 def _key_name(name: str) -> str:
     return f"{name}.json"
 
@@ -309,7 +339,7 @@ def _check_owned(found: os.stat_result, others: int) -> None:
         raise PermissionError(f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})")
 
 
-def _trusted(directory: int, name: str, limit: int) -> bytes:
+def _trusted(directory: int, name: str, limit: int, *, is_used: bool = True) -> bytes:
     """Read a file that only this user can have written; raises OSError or ValueError."""
     with os.fdopen(os.open(name, _AS_FILE, dir_fd=directory), "rb") as file:
         found = os.fstat(file.fileno())
@@ -319,8 +349,9 @@ def _trusted(directory: int, name: str, limit: int) -> bytes:
         if found.st_size > limit:
             raise ValueError(f"it has {found.st_size} bytes, expected {limit} at most")
         # Not every file system notes when a file was read.
-        with suppress(OSError):
-            os.utime(file.fileno())
+        if is_used:
+            with suppress(OSError):
+                os.utime(file.fileno())
         return file.read(limit)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -26,17 +27,30 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters import mlir
 
-from xlaserve.models import dimensions
+from xlaserve.models import composites, dimensions
 
-STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
-"""Versions that are written, the first that can express all of a function. The first is read by jax
-0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
+READ_FROM: Mapping[str, str] = MappingProxyType(
+    {
+        "1.11.0": "0.6.2",
+        "1.14.0": "0.9.2",
+        "1.16.0": "0.10.0",
+        "1.17.0": "0.10.2",
+        "1.18.0": "0.11.2",
+    }
+)
+"""Versions of StableHLO that are written, the first of them that can express all of a function,
+with the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
+STABLEHLO_VERSIONS = ("1.11.0", "1.14.0", "1.16.0")
+"""Those that every JAX reads that a server runs on. A module in another one does not last."""
 
 _HINT = "sdy.sharding_rule"
 """The attribute of a custom call that says how it may be split over devices."""
 
 _SHOWN_ELEMENTS = 16
 """Most elements of a constant in a text; longer ones are left out."""
+
+_OPERATION = re.compile(r"operation '(?:vhlo\.)?([\w.]+)'")
+_REASON_CHARACTERS = 200
 
 _MAX_FRAMES = 64
 """Kinds of arguments and results that are remembered; each takes some kilobytes."""
@@ -201,10 +215,10 @@ def text_of(module: bytes) -> str:
 def portable(module: bytes) -> bytes:
     """Write a portable artifact again in the oldest of our versions of StableHLO that can say it.
 
-    One that none of them can say stays as it is: `is_lasting` tells. Raises as `parsed` does.
+    One that none of them can say stays as it is: `not_lasting` tells. Raises as `parsed` does.
     """
     with _plain(module) as whole:
-        for version in STABLEHLO_VERSIONS:
+        for version in READ_FROM:
             try:
                 return _serialized(whole, version)
             except ValueError:
@@ -213,8 +227,42 @@ def portable(module: bytes) -> bytes:
 
 
 def is_lasting(module: bytes) -> bool:
-    """Tell whether a portable artifact is in one of the versions of StableHLO that are written."""
+    """Tell whether every JAX that a server runs on reads a portable artifact."""
     return stablehlo_version(module) in STABLEHLO_VERSIONS
+
+
+def not_lasting(module: bytes, written_by: str = "") -> str:
+    """Say by which JAX a portable artifact is read that not all read, and why; empty for others.
+
+    `written_by` is the version of the JAX that wrote it, the one that runs where it is empty.
+    """
+    if is_lasting(module):
+        return ""
+    version, newest = stablehlo_version(module), STABLEHLO_VERSIONS[-1]
+    reads = READ_FROM.get(version, written_by or jax.__version__)
+    return (
+        f"it is StableHLO {version}, which jax {reads} and newer read, and not {newest}, which is "
+        f"read from {READ_FROM[newest]} on: {_obstacle(module)}"
+    )
+
+
+def _obstacle(module: bytes) -> str:
+    """Say what keeps a portable artifact from an older version of StableHLO."""
+    heard: list[str] = []
+
+    def hear(diagnostic: Any) -> bool:
+        heard.append(str(diagnostic.message))
+        return True
+
+    with _plain(module) as whole, whole.context.attach_diagnostic_handler(hear):
+        try:
+            _serialized(whole, STABLEHLO_VERSIONS[-1])
+        except ValueError as error:
+            heard.append(str(error))
+    found = next((_OPERATION.search(text) for text in heard if _OPERATION.search(text)), None)
+    if found is not None:
+        return f"that has no word for {found[1]}"
+    return (heard or ["it is written in a newer one"])[0].splitlines()[0][:_REASON_CHARACTERS]
 
 
 def neutral(module: bytes) -> bytes:
@@ -236,13 +284,15 @@ def is_same(left: bytes, right: bytes) -> bool:
 
 @contextmanager
 def _plain(module: bytes) -> Iterator[Any]:
-    """Read a portable artifact as `parsed` does, without hints that StableHLO cannot say.
+    """Read a portable artifact as `parsed` does, without what only new versions of StableHLO say.
 
-    JAX says of linear algebra how it may be split over devices. An artifact here is for one device.
+    JAX says of linear algebra how it may be split over devices, and an artifact here is for one.
     """
     with parsed(module) as whole:
         if _HINT.encode() in module:
             whole.operation.walk(_without_hint)
+        if composites.MARK.encode() in module:
+            composites.without_composites(whole)
         # It would write to stderr what it cannot say, where that is no failure.
         heard = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
         with heard:
@@ -274,6 +324,23 @@ def stablehlo_version(module: bytes) -> str:
     """Return the version of StableHLO in which a portable artifact is written; empty if unknown."""
     found = _VERSION.match(module)
     return found[1].decode() if found else ""
+
+
+def too_new(module: bytes, written_by: str) -> str:
+    """Say that a portable artifact is newer than the JAX that runs reads; empty for any other.
+
+    `written_by` is the version of the JAX that wrote it, empty where that is not known.
+    """
+    version, newest = stablehlo_version(module), newest_stablehlo()
+    if not version or _numbers(version) <= _numbers(newest):
+        return ""
+    by = READ_FROM.get(version, written_by)
+    way_out = f": serve it with jax {by} or newer" if by else ""
+    return f"it is StableHLO {version}, {newest} is the newest that can be read{way_out}"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def newest_stablehlo() -> str:

@@ -14,6 +14,7 @@ from xlaserve.models import files, manifest, onnx_source, weights
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.generation import record as generator
 from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.written_by import Writer
 from xlaserve.tensors import describe
 
 _CHUNK_BYTES = 1 << 20
@@ -131,6 +132,7 @@ def _read_exported(version: Path, config: ModelConfig, roots: Roots, found: Cont
         "max_batch_size": described.max_batch_size,
         "platforms": ", ".join(described.platforms),
         "jax_version": described.jax_version,
+        "written_by": described.written_by,
         "exported_at": described.exported_at,
         "rows": "" if verdict is None else verdict,
         "steps": "" if described.steps is None else described.steps,
@@ -143,9 +145,11 @@ def _read_exported(version: Path, config: ModelConfig, roots: Roots, found: Cont
 
 def _read_generator(version: Path, config: ModelConfig, roots: Roots, found: Contents) -> None:
     record = generator.read(version, roots)
+    writer = Writer.of(record.jax_version)
     facts = {
         "platforms": ", ".join(record.platforms),
-        "jax_version": record.jax_version,
+        "jax_version": writer.jax,
+        **({"written_by": writer.xlaserve} if writer.xlaserve else {}),
         "vocab": record.vocab,
         "max_length": record.max_length,
         "stop_tokens": ", ".join(map(str, record.stop_tokens)),

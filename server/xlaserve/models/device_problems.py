@@ -4,8 +4,9 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
+
+from xlaserve.models import plugins
 
 _LOGGER = "jax._src.xla_bridge"
 _CONFIGURATION = "Jax plugin configuration error"
@@ -42,10 +43,6 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
 }
 """Patterns of messages and their meanings, by platform. The first that fits counts."""
 
-_WHEELS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "cuda": ("cuda12", ("jax-cuda12-plugin", "jax-cuda13-plugin")),
-    "tpu": ("tpu", ("libtpu",)),
-}
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """JAX does not try CUDA where none of them is there."""
 
@@ -79,9 +76,8 @@ def reason(device: str, running_on: str, said: Sequence[str]) -> str:
         for pattern, meaning in _KNOWN.get(device, ()):
             if re.search(pattern, text):
                 return f"{meaning} ({_line(text)})"
-    extra, wheels = _WHEELS.get(device, ("", ()))
-    if wheels and not any(map(_is_installed, wheels)):
-        return f"{wheels[0]} is not installed: pip install 'xlaserve[{extra}]'"
+    if missing := plugins.missing(device):
+        return missing
     if said:
         return _line(said[0])
     if device == "cuda" and not any(Path(name).exists() for name in _GPU_FILES):
@@ -92,11 +88,3 @@ def reason(device: str, running_on: str, said: Sequence[str]) -> str:
 def _line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines)[:_SHOWN_CHARACTERS] or "JAX says nothing of it"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -151,7 +151,10 @@ class Executables:
 
     def _compiled(self, wanted: Wanted) -> jax.stages.Compiled:
         self.compiled += 1
-        return self.lowered(wanted).compile(compiler_options=self._options(wanted.site) or None)
+        compiled: jax.stages.Compiled = self._compilation.options.compiled(
+            self.lowered(wanted), wanted.site
+        )
+        return compiled
 
     def _compiled_somewhere(
         self, wanted: Wanted, check_cancelled: Callable[[], None], *, is_niced: bool

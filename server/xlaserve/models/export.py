@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import jax
 import structlog
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel, InvalidReference
 from xlaserve.models import files, manifest, parameter_files, read_back, weights
 from xlaserve.models.artifact import durable_of
 from xlaserve.models.buckets import MAX_BUCKETS
-from xlaserve.models.computation import STABLEHLO_VERSIONS, is_lasting, stablehlo_version
+from xlaserve.models.computation import not_lasting
 from xlaserve.models.declared import (
     Inputs,
     checked_sizes,
@@ -153,7 +154,7 @@ class Exportable:
             made.chmod(0o755)
             temporary.replace(made, target)
         unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
-        lasts = _not_lasting(lowered.computation.module)
+        lasts = not_lasting(lowered.computation.module)
         for told in filter(None, (notice, untried, unsized, lasts, *_not_for(lowered))):
             (on_notice or partial(_log_notice, target))(told)
         return target
@@ -371,17 +372,6 @@ def _unsized(
     )
 
 
-def _not_lasting(module: bytes) -> str:
-    """Say how far an artifact can be read that is in no version of StableHLO that lasts."""
-    if is_lasting(module):
-        return ""
-    return (
-        f"it is StableHLO {stablehlo_version(module)} and not {STABLEHLO_VERSIONS[-1]}, which has "
-        f"no word for one of its operations: no jax before {jax.__version__} can be relied on to "
-        "read it. With platforms=['cpu'] it may have others"
-    )
-
-
 def _not_for(lowered: Lowered) -> list[str]:
     return [
         f"it will not run on {platform}, which has no kernel for '{primitive}'"
@@ -412,6 +402,7 @@ def _write_files(directory: Path, lowered: Lowered) -> Manifest:
         platforms=lowered.computation.platforms,
         jax_version=jax.__version__,
         exported_at="",
+        written_by=build.version(),
         durable=durable_of(lowered.computation),
     )
 

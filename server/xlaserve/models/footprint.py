@@ -31,19 +31,27 @@ class Footprint:
     """Bytes that it has besides for as long as it is there."""
     code_bytes: int = 0
     """0 where nobody says, as on the CPU."""
+    workspace_bytes: int = 0
+    """Bytes among the temporaries that a library takes for a call; known of generators alone."""
 
     @staticmethod
-    def of(executable: Any, *, accelerated: bool = False) -> "Footprint":
+    def of(
+        executable: Any, *, accelerated: bool = False, kept_bytes: int | None = None
+    ) -> "Footprint":
         """Return what the compiler says of a `jax.stages.Compiled`; zeros where it says nothing.
 
-        It is one that takes parameters, and then inputs. `accelerated`: not for the host.
+        It is one that takes parameters, and then inputs; or `kept_bytes` of its arguments stay.
+        `accelerated`: not for the host.
         """
         found = executable.memory_analysis()
         if found is None:
             return Footprint()
         arguments, outputs = found.argument_size_in_bytes, found.output_size_in_bytes
         aliased, temporaries = found.alias_size_in_bytes, found.temp_size_in_bytes
-        parameters, as_arrays = _parameters(executable)
+        if kept_bytes is None:
+            parameters, as_arrays = _parameters(executable)
+        else:
+            parameters = as_arrays = min(kept_bytes, arguments)
         whole = getattr(found, "total_allocation_bytes", 0)
         return Footprint(
             parameters,

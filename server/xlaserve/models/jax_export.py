@@ -378,7 +378,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
     if not version.signature.is_open:
         return SteppedModel(context.model, model, steps, most)
     admit = partial(context.mappings.admit, context.model)
-    return SteppedRows(context.model, model, steps, most, admit)
+    return SteppedRows(context, model, steps, most, admit)
 
 
 def compiled(

@@ -12,8 +12,8 @@ import jax
 import structlog
 
 from xlaserve.models import cache_key, serialized
-from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
-from xlaserve.models.compilation_cache import Entry, Unusable, name_of
+from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, XlaOptions, flags
+from xlaserve.models.compilation_cache import CompilationCache, Entry, Unusable, name_of
 from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.sites import Site
 
@@ -26,8 +26,23 @@ class Place:
 
     target: str
     name: str
+    """That of the program, whatever it was compiled by."""
     program: Mapping[str, str]
     environment: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names that it may have in a directory, its own first.
+
+        Each names the environment too, so that several versions keep their programs side by side.
+        """
+        environments = [self.environment]
+        if self.environment.get("platform") == "cuda":
+            # As it was compiled where there was no such device.
+            environments.append({**self.environment, "platform_version": cache_key.UNKNOWN})
+        names = [f"{self.name}-{name_of(one)}" for one in environments]
+        # The last is what versions of before wrote.
+        return tuple(dict.fromkeys((*names, self.name)))
 
     @property
     def names_in_store(self) -> tuple[str, ...]:
@@ -56,6 +71,11 @@ class KeptPrograms:
         self._told: set[str] = set()
         """Reasons that were logged. Batch sizes that are compiled later have the same."""
 
+    @property
+    def options(self) -> XlaOptions:
+        """Return the options of the programs, which their keys hold."""
+        return self._compilation.options
+
     def described(
         self,
         site: Site,
@@ -81,7 +101,7 @@ class KeptPrograms:
     def has(self, place: Place) -> bool:
         """Tell whether the cache has a program, which may be of devices that are not there."""
         assert self._compilation.cache is not None
-        there = self._compilation.cache.read(place.target, place.name)
+        there = self._compilation.cache.read(place.target, *place.names)
         return isinstance(there, Entry) and not _difference(place, there)
 
     def find(
@@ -94,9 +114,11 @@ class KeptPrograms:
         """
         cache, store = self._compilation.cache, self._compilation.store
         if cache is not None:
-            read = cache.read(place.target, place.name)
+            read = cache.read(place.target, *place.names)
             found = self._usable(place, read, load, is_run=is_run)
             _recount(cache.counts, read, found)
+            if read is None and store is None:
+                self._drop_others(cache, place)
             if found is not None or store is None:
                 return found
         if store is None:
@@ -108,8 +130,15 @@ class KeptPrograms:
             if read is not None:
                 self._spoiled.add(place.name)
         elif cache is not None and isinstance(read, Entry):
-            cache.write(place.target, place.name, read)
+            cache.write(place.target, place.names[0], read)
         return found
+
+    def _drop_others(self, cache: CompilationCache, place: Place) -> None:
+        """Note what of the environment differs where only others have compiled a program."""
+        other = cache.latest(place.target, f"{place.name}-")
+        if other is not None:
+            difference = cache_key.first_difference(place.environment, other.environment)
+            self.drop(difference or "it was compiled by another environment")
 
     def _usable(
         self,
@@ -165,7 +194,7 @@ class KeptPrograms:
             return
         entry = Entry(place.program, place.environment, data, self._compilation.is_ahead)
         if self._compilation.cache is not None:
-            self._compilation.cache.write(place.target, place.name, entry)
+            self._compilation.cache.write(place.target, place.names[0], entry)
         if self._compilation.store is not None:
             is_again = is_again or place.name in self._spoiled
             name = place.names_in_store[0]

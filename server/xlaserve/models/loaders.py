@@ -15,6 +15,7 @@ from xlaserve.models import (
     placement,
     plain_artifact,
     ragged,
+    replaced,
     reshaping,
     sizes,
     target_sizes,
@@ -187,12 +188,7 @@ def prepare(compilation: Compilation, platform: str) -> None:
         processes.start_ahead(_START_SECONDS)
 
 
-def load(path: Path, context: LoadContext) -> LoadedModel:
-    """Load a version directory, or a model that is one file, compiled and warmed. Blocks.
-
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
-    memory then.
-    """
+def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     context.check_cancelled()
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
@@ -221,6 +217,17 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
         return model
     wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
     return wrap(model, path, context)
+
+
+def load(path: Path, context: LoadContext) -> LoadedModel:
+    """Load a version directory, or a model that is one file, compiled and warmed. Blocks.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
+    memory then. What a migration has replaced is removed once its successor is loaded.
+    """
+    model = _loaded(path, context)
+    replaced.forget(path)
+    return model
 
 
 def _check_embedding(model: LoadedModel, declaration: Declared, config: ModelConfig) -> None:

@@ -8,13 +8,14 @@ from types import MappingProxyType
 import msgspec
 
 from xlaserve.errors import InvalidModel, UnknownDatatype
-from xlaserve.models import files, target_sizes
+from xlaserve.models import files, target_sizes, written_by
 from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.files import FileRecord
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.steps import Steps
 from xlaserve.models.target_sizes import Recorded, TargetSizes
+from xlaserve.models.written_by import Writer
 from xlaserve.tensors import TensorSpec, datatype_named
 
 FILE_NAME = "model.json"
@@ -78,6 +79,8 @@ class Manifest:
     """Version of the JAX that exported the artifact; others may be too old or new to read it."""
     exported_at: str
     """RFC 3339, in UTC."""
+    written_by: str = ""
+    """The build of xlaserve that wrote it; empty in files of before."""
     durable: Durable | None = None
     """None where there is no StableHLO file, only what `jax.export` wrote."""
     batch_independent: bool | None = None
@@ -194,6 +197,7 @@ class _Kind(msgspec.Struct):
 
     format_version: int
     kind: str
+    jax_version: str = ""
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> Manifest:
@@ -218,15 +222,15 @@ def write(directory: Path, manifest: Manifest) -> FileRecord:
 
 def _check_kind(start: _Kind) -> None:
     if not 1 <= start.format_version <= FORMAT_VERSION:
-        raise InvalidModel(
-            f"{FILE_NAME} has format version {start.format_version}, "
-            f"this server reads versions 1 to {FORMAT_VERSION}"
-        )
+        found = f"has format version {start.format_version}"
+        reads = f"versions 1 to {FORMAT_VERSION}"
+        raise InvalidModel(written_by.not_read(FILE_NAME, found, reads, start.jax_version))
     if start.kind != KIND:
         raise InvalidModel(f"{FILE_NAME} is of kind '{start.kind[:64]}', expected '{KIND}'")
 
 
 def _from_document(document: _Document) -> Manifest:
+    writer = Writer.of(document.jax_version)
     manifest = Manifest(
         inputs=_specs("input", document.inputs),
         outputs=_specs("output", document.outputs),
@@ -237,8 +241,9 @@ def _from_document(document: _Document) -> Manifest:
             {name: FileRecord(file.bytes, file.sha256) for name, file in document.files.items()}
         ),
         platforms=tuple(document.platforms),
-        jax_version=document.jax_version,
+        jax_version=writer.jax,
         exported_at=document.exported_at,
+        written_by=writer.xlaserve,
         durable=_durable(document.durable),
         batch_independent=document.batch_independent,
         compiled_shapes=MappingProxyType(
@@ -265,7 +270,7 @@ def _to_document(manifest: Manifest) -> _Document:
     return _Document(
         format_version=_version_of(manifest),
         kind=KIND,
-        jax_version=manifest.jax_version,
+        jax_version=Writer(manifest.jax_version, manifest.written_by).text,
         exported_at=manifest.exported_at,
         platforms=list(manifest.platforms),
         max_batch_size=manifest.max_batch_size,

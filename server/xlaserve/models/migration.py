@@ -4,11 +4,9 @@
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +15,9 @@ import jax
 import jax.export
 import msgspec
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files, loaders, manifest, read_back, single_file
+from xlaserve.models import artifact, files, loaders, manifest, read_back, replaced, single_file
 from xlaserve.models.computation import (
     Computation,
     is_lasting,
@@ -33,6 +32,7 @@ from xlaserve.models.config_text import read_config
 from xlaserve.models.generation import record as generator
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.models.written_by import Writer
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 _SUFFIX = Path(ARTIFACT).suffix
@@ -48,6 +48,8 @@ class Result(StrEnum):
     """Something is to be done, and was not because it was only asked."""
     SKIPPED = "skipped"
     """It is nothing that can be migrated."""
+    RESTORED = "restored"
+    """It is as it was before it was migrated."""
     FAILED = "failed"
     """It is as it was."""
 
@@ -59,6 +61,16 @@ class Outcome:
     path: Path
     result: Result
     detail: str = ""
+    notes: str = field(default="", compare=False)
+    """Where its former state is kept, and what no migration can bring back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What was done, or is due; empty where nothing is."""
+
+    done: list[str]
+    notes: list[str]
 
 
 def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
@@ -74,6 +86,21 @@ def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
         yield _outcome(path, dry_run)
     else:
         yield from _in_directory(path, dry_run)
+
+
+def undo(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
+    """Put back what migrations have replaced and nobody has loaded since; yield each."""
+    for found in replaced.kept_below(path.absolute()):
+        try:
+            done = dry_run or replaced.put_back(found)
+        except OSError as error:
+            yield Outcome(found, Result.FAILED, str(error))
+            continue
+        changed = "" if done else "was written by something else since, and stays"
+        if not done:
+            yield Outcome(found, Result.SKIPPED, changed)
+        else:
+            yield Outcome(found, Result.DUE if dry_run else Result.RESTORED)
 
 
 def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
@@ -109,48 +136,50 @@ def _outcome(path: Path, dry_run: bool) -> Outcome:
         done = _migrate_file(path, dry_run) if path.is_file() else _migrate_version(path, dry_run)
     except (InvalidModel, OSError) as error:
         return Outcome(path, Result.FAILED, str(error))
-    if not done:
+    if not done.done:
         return Outcome(path, Result.CURRENT)
-    return Outcome(path, Result.DUE if dry_run else Result.MIGRATED, ", ".join(done))
+    result = Result.DUE if dry_run else Result.MIGRATED
+    return Outcome(path, result, ", ".join(done.done), "; ".join(done.notes))
 
 
-def _migrate_version(directory: Path, dry_run: bool) -> list[str]:
+def _migrate_version(directory: Path, dry_run: bool) -> _Done:
     """Have a version directory replaced by one with its programs renewed; say what was done.
 
     The new one is written beside it and read back before the old one goes.
     """
-    renew = _KINDS[_manifest_of(directory)]
+    renew = KINDS[_manifest_of(directory)]
     renewal = renew(directory)
     if not renewal.done:
-        return []
+        return _NOTHING
     _check_no_checksum(directory, renewal.writes)
     if not dry_run:
         remove_leftovers(directory.parent)
         with TemporaryDirectory(directory.parent) as temporary:
             staged = temporary.path / directory.name
-            _copy(directory, staged)
+            replaced.copy(directory, staged)
             renewal.write(staged)
             read_back.check(staged)
+            replaced.keep(directory, staged)
             temporary.replace(staged, directory)
-    return renewal.done
+    return _Done(renewal.done, _notes(directory, renewal.lost))
+
+
+def _notes(path: Path, lost: Collection[str]) -> list[str]:
+    """Say until when it can be undone, and what nothing brings back then."""
+    place = replaced.place_of(path)
+    return [
+        f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
+        "one: `xlaserve repo migrate --undo` puts it back until then",
+        *(f"no migration brings back {one}" for one in lost),
+    ]
+
+
+_NOTHING = _Done([], [])
 
 
 def _manifest_of(directory: Path) -> str:
     """Return the name of the manifest that a version directory has; empty where it has none."""
-    return next((name for name in _KINDS if (directory / name).exists()), "")
-
-
-def _copy(directory: Path, target: Path) -> None:
-    """Make a second directory of the same files. None of them is changed: each is replaced."""
-    shutil.copytree(directory, target, symlinks=True, copy_function=_linked)
-
-
-def _linked(source: str, target: str) -> object:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:  # of another user's file, or where the file system has no links
-        return shutil.copy2(source, target, follow_symlinks=False)
-    return target
+    return next((name for name in KINDS if (directory / name).exists()), "")
 
 
 def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
@@ -178,6 +207,8 @@ class _Renewal:
     """The files that are written."""
     write: Callable[[Path], None]
     """Writes them, into a copy of the directory."""
+    lost: Collection[str] = ()
+    """What nothing can make again of the new one, for people."""
 
 
 def _exported(directory: Path) -> _Renewal:
@@ -187,6 +218,7 @@ def _exported(directory: Path) -> _Renewal:
     done: list[str] = []
     changes: dict[str, bytes] = {}
     durable, version = described.durable, described.jax_version
+    lost: list[str] = []
     if durable is None:
         computation = _made_to_last(found)
         durable = artifact.durable_of(computation)
@@ -201,6 +233,8 @@ def _exported(directory: Path) -> _Renewal:
     if refused:
         done.append(f"{ARTIFACT} {refused}, written by jax {jax.__version__}")
         changes[ARTIFACT] = _as_file(found)
+        if ARTIFACT in described.files:
+            lost.append(_bytes_of(ARTIFACT, version))
         version = jax.__version__
 
     def write(target: Path) -> None:
@@ -208,15 +242,26 @@ def _exported(directory: Path) -> _Renewal:
         known = {**described.files, **written}
         manifest.write(
             target,
-            dataclasses.replace(described, files=known, durable=durable, jax_version=version),
+            dataclasses.replace(
+                described,
+                files=known,
+                durable=durable,
+                jax_version=version,
+                written_by=build.version(),
+            ),
         )
 
-    return _Renewal(done, changes, write)
+    return _Renewal(done, changes, write, lost)
+
+
+def _bytes_of(name: str, version: str) -> str:
+    return f"{name} as jax {version} wrote it"
 
 
 def _generator(directory: Path) -> _Renewal:
     described = generator.read(directory)
     done: list[str] = []
+    lost: list[str] = []
     changes: dict[str, bytes] = {}
     for name in (generator.DECODE, generator.CHUNK):
         limit, expected = LIMIT_ARTIFACT_BYTES, described.files[name].record
@@ -224,20 +269,21 @@ def _generator(directory: Path) -> _Renewal:
         if said := _renewed(data, name):
             done.append(f"{name} {said.text}")
             changes[name] = said.data
+            lost.append(_bytes_of(name, Writer.of(described.jax_version).jax))
 
     def write(target: Path) -> None:
         written = dict(described.files)
         for name, data in changes.items():
             file = files.write_atomically(target / name, [data])
             written[name] = generator.File(file.size_bytes, file.sha256)
-        version = jax.__version__
+        version = Writer(jax.__version__, build.version()).text
         record = msgspec.structs.replace(described, files=written, jax_version=version)
         generator.write(target, record)
 
-    return _Renewal(done, changes, write)
+    return _Renewal(done, changes, write, lost)
 
 
-_KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
     {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
 )
 """What is to be done with a version directory, by the manifest that has the hashes of its files."""
@@ -280,11 +326,11 @@ def _renewed(data: bytearray, name: str) -> _Renewed | None:
     return _Renewed(text, _as_file(found))
 
 
-def _migrate_file(path: Path, dry_run: bool) -> list[str]:
+def _migrate_file(path: Path, dry_run: bool) -> _Done:
     data = files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES)
     renewed = _renewed(data, path.name)
     if renewed is None:
-        return []
+        return _NOTHING
     if path.parent.name.isdecimal():
         _check_no_checksum(path.parent, (path.name,))
     if not dry_run:
@@ -292,8 +338,9 @@ def _migrate_file(path: Path, dry_run: bool) -> list[str]:
             staged = temporary.path / path.name
             files.write_atomically(staged, [renewed.data])
             single_file.read_file(staged)
+            replaced.keep(path, staged)
             temporary.replace(staged, path)
-    return [renewed.text]
+    return _Done([renewed.text], _notes(path, [f"{path.name} as the jax that made it wrote it"]))
 
 
 def _as_file(found: Computation) -> bytes:

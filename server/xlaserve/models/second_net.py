@@ -34,7 +34,6 @@ _BATCH_RUNS = 2
 
 _AS_PROVED = "its rows are put together as proved"
 _EXECUTED_HERE = "the server executes it, which nothing ends but load_seconds"
-_NO_PROCESS = "it has loops, and there is no process to try it in (compile_processes is 0)"
 
 _log = structlog.get_logger("proof")
 
@@ -64,18 +63,15 @@ class Net:
 
         Raises InvalidModel where that does not end, and ContradictionError.
         """
-        processes = self.compilation.processes
         here = self.compilation.tries_here or self.copy.site.platform != "cpu"
         if here or not self.subject.has_loops or not (first or self.is_proved):
-            return
-        if processes is None:
-            self._judge(Outcome(unfinished=_NO_PROCESS))
             return
 
         def find() -> Outcome:
             return trials.tried(
                 self.subject,
-                processes,
+                self.compilation.processes,
+                seconds=self.compilation.trial_seconds,
                 is_thorough=False,
                 is_compared=self.is_proved,
                 first=first,

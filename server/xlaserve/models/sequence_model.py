@@ -230,6 +230,7 @@ def _wrapped(
             initials,
             slots,
             is_batched=bool(info.max_batch_size),
+            options=context.compilation.options,
             admit=partial(context.mappings.admit, context.model),
         )
     listed = [tensor.name for tensor in context.config.outputs]

@@ -129,6 +129,8 @@ class Lease:
         self._of = computation
         self._used: dict[Hashable, SharedProgram] = {}
         self._is_released = False
+        self.is_leaving = False
+        """Whether its model is on its way out: it inherits nothing while another one stays."""
         self.on_change: Callable[[], None] = _nothing
         """Called in any thread, with no lock held, when there is a program more, or when this model
         has to carry what another one carried that left."""
@@ -270,6 +272,11 @@ class Lease:
         with self._pool.changed:
             self._stop_compiling()
 
+    def leave(self) -> None:
+        """Know that the model is on its way out; `release` follows once its requests have ended."""
+        with self._pool.changed:
+            self.is_leaving = True
+
     def release(self) -> None:
         """Use nothing any more; what nobody else uses is dropped. Once is enough."""
         with self._pool.changed:
@@ -284,7 +291,7 @@ class Lease:
             if not self._of.leases:
                 self._pool.drop(self._of)
             elif carried:
-                heirs.add(next(iter(self._of.leases)))
+                heirs.add(_heir(self._of.leases))
             self._pool.changed.notify_all()
         _tell(heirs)
 
@@ -298,7 +305,7 @@ class Lease:
             if not one.users and self._of.programs.get(key) is one:
                 del self._of.programs[key]
             elif one.users and carried:
-                heirs.add(next(iter(one.users)))
+                heirs.add(_heir(one.users))
         return heirs
 
     def _stop_compiling(self) -> None:
@@ -308,6 +315,21 @@ class Lease:
             # constants. jax.clear_caches() would do too, but slow the next call of every model.
             object.__setattr__(self._of.exported, "mlir_module_serialized", b"")
             self._of.exported = None
+
+
+def _heir(users: dict[Lease, None]) -> Lease:
+    """Return who carries what is shared from now on, and put it first.
+
+    One that stays goes before those that leave: they would have to hand it on at once, and the
+    books would count it with each of them in turn.
+    """
+    heir = next((lease for lease in users if not lease.is_leaving), next(iter(users)))
+    del users[heir]
+    others = dict(users)
+    users.clear()
+    users[heir] = None
+    users.update(others)
+    return heir
 
 
 def _nothing() -> None:

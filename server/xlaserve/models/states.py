@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import Value
@@ -57,6 +58,7 @@ class States:
         slots: int,
         *,
         is_batched: bool,
+        options: XlaOptions,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
         """`admit` raises OutOfMappings unless so many programs may be compiled."""
@@ -67,6 +69,7 @@ class States:
         self._initials = tuple(initials)
         self._slots = slots
         self._is_batched = is_batched
+        self._options = options
         outputs = [spec.name for spec in inner.info.outputs]
         self._kept = [outputs.index(state.output_name) for state in states]
         """Positions among the outputs of the model."""
@@ -242,7 +245,9 @@ class States:
         starts = jax.ShapeDtypeStruct((rows,), np.bool_, sharding=pool.site.outputs)
         initials = [self._abstract(pool, one.shape, one) for one in self._initials]
         jitted = jax.jit(gather, out_shardings=self._of_rows(pool, rows))
-        return jitted.lower(self._wholes(pool), initials, slots, starts).compile()
+        lowered = jitted.lower(self._wholes(pool), initials, slots, starts)
+        compiled: jax.stages.Compiled = self._options.compiled(lowered, pool.site)
+        return compiled
 
     def _scatter(self, pool: _Pool, rows: int) -> jax.stages.Compiled:
         is_batched, sharding = self._is_batched, self._of_rows(pool, rows)
@@ -264,7 +269,9 @@ class States:
         ]
         # Donated: the states are updated in place.
         jitted = jax.jit(scatter, donate_argnums=0, out_shardings=pool.site.outputs)
-        return jitted.lower(self._wholes(pool), slots, states).compile()
+        lowered = jitted.lower(self._wholes(pool), slots, states)
+        compiled: jax.stages.Compiled = self._options.compiled(lowered, pool.site)
+        return compiled
 
     def _wholes(self, pool: _Pool) -> list[jax.ShapeDtypeStruct]:
         return [self._abstract(pool, (self._slots, *one.shape), one) for one in self._initials]

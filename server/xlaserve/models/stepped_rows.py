@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.errors import TooManyAnswers
-from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
+from xlaserve.models.loaded import Answer, LoadContext, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.models.outputs import DeviceTensor
 from xlaserve.models.sites import Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
@@ -98,15 +98,16 @@ class SteppedRows(AroundSteps):
 
     def __init__(
         self,
-        name: str,
+        context: LoadContext,
         model: Sited,
         steps: Steps,
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
         """`admit` raises OutOfMappings unless so many programs may be compiled."""
-        super().__init__(name, model, steps, max_steps)
+        super().__init__(context.model, model, steps, max_steps)
         self._admit = admit
+        self._options = context.compilation.options
         self._steps = steps
         specs = {spec.name: spec for spec in model.info.inputs}
         self._states = [specs[name] for name in steps.state_names]
@@ -256,10 +257,12 @@ class SteppedRows(AroundSteps):
         row = tuple(abstract(spec.shape[1:], spec, apart) for spec in self._states)
         index = jax.ShapeDtypeStruct((), np.int32, sharding=apart)
         batch = [abstract((size, *spec.shape[1:]), spec, whole) for spec in self._states]
-        return (
-            jax.jit(put_together, out_shardings=whole).lower([row] * size).compile(),
-            jax.jit(take, out_shardings=apart).lower(batch, index).compile(),
+        lowered = (
+            jax.jit(put_together, out_shardings=whole).lower([row] * size),
+            jax.jit(take, out_shardings=apart).lower(batch, index),
         )
+        joined, taken = (self._options.compiled(each, site) for each in lowered)
+        return joined, taken
 
     def _known(self, info: ModelInfo) -> ModelInfo:
         memory, held = info.memory, dict(info.memory.per_device)

@@ -239,6 +239,7 @@ class Stock:
     def stop(self) -> None:
         """Compile nothing more: what is compiled for no request ends at its next step."""
         self._closed = True
+        self._lease.leave()
 
     def close(self) -> None:
         """Drop parameters and executables; a bucket that is being compiled is waited for."""

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from xlaserve import last_words
 from xlaserve.confinement import confine, limit_processor
 from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
@@ -38,6 +39,7 @@ FILE_BYTES = 8 << 30
 """Of one file: a converted model has its parameters in one."""
 OPEN_FILES = 256
 
+_PROCESS = "trial load"
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself."""
 _ATTEMPTS = 2
@@ -72,25 +74,32 @@ def try_loading(
     arguments = str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes), str(os.getpid())
     for _ in range(_ATTEMPTS):
         # Not as an argument: those have a limit, and everybody may read them.
-        status, printed = _run([*command, *arguments], json.dumps(said), seconds)
-        if status is not None:
+        trial = _run([*command, *arguments], json.dumps(said), seconds)
+        if trial is not None:
             break
     else:
         raise InvalidModel("a trial load was stopped (SIGSTOP)")
-    if status == _REFUSED:
-        raise InvalidModel(printed.strip()[:_SHOWN_CHARACTERS])
-    if status == -signal.SIGXCPU:
+    if trial.returncode == _REFUSED:
+        raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
+    if trial.returncode:
+        last_words.tell(_PROCESS, last_words.how(trial.returncode), trial.stderr)
+    if trial.returncode == -signal.SIGXCPU:
         raise InvalidModel(_late(seconds))
-    if status < 0:
-        name = signal.Signals(-status).name
+    if trial.returncode < 0:
+        name = last_words.how(trial.returncode)
         what = "artifact" if source is None else f"file {source.path.name}"
         raise InvalidModel(f"the {what} ends the process that reads it ({name})")
-    if status:
-        raise InvalidModel(f"a trial load failed with exit status {status}")
+    if trial.returncode:
+        raise InvalidModel(
+            f"a trial load failed with exit status {trial.returncode}"
+            f"{_behind(last_words.last_line(trial.stderr))}"
+        )
 
 
-def _run(command: Sequence[str], given: str, seconds: float) -> tuple[int | None, str]:
-    """Return the status of a process and what it printed; None for one that was stopped.
+def _run(
+    command: Sequence[str], given: str, seconds: float
+) -> "subprocess.CompletedProcess[str] | None":
+    """Return how a process ended and what it printed; None for one that was stopped.
 
     Raises InvalidModel where it takes longer.
     """
@@ -108,17 +117,23 @@ def _run(command: Sequence[str], given: str, seconds: float) -> tuple[int | None
             while not stopped.is_over:
                 left = until - time.monotonic()
                 try:
-                    printed, _ = process.communicate(said, max(0.0, min(left, stopped.step)))
-                except subprocess.TimeoutExpired:
+                    printed = process.communicate(said, max(0.0, min(left, stopped.step)))
+                except subprocess.TimeoutExpired as expired:
                     if left <= 0:
+                        last_words.tell(_PROCESS, f"killed after {seconds:g} s", expired.stderr)
                         raise InvalidModel(_late(seconds)) from None
                 else:
-                    return process.returncode, printed
+                    return subprocess.CompletedProcess(command, process.returncode, *printed)
                 said = None
                 stopped.look()
-            return None, ""
+            last_words.tell(_PROCESS, "killed, as it was stopped (SIGSTOP)", "")
+            return None
         finally:
             process.kill()
+
+
+def _behind(line: str) -> str:
+    return f": {line[:_SHOWN_CHARACTERS]}" if line else ""
 
 
 def _late(seconds: float) -> str:

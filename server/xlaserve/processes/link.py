@@ -295,6 +295,8 @@ class Link:
     async def _reply(self, number: int, name: str, said: Any) -> None:
         try:
             reply = Reply(number, await self._replies[name](said))
+        except XlaserveError as error:
+            reply = Reply(number, None, str(error))
         except BaseException as error:
             _log.exception("question not answered", question=name)
             reply = Reply(number, None, f"{type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ import uvloop
 
 from xlaserve import log
 from xlaserve.app import Application, prepare
-from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
+from xlaserve.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.events import Events
 from xlaserve.core.others import Others
@@ -27,6 +27,7 @@ from xlaserve.core.serving.access.quotas import Admits
 from xlaserve.core.serving.access.shared_quotas import SharedQuotas
 from xlaserve.endings import end_with_parent
 from xlaserve.errors import XlaserveError
+from xlaserve.log_everything import taken_stderr
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
 from xlaserve.processes.fronts.engine import FrontEnds
 from xlaserve.processes.fronts.front_end import FrontEnd, Limits
@@ -145,7 +146,8 @@ async def serve(end: socket.socket) -> bool:
     assert isinstance(begin, Begin)
     log.configure(str(begin.settings["log_level"]), worker=begin.worker)
     try:
-        return await _serve(channel, begin)
+        with taken_stderr():
+            return await _serve(channel, begin)
     except* XlaserveError as group:
         error = group.exceptions[0]
         channel.send(Failed(type(error).__name__, str(error)))
@@ -346,7 +348,7 @@ def main() -> None:
     # The parent alone decides: a terminal and systemd send their signals to all processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    open_standard_descriptors()
+    open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
     faulthandler.enable(sys.stderr)
     end = socket.socket(fileno=int(sys.argv[1]))

@@ -7,11 +7,9 @@ import socket
 import struct
 from typing import Any
 
-from xlaserve.core.serving.call import Peer
+from xlaserve.core.serving.call import UNIX, Peer
 from xlaserve.core.serving.ledger import Account
 
-UNIX = "unix"
-"""Address of a peer on a unix socket."""
 _ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""

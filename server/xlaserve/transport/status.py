@@ -11,6 +11,8 @@ from grpclib.const import Status
 
 from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
 from xlaserve.errors import XlaserveError
+from xlaserve.transport.grpc.reader import TooManyFields
+from xlaserve.transport.grpc.wire import MalformedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
     {
         errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
         errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.StillStarting: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.StoreUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         # Triton's status for it, which its example simple_grpc_model_control asks for.
         errors.FileNameTooLong: WireStatus(Status.INTERNAL, HTTPStatus.BAD_REQUEST),
         errors.TooManyAbandoned: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -110,6 +114,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         # Nobody who asks is to blame, and to ask again changes nothing.
         language_errors.TemplateFailed: WireStatus(
             Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        language_errors.TextProcessLost: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
         ),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
@@ -200,12 +207,17 @@ def told_status(error: BaseException | None, listener: str, http_status: int = 0
     `listener` is the setting of the endpoint that it came to, `http_status` that of an answer for
     which nothing was raised; 0 for none.
     """
-    if listener in _HTTP_LISTENERS:
+    if is_of_http(listener):
         return str(int(_http_status(error, http_status)))
     return _grpc_status(error).name
 
 
 _HTTP_LISTENERS = frozenset({"http_endpoint", "metrics_endpoint"})
+
+
+def is_of_http(listener: str) -> bool:
+    """Tell whether the endpoint of a setting speaks HTTP."""
+    return listener in _HTTP_LISTENERS
 
 
 def _http_status(error: BaseException | None, given: int) -> int:
@@ -223,8 +235,15 @@ def _grpc_status(error: BaseException | None) -> Status:
         return Status.OK
     if isinstance(error, XlaserveError):
         return wire_status(error).grpc
-    if isinstance(error, GRPCError):
-        return error.status
     if isinstance(error, asyncio.CancelledError):
         return Status.CANCELLED
-    return Status.INTERNAL
+    return rpc_status(error) or Status.INTERNAL
+
+
+def rpc_status(error: BaseException) -> Status | None:
+    """Return the status of what gRPC itself refuses; None for other errors."""
+    if isinstance(error, GRPCError):
+        return error.status
+    if isinstance(error, TooManyFields):
+        return Status.RESOURCE_EXHAUSTED
+    return Status.INTERNAL if isinstance(error, MalformedMessage) else None

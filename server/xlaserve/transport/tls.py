@@ -22,6 +22,8 @@ _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
 )
 """The protocols that ALPN agrees on, by endpoint (RFC 7301)."""
 
+_MOST_BYTES = 1 << 20
+"""Of a key and its chain that are looked at."""
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Those of TLS 1.2: forward secret and authenticated, so no CBC. TLS 1.3 has no others."""
 
@@ -76,11 +78,25 @@ def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
         # With a password, so that a key that needs one is an error and no question in a terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password="")
     except (OSError, ssl.SSLError) as error:
+        setting = "tls_key" if settings.tls_key else "tls_certificate"
+        key = settings.tls_key or settings.tls_certificate
+        if _has_password(Path(key)):
+            expected = "a key without a password: openssl pkey -in KEY -out KEY-WITHOUT-PASSWORD"
+            raise InvalidSettings(setting, expected, f"{key}, which has one") from error
         got = f"{settings.tls_certificate}: {error}"
         raise InvalidSettings("tls_certificate", "a certificate chain and its key", got) from error
     if settings.tls_client_ca:
         _ask_clients(context, settings.tls_client_ca)
     return context
+
+
+def _has_password(key: Path) -> bool:
+    """Tell by the text of a file of PEM whether its key is encrypted (RFC 7468, 11; RFC 1421)."""
+    try:
+        with key.open("rb") as file:
+            return b"ENCRYPTED" in file.read(_MOST_BYTES)
+    except OSError:
+        return False
 
 
 def _ask_clients(context: ssl.SSLContext, authorities: str) -> None:

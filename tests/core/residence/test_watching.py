@@ -14,6 +14,7 @@ import structlog
 from structlog.testing import LogCapture
 from support.core import AddModel, Core, MakeCore, World
 
+from xlaserve.core.serving.standing import State
 from xlaserve.errors import RepositoryUnreadable
 from xlaserve.settings_choices import ModelControlMode, Readiness
 
@@ -178,9 +179,85 @@ async def test_what_the_operator_deletes_is_unloaded(core: Core) -> None:
 
     shutil.rmtree(core.root / "b")
     await core.control.follower.poll()
+    await core.control.follower.poll()
 
     assert [] == ready(core)
     assert "" == core.control.follower.watch.problem
+
+
+@pytest.mark.parametrize(("fraction", "removed"), [(0.0, 1), (0.5, 3), (0.5, 4), (1.0, 4)], ids=str)
+async def test_where_many_models_are_gone_a_second_look_decides(
+    make_core: MakeCore,
+    add_model: AddModel,
+    log: LogCapture,
+    world: World,
+    fraction: float,
+    removed: int,
+) -> None:
+    """A store that answers with an empty listing once unloads nothing, and is told of loudly."""
+    core = make_core(model_control_mode=ModelControlMode.POLL, poll_unload_fraction=fraction)
+    names = [add_model(name, {1: 1}).name for name in "abcd"]
+    await core.control.follower.start()
+    away = core.root.with_name("away")
+    away.mkdir()
+    for name in names[:removed]:
+        (core.root / name).rename(away / name)
+    await core.control.follower.poll()
+    (told,) = events(log, "models are gone from the repository, they stay until a second look")
+
+    assert (names, removed, 4) == (ready(core), told["gone"], told["models"])
+    assert "DOUBTED" == core.registry.standing.state.name
+    assert core.control.follower.server_ready
+
+    for name in names[:removed]:
+        (away / name).rename(core.root / name)
+    await core.control.follower.poll()
+    await core.control.follower.poll()
+
+    assert names == ready(core)
+    assert "SETTLED" == core.registry.standing.state.name
+    assert 4 == len(world.loads)
+
+    for name in names[:removed]:
+        (core.root / name).rename(away / name)
+    await core.control.follower.poll()
+    await core.control.follower.poll()
+
+    assert names[removed:] == ready(core)
+
+
+@pytest.mark.parametrize(("fraction", "removed"), [(0.5, 2), (1.0, 3)], ids=str)
+async def test_where_few_models_are_gone_one_look_decides(
+    make_core: MakeCore, add_model: AddModel, fraction: float, removed: int
+) -> None:
+    core = make_core(model_control_mode=ModelControlMode.POLL, poll_unload_fraction=fraction)
+    for name in "abcd":
+        add_model(name, {1: 1})
+    await core.control.follower.start()
+    for name in "abcd"[:removed]:
+        shutil.rmtree(core.root / name)
+    await core.control.follower.poll()
+
+    assert list("abcd"[removed:]) == ready(core)
+
+
+async def test_what_a_second_look_misses_besides_waits_for_a_third(
+    make_core: MakeCore, add_model: AddModel
+) -> None:
+    core = make_core(model_control_mode=ModelControlMode.POLL, poll_unload_fraction=0.0)
+    for name in "abc":
+        add_model(name, {1: 1})
+    await core.control.follower.start()
+    shutil.rmtree(core.root / "a")
+    await core.control.follower.poll()
+    shutil.rmtree(core.root / "b")
+    await core.control.follower.poll()
+
+    assert ["b", "c"] == ready(core)
+
+    await core.control.follower.poll()
+
+    assert ["c"] == ready(core)
 
 
 async def test_another_directory_that_holds_models_is_followed(
@@ -189,6 +266,10 @@ async def test_another_directory_that_holds_models_is_followed(
     await core.control.follower.start()
     vanish(core)
     add_model("c", {1: 3})
+    await core.control.follower.poll()
+
+    assert ["a", "b", "c"] == ready(core)
+
     await core.control.follower.poll()
 
     assert ["c"] == ready(core)
@@ -311,13 +392,40 @@ async def test_a_start_waits_for_a_root_that_cannot_be_read(
     await core.control.follower.poll()
 
     assert not core.control.follower.server_ready
-    assert [] == await core.control.catalog.index()
+    with pytest.raises(RepositoryUnreadable, match="could not be read yet"):
+        await core.control.catalog.index()
 
     core.root.with_name("elsewhere").rename(core.root)
     await core.control.follower.poll()
 
     assert core.control.follower.server_ready
     assert ["a"] == ready(core)
+
+
+async def test_what_vanishes_beside_a_root_that_is_away_is_unloaded(
+    make_core: MakeCore, add_model: AddModel, tmp_path: Path
+) -> None:
+    """The part that can be read is followed from the first look on."""
+    core = make_core(
+        model_control_mode=ModelControlMode.POLL, model_repository=(tmp_path / "away",)
+    )
+    for name in "abc":
+        add_model(name, {1: 1})
+    await core.control.follower.start()
+
+    assert (["a", "b", "c"], State.AWAY) == (ready(core), core.registry.standing.state)
+
+    shutil.rmtree(core.root / "a")
+    await core.control.follower.poll()
+
+    assert (["b", "c"], State.AWAY) == (ready(core), core.registry.standing.state)
+    assert not core.control.follower.server_ready
+
+    (tmp_path / "away").mkdir()
+    await core.control.follower.poll()
+
+    assert (["b", "c"], State.SETTLED) == (ready(core), core.registry.standing.state)
+    assert core.control.follower.server_ready
 
 
 @pytest.mark.parametrize(
@@ -359,6 +467,7 @@ async def test_a_model_that_failed_and_was_deleted_does_not_keep_the_server_from
     assert not core.control.follower.server_ready
 
     shutil.rmtree(directory)
+    await core.control.follower.poll()
     await core.control.follower.poll()
 
     assert core.control.follower.server_ready

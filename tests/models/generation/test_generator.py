@@ -21,9 +21,9 @@ from xlaserve.models import loaders
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.generation import record, sampling
+from xlaserve.models.generation.in_place import Memory, check_aliasing
 from xlaserve.models.generation.info import mask_words
 from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.generation.programs import Memory, check_aliasing
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 

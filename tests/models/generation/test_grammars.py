@@ -2,25 +2,26 @@
 
 # pyright: reportPrivateUsage=false
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import tiny_language
-from support.generators import CONFIG, SLOTS, Asking, Loaded, load, prompt_of
+from support.generators import CONFIG, SLOTS, Asking, Loaded, load, load_configured, prompt_of
+from support.hard_grammars import HARD
 from support.tiny_language import STOP, VOCAB, greedy
 
 from xlaserve.errors import InvalidModel, InvalidParameter
+from xlaserve.language import grammars
 from xlaserve.language.grammars import Grammars
-from xlaserve.models import loaders
 from xlaserve.models.config import DynamicBatching, ModelConfig
 from xlaserve.models.generation import asking, configured
 from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext
 
 ALPHABET = [*"abcde", "<eos>", *'{}":,', *"0123456789", *"fghij", "x", "y", "a1", "tr", '":', "Ġ"]
 """Tokens by their id: one of two characters crosses what a grammar thinks of as one step."""
@@ -68,8 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(directory: Path) -> Iterator[GeneratorModel]:
     levels = DynamicBatching(priority_levels=2, default_priority_level=2)
     config = ModelConfig(parameters=CONFIG | {"grammars": "true"}, dynamic_batching=levels)
-    loaded = loaders.load(directory, LoadContext("story", "1", config))
-    assert isinstance(loaded, GeneratorModel)
+    loaded = load_configured(directory, config)
     yield loaded
     loaded.close()
 
@@ -172,31 +172,96 @@ def test_what_cannot_be_followed_is_refused(
     assert greedy(prompt_of(5), 6) == neighbour.tokens
 
 
-@pytest.mark.parametrize(
-    ("parameters", "got"),
-    [
-        ({"json_schema": '{"type":"integer","multipleOf":9999991}'}, "9999991"),
-        ({"json_schema": '{"items":{"anyOf":[{"multipleOf" : 10.0001}]}}'}, "10.0001"),
-        ({"json_schema": '{"multipleOf":9999991e-3}'}, "9999991e-3"),
-        ({"json_schema": '{"multipleOf":9999991000}'}, "9999991000"),
-        ({"grammar": 'start: %json {"type":"integer","multipleOf":9999991}'}, "9999991"),
-    ],
-)
-def test_multiples_of_too_many_remainders_are_refused_unread(
-    loaded: Loaded, parameters: dict[str, Any], got: str
+def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded) -> None:
+    parameter, text = HARD["multiples together"](0)
+    assert loaded.ask(prompt_of(4), regex="d{3}", seed=1, **HOT).tokens
+    trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
+    process = trial._process._process
+    neighbour = loaded.ask(prompt_of(5), max_tokens=6)
+    refused = loaded.ask(prompt_of(4), **{parameter: text})
+    behind = loaded.ask(prompt_of(4), regex="[ab]{3}c", seed=1, **HOT)
+
+    with pytest.raises(InvalidParameter) as told:
+        print(refused.tokens)
+
+    assert str(told.value).startswith(
+        f"parameter '{parameter}': expected one that is compiled within 0.05 seconds of the "
+        "processor and 268435456 bytes of memory (model 'story'): a simpler one"
+    )
+    assert greedy(prompt_of(5), 6) == neighbour.tokens
+    assert re.fullmatch("[ab]{3}c", text_of(behind.tokens))
+    # What was forked has ended: another one is there at once.
+    assert process is trial._process._process
+
+
+def test_what_was_tried_is_remembered(loaded: Loaded) -> None:
+    """Whatever came of it: nothing is computed for it again."""
+    good, bad, hard = ("regex", "[cd]{2}"), ("regex", "[cd"), HARD["multiple"](77)
+    asked: list[Mapping[str, str]] = []
+    trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
+    ask = trial._process.ask
+
+    def counted(message: Mapping[str, str]) -> Mapping[str, Any]:
+        asked.append(message)
+        return ask(message)
+
+    trial._process.ask = counted  # type: ignore[method-assign]
+    told = []
+    try:
+        for _ in range(3):
+            for one in (good, bad, hard):
+                request = loaded.ask(prompt_of(4), seed=1, **HOT, **dict([one]))
+                assert request.over.wait(60)
+                told.append(str(request.error))
+    finally:
+        trial._process.ask = ask  # type: ignore[method-assign]
+
+    assert [
+        dict(zip(("parameter", "text"), one, strict=True)) for one in (good, bad, hard)
+    ] == asked
+    assert told == told[:3] * 3
+    assert ("None", True, True) == (told[0], "got" in told[1], "takes more" in told[2])
+
+
+def test_no_more_is_remembered_than_the_newest(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library is given none of it: it would compute for minutes, and nothing could end it."""
-    (name,) = parameters
-    with pytest.raises(InvalidParameter) as refused:
-        print(loaded.ask(prompt_of(4), **parameters).tokens)
+    monkeypatch.setattr(grammars, "MOST_KNOWN", 2)
+    for text in ("a{3}", "a{4}", "a{3}", "a{5}"):
+        assert loaded.ask(prompt_of(4), regex=text, seed=1, **HOT).tokens
 
-    told = str(refused.value)
-    assert told.startswith(f"parameter '{name}': expected a 'multipleOf' of at most 10000")
-    assert "model 'story'" in told
-    assert told.endswith(f"leave it out, and check the answer, got {got}")
+    trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
+    digests = [hashlib.sha256(f"regex\n{text}".encode()).digest() for text in ("a{3}", "a{5}")]
+    assert digests == list(trial._known)[-2:]
 
 
-@pytest.mark.parametrize("multiple", ["0.01", "7", "1e3", "9973", "99.99"])
+def test_a_process_that_tries_grammars_is_started_again(loaded: Loaded) -> None:
+    assert loaded.ask(prompt_of(4), regex="b{3}", seed=1, **HOT).tokens
+    trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
+    limited = trial._process._process
+    assert limited is not None
+    limited._process.kill()
+    limited._process.wait()
+
+    assert re.fullmatch("b{4}", text_of(loaded.ask(prompt_of(4), regex="b{4}", **HOT).tokens))
+
+
+def test_steps_that_take_long_end_their_answer(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here any step does; what a step may take on average is let go."""
+    monkeypatch.setattr(grammars, "_STEP_NS", 0)
+    monkeypatch.setattr(grammars, "_MOST_STEPS_NS", 0)
+    neighbour = loaded.ask(prompt_of(5), max_tokens=6)
+    refused = loaded.ask(prompt_of(4), regex="[ab]{30}", **HOT)
+
+    with pytest.raises(InvalidParameter, match="'regex': expected one whose steps take at most"):
+        print(refused.tokens)
+
+    assert greedy(prompt_of(5), 6) == neighbour.tokens
+
+
+@pytest.mark.parametrize("multiple", ["0.01", "7", "1e3", "97", "9.99"])
 def test_ordinary_multiples_are_followed(loaded: Loaded, multiple: str) -> None:
     schema = f'{{"type":"number","multipleOf":{multiple},"minimum":0,"maximum":0}}'
 
@@ -266,7 +331,7 @@ def test_memory_of_a_tokenizer_is_counted(directory: Path) -> None:
     predicted = [configured.predict_slots(directory, config) for config in configs]
     found = []
     for config in configs:
-        model = loaders.load(directory, LoadContext("story", "1", config))
+        model = load_configured(directory, config)
         found.append(model.info.memory.total_bytes)
         model.close()
 

@@ -21,9 +21,9 @@ LENGTH = 62
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
-    """A model whose windows are of 8, 16 and 62 positions."""
+    """A model whose windows are of 16 and 62 positions."""
     path = tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
-    loaded = load(path, windows="8,16", length=str(LENGTH))
+    loaded = load(path, length=str(LENGTH))
     yield loaded
     loaded.close()
 

@@ -20,8 +20,8 @@ from xlaserve import export_generator
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.generation import configured, record
+from xlaserve.models.generation.in_place import Memory, check_partial
 from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.generation.programs import Memory, check_partial
 from xlaserve.models.generation.sampling import INTEGERS, REALS
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
@@ -241,7 +241,7 @@ def test_a_state_without_positions_is_that_of_its_slot(tmp_path: Path) -> None:
         stop_tokens=[],
     )
     found = []
-    for steps in ("1,2,4", str(SLOTS)):
+    for steps in ("1,4", str(SLOTS)):
         model = load(path, **{**CONFIG, "step_sizes": steps})
         loaded = Loaded(model)
         asked = [loaded.ask(prompt_of(6 + i, i), max_tokens=4 + 5 * i) for i in range(5)]
@@ -362,7 +362,7 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is XLA that chose to copy: no author can help it, so that is no reason to refuse."""
-    monkeypatch.setattr("xlaserve.models.generation.programs._SLACK_BYTES", -(1 << 30))
+    monkeypatch.setattr("xlaserve.models.generation.in_place._SLACK_BYTES", -(1 << 30))
     monkeypatch.setattr("xlaserve.models.generation.programs.check_aliasing", lambda *given: None)
 
     model = load(directory, slots=str(SLOTS))
@@ -378,10 +378,10 @@ def test_a_step_of_a_long_cache_copies_nothing_of_it(tmp_path: Path) -> None:
     """The first of its writes comes behind the last of its reads, or XLA copies what is read."""
     path = tiny_language.export(tmp_path / "long" / "1", max_length=1 << 14)
 
-    model = load(path, slots="4", step_sizes="1,2", windows="16")
+    model = load(path, slots="4", step_sizes="2", windows="16")
     model.close()
 
-    assert (1, 2) == model.generation.step_sizes
+    assert (2,) == model.generation.step_sizes
 
 
 def test_a_cache_in_place_is_the_same_memory(model: GeneratorModel) -> None:

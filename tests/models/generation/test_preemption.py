@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from support import tiny_language
 from support.fake_programs import CHUNK, LENGTH, VOCAB, WINDOWS, FakePrograms, alone
-from support.generators import CONFIG, SLOTS, Asking, Loaded, prompt_of
+from support.generators import CONFIG, SLOTS, Asking, Loaded, load_configured, prompt_of
 
-from xlaserve.models import loaders
 from xlaserve.models.config import DynamicBatching, ModelConfig
 from xlaserve.models.generation import asking
 from xlaserve.models.generation.batch import MOST_PREEMPTED, Batch
@@ -18,7 +17,6 @@ from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.generation.loading import GeneratorModel
 from xlaserve.models.generation.running import Running
-from xlaserve.models.loaded import LoadContext
 
 INFO = GenerationInfo(VOCAB, LENGTH, (), Path(), 2, WINDOWS, CHUNK, keeps_prefixes=True)
 
@@ -152,8 +150,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
     path = tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
     levels = DynamicBatching(priority_levels=2, default_priority_level=2)
     config = ModelConfig(parameters=CONFIG, dynamic_batching=levels)
-    loaded = loaders.load(path, LoadContext("story", "1", config))
-    assert isinstance(loaded, GeneratorModel)
+    loaded = load_configured(path, config)
     yield loaded
     loaded.close()
 

@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -20,6 +21,12 @@ NOISE = {"random_bits", "threefry2x32"}
 """The operations that make random numbers."""
 
 
+@jax.jit
+def _sample(logits: Any, tables: tuple[Any, ...], integers: Any, reals: Any) -> Any:
+    """Choose as steps do, compiled once for all tests of as many rows."""
+    return sample(logits, Tables(*tables), integers, reals, (2,))[0]
+
+
 @pytest.fixture(autouse=True)
 def _narrow() -> Iterator[None]:
     """Have the numbers that an export has."""
@@ -30,7 +37,8 @@ def _narrow() -> Iterator[None]:
 def sampled(logits: Any, **columns: Any) -> Any:
     """Return the tokens of rows; columns are those of the integers and reals."""
     given, tables, integers, reals = _arguments(logits, **columns)
-    return np.asarray(sample(given, tables, integers, reals, (2,))[0])
+    parts = tuple(getattr(tables, part.name) for part in fields(tables))
+    return np.asarray(_sample(given, parts, integers, reals))
 
 
 def _arguments(logits: Any, **columns: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from support.onnx_models import graph_of, model, node, save
 
 from xlaserve.errors import InvalidModel
@@ -43,6 +43,10 @@ def endless(tmp_path: Path, **limits: Any) -> Reference:
     }
     loop = node("Loop", ["most", "", "x"], ["y"], body=body)
     made = model([loop], {"x": (TensorProto.FLOAT, ["n", 2])}, ["y"], constants)
+    return reference(made, tmp_path, **limits)
+
+
+def reference(made: ModelProto, tmp_path: Path, **limits: Any) -> Reference:
     graph = graph_of(made)
     inputs = signature.resolve(graph.inputs, shapes={}, dimensions={}, max_batch_size=None)
     return Reference(save(made, tmp_path), graph, inputs, **limits)
@@ -62,6 +66,18 @@ def test_what_takes_too_much_memory_is_ended(
 
     with pytest.raises(InvalidModel, match="it took more than 3000000 bytes; --no-check imports"):
         endless(tmp_path, most_bytes=3_000_000).run(X, ["y"])
+
+
+def test_what_follows_from_constants_alone_is_ended_too(tmp_path: Path) -> None:
+    """Where onnxruntime folded it while it reads the file, nothing could end that."""
+    nodes = [node("ConstantOfShape", ["size"], ["c0"])]
+    nodes += [node("Sin", [f"c{n}"], [f"c{n + 1}"]) for n in range(400)]
+    nodes += [node("ReduceSum", ["c400"], ["sum"], keepdims=0), node("Add", ["x", "sum"], ["y"])]
+    constants: dict[str, Tensor] = {"size": np.asarray([1 << 20], np.int64)}
+    made = model(nodes, {"x": (TensorProto.FLOAT, ["n", 2])}, ["y"], constants)
+
+    with pytest.raises(InvalidModel, match=r"did not end in 0\.05 seconds; --no-check imports"):
+        reference(made, tmp_path, seconds=0.05).run(X, ["y"])
 
 
 def test_what_ends_by_itself_is_left_alone() -> None:

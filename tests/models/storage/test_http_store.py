@@ -69,7 +69,7 @@ def test_an_object_is_found_by_its_name(place: tuple[str, Shelves]) -> None:
 def test_a_server_is_listed_by_its_pages(place: tuple[str, Shelves]) -> None:
     found = store(place[0]).objects()
 
-    assert [("m/config.json", 2), ("m/1/w", len(CONTENT))] == [
+    assert [("m/1/w", len(CONTENT)), ("m/config.json", 2)] == [
         (one.name, one.size_bytes) for one in found
     ]
     assert all(one.mark for one in found)

@@ -1,19 +1,15 @@
-from importlib import metadata
-
 import jax
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
+from xlaserve.models import plugins
 from xlaserve.models.targets import wheels
 from xlaserve.models.targets.kinds import named
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(plugins, "version", lambda name: "")
 
 
 @pytest.mark.usefixtures("nothing_installed")

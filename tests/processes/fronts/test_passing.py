@@ -15,6 +15,7 @@ from xlaserve.core.serving.access.models import CallerSight, ModelNames
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.core.serving.standing import Standing, State
 from xlaserve.errors import (
     DeadlineExceeded,
     EngineGone,
@@ -146,7 +147,9 @@ async def test_an_error_names_no_model_that_the_caller_may_not_see(world: World)
             call = AwaitedInfer()
             if seen is not None:
                 names = ModelNames(seen)
-                call.sight = CallerSight("a", Operation.INFER, names, names)
+                call.sight = CallerSight(
+                    "a", Operation.INFER, names, names, Standing(State.SETTLED)
+                )
             data = np.zeros((1, 2), np.float32)
             inputs = (InferInput("x", DATATYPES["FP32"], data),)
             pair.ends[0].engine.begin(call, InferRequest("m", inputs=inputs))

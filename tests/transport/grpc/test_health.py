@@ -31,6 +31,7 @@ class Source:
 
     def __init__(self) -> None:
         self.server = True
+        self.is_settled = True
         self.models: dict[str, bool] = {}
         self.left = asyncio.Event()
         self._subscribers: set[asyncio.Event] = set()

@@ -1,6 +1,7 @@
 """What a client may send is charged, granted anew, and never exceeded (RFC 9113, 5.2, 6.9)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.frames import (
@@ -42,7 +43,7 @@ class Client:
     message_first = True
     placement: Placement | None = None
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         shared = Shared(Ledger(PLENTY), MessageMemory(0))
         self.core = ServerConnection(Http2Limits(**limits), lambda head: self, shared)
         self.core.start()

@@ -12,17 +12,15 @@ from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.serving.sight import require_seen_now, seen_now
 from xlaserve.core.threads.workers import Workers
-from xlaserve.errors import (
-    ModelNotFound,
-    VersionNotFound,
-)
+from xlaserve.errors import RepositoryUnreadable, StillStarting
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.handling import SaysReady
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.settings import Settings
 
-_REFRESH_SECONDS = 5.0
-"""Seconds for which an index waits for the listing of stores."""
+_REFRESH_SECONDS = 2.0
+"""Seconds for which an index waits for the listing of stores: less than a process waits for the
+index of another one."""
 
 READY_SECONDS = 5.0
 """How long the code of a model is asked whether it is ready, as in Triton; then it is not."""
@@ -62,8 +60,18 @@ class Catalog:
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """List every version that is known, and every model of the repository without one.
 
-        Of those that the call which asks may see.
+        Of those that the call which asks may see. Raises RepositoryUnreadable while nobody can
+        tell which there are.
         """
+        self._registry.standing.require_listed(self._repository.parts[0].place)
+        rows = await self.known(ready=ready)
+        unlisted = None if ready else self._repository.remotes.unlisted
+        if unlisted is not None:
+            raise RepositoryUnreadable(unlisted.place, unlisted.problem)
+        return rows
+
+    async def known(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List what `index` lists, as far as it is known by now."""
         rows, sees = [], seen_now()
         for model in self._registry.models():
             if not sees(model.name):
@@ -81,15 +89,23 @@ class Catalog:
         return sorted(rows, key=lambda row: row.name)
 
     async def ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        """Tell whether a model answers.
+
+        Raises ModelNotFound when there is no such model, StillStarting until the first reading of
+        the repository has ended, in every process, unless the model answers already.
+        """
         check_asked_version(name, version)
         require_seen_now(name, version)
+        standing = self._registry.standing
         if self._registry.find(name) is None and not await self.could_load(name):
-            raise ModelNotFound(name, version)
+            raise standing.absent(name, version)
         model = self._registry.find(name)
         if version and model is not None and version not in model.versions:
-            raise VersionNotFound(name, version)
+            raise standing.absent(name, version, is_other=True)
         if not self._registry.ready(name, version) or self._plane.conceals(name, version):
+            standing.require_settled(name, version)
+            if not self._plane.has_started:
+                raise StillStarting(name, version, "other processes of the server load it")
             return False
         return await self._says_ready(name, version)
 
@@ -102,6 +118,10 @@ class Catalog:
             return True
         done, late = await asyncio.wait(map(asyncio.wrap_future, asked), timeout=READY_SECONDS)
         return not late and all(one.result() for one in done)
+
+    def absent(self, name: str) -> Exception:
+        """Return the error for a model that is neither loaded nor in the repository."""
+        return self._registry.standing.absent(name)
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; raises as an inference would."""

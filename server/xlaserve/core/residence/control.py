@@ -71,6 +71,8 @@ class ModelControl:
         """`sees_for` tells with which models the client of a call may do something else too."""
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
+        self.failed_loads: Mapping[str, int] = self._notes.failed_loads
+        """Failed loads of each model that came to no version."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(
@@ -141,7 +143,7 @@ class ModelControl:
             await self._loads.over(_of(name))
         if self._registry.find(name) is None:
             if not await self.catalog.could_load(name):
-                raise ModelNotFound(name)
+                raise self._registry.standing.absent(name)
             return
         sees = seen_now()
         if dependents:
@@ -303,7 +305,12 @@ class ModelControl:
         if self._stopping:
             raise ShuttingDown
         purges = self._purges
-        source = await self._workers.wait(find)
+        try:
+            source = await self._workers.wait(find)
+        except ModelNotFound:
+            # A directory that is not there yet may be that of a volume that is not, either.
+            self._registry.standing.require_settled()
+            raise
         await self._load_steps(source)
         waits = source.config.is_ensemble or not self._turns.is_free(source.name)
         async with self._turns.of(source.name):

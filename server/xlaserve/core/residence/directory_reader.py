@@ -21,9 +21,9 @@ from xlaserve.models.config_text import parse_json, read_config
 from xlaserve.models.roots import Roots, by_text, lies_in
 
 MAX_LABEL_BYTES = 16 << 20
-"""The most bytes of a file of labels."""
+"""The most bytes of the files of labels of a model."""
 MAX_LABELS = 1 << 18
-"""The most lines of such a file: each is an object of its own for as long as the model is there."""
+"""The most lines of them: each is an object of its own for as long as the model is there."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
@@ -107,16 +107,22 @@ class DirectoryReader:
         """Return a configuration with the labels of its outputs, read from their files.
 
         Where a client wrote it (`sent`), or whoever made an archive, they lie in the directory
-        of the model. Raises InvalidModel for a file that is not there, leads out, or is too large.
+        of the model. A file is read once, however many outputs name it. Raises InvalidModel for
+        one that is not there, or leads out, and for files that are too large together.
         """
         roots, labels = self._roots_of(directory, sent=sent), {}
+        found: dict[str, tuple[bytes, ...]] = {}
+        left_bytes, left = MAX_LABEL_BYTES, MAX_LABELS
         for output in config.message.output if config.message else ():
             if name := output.label_filename:
                 try:
-                    data = files.read_checked(
-                        directory, name, limit_bytes=MAX_LABEL_BYTES, roots=roots
-                    )
-                    labels[output.name] = _lines(bytes(data))
+                    if name not in found:
+                        data = files.read_checked(
+                            directory, name, limit_bytes=left_bytes, roots=roots
+                        )
+                        found[name] = _lines(bytes(data), left)
+                        left_bytes, left = left_bytes - len(data), left - len(found[name])
+                    labels[output.name] = found[name]
                 except InvalidModel as error:
                     raise InvalidModel(
                         f"label_filename of output '{output.name}': {error}"
@@ -172,9 +178,12 @@ def check_own_files(config: ModelConfig) -> None:
             )
 
 
-def _lines(data: bytes) -> tuple[bytes, ...]:
+def _lines(data: bytes, most: int) -> tuple[bytes, ...]:
     """Return the lines of a file; raises InvalidModel for too many, before they are split."""
     count = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
-    if count > MAX_LABELS:
-        raise InvalidModel(f"expected at most {MAX_LABELS} lines, got {count}")
+    if count > most:
+        raise InvalidModel(
+            f"expected at most {MAX_LABELS} lines of labels of a model, {most} of them here, got "
+            f"{count}"
+        )
     return tuple(data.splitlines())

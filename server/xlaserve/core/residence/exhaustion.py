@@ -4,7 +4,8 @@ import errno
 import resource
 from typing import TypeAlias
 
-from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace, causes
+from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace, StoreUnavailable, causes
+from xlaserve.models.storage.objects import StoreProblem
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a full disk, a quota, and the limit of a file's size."""
@@ -24,6 +25,14 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
     if number in OUT_OF_FILES:
         return OutOfFiles(model, reason, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return OutOfSpace(model, reason) if number in OUT_OF_SPACE else LoadFailed(model, reason)
+
+
+def store_failure(model: str, reason: str, problem: StoreProblem) -> LoadFailed:
+    """Return the error of a load whose store failed: to ask again may help, the model may not be.
+
+    What the store holds is the model's own: an object that is missing, or another one by now.
+    """
+    return (StoreUnavailable if problem.is_away else LoadFailed)(model, reason)
 
 
 def _error_number(cause: BaseException | None) -> int:

@@ -13,6 +13,8 @@ from xlaserve.core.host import load_threads
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.watches import RepositoryWatches
+from xlaserve.core.residence.watching import Changes
+from xlaserve.core.serving.standing import State
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
     RepositoryUnreadable,
@@ -49,11 +51,17 @@ class RepositoryFollower:
         self._load = load
         self._unload = unload
         self._plane = plane
-        self.watch = RepositoryWatches(repository)
+        self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
         self._failed: set[str] = set()
-        self.is_started = False
-        """Whether all that is loaded at the start was tried."""
+        self._standing = registry.standing
+        self._is_on = False
+        """Whether `start` has ended, and `stop` was not called."""
         self._log = structlog.get_logger("control")
+
+    @property
+    def is_started(self) -> bool:
+        """Whether all that is loaded at the start was tried."""
+        return self._is_on and self._standing.row.is_settled
 
     @property
     def server_ready(self) -> bool:
@@ -66,9 +74,6 @@ class RepositoryFollower:
     @property
     def is_ready_here(self) -> bool:
         """Tell what `server_ready` tells, of this process."""
-        polls = self._settings.model_control_mode is ModelControlMode.POLL and self._plane.loads
-        if polls and not self.watch.seen:
-            return False
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
@@ -80,17 +85,32 @@ class RepositoryFollower:
 
     def stop(self) -> None:
         """Be ready no more."""
-        self.is_started = False
+        self._is_on = False
 
     async def start(self) -> None:
         """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        self._standing.state = State.UNREAD
         await self._workers.wait(self._remove_leftovers)
-        with because(Cause.START):
-            await self._each(
-                await self._names_at_start(), partial(self._load_logged, load=self._load)
-            )
-        self.is_started = True
+        await self._read_first()
+        self._is_on = True
         self._registry.notify()
+
+    async def _read_first(self) -> None:
+        """Read the repository and load what is there; it is settled once all of it was read."""
+        with because(Cause.START):
+            first = await self._changes_at_start()
+            is_whole = not self._polls or self.watch.seen
+            self._standing.state = State.LOADING if is_whole else State.AWAY
+            await self._each(first.changed, partial(self._load_logged, load=self._load))
+            await self._each(first.gone, self._unload_here)
+        if is_whole:
+            self._standing.state = State.SETTLED
+
+    @property
+    def _polls(self) -> bool:
+        """Tell whether this process loads what the repository holds, whenever it can be read."""
+        polls = self._settings.model_control_mode is ModelControlMode.POLL
+        return polls and self._plane.loads and not self._settings.modelmesh
 
     def _remove_leftovers(self) -> None:
         count = remove_leftovers(self._settings.scratch_directory)
@@ -99,13 +119,17 @@ class RepositoryFollower:
         if count:
             self._log.info("leftovers of killed processes removed", count=count)
 
+    async def _changes_at_start(self) -> Changes:
+        if self._polls:
+            await self._refresh()
+            return await self._workers.wait(self.watch.changes)
+        return Changes(tuple(await self._names_at_start()))
+
     async def _names_at_start(self) -> Sequence[str]:
         settings = self._settings
         if settings.modelmesh or not self._plane.loads:
             return ()
         await self._refresh()
-        if settings.model_control_mode is ModelControlMode.POLL:
-            return (await self._workers.wait(self.watch.changes)).changed
         # SageMaker makes the directory with the first model.
         look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
         every = await self._workers.wait(look)
@@ -129,10 +153,14 @@ class RepositoryFollower:
 
     async def poll(self) -> None:
         """Look at the repository once, and load, reload and unload what changed."""
-        was_ready = self.server_ready
+        was = self.server_ready, self.is_ready_here, self.is_started
         try:
+            if not self._standing.row.is_settled:
+                await self._read_first()
+                return
             await self._refresh()
             changes = await self._workers.wait(self.watch.changes)
+            self._standing.state = self._state_after_look()
             everywhere = partial(self._load_logged, load=self._load_everywhere)
             with because(Cause.REPOSITORY):
                 await self._each(changes.changed, everywhere)
@@ -140,13 +168,44 @@ class RepositoryFollower:
         except Exception:
             # What serves goes on serving, and the next look comes.
             self._log.exception("repository not followed")
-        if self.server_ready is not was_ready:
-            self._registry.notify()
+        finally:
+            if was != (self.server_ready, self.is_ready_here, self.is_started):
+                self._registry.notify()
+
+    def _state_after_look(self) -> State:
+        if self.watch.problem:
+            return State.MISSING
+        return State.DOUBTED if self.watch.doubted else State.SETTLED
+
+    async def look(self) -> None:
+        """Look for changes where the control mode says so, else at stores alone."""
+        if self._settings.model_control_mode is not ModelControlMode.POLL:
+            if self._repository.remotes:
+                await self.look_at_stores()
+        # Until each process has read it, each looks for itself.
+        elif self._plane.leads or not self._registry.standing.row.is_settled:
+            await self.poll()
+
+    async def look_at_stores(self) -> None:
+        """Ask every store whether it is there, and log where that has changed."""
+        remotes = self._repository.remotes
+        before = remotes.problems
+        await self._workers.fetch_for(remotes.look)
+        for url, problem in remotes.problems.items():
+            if problem and not before[url]:
+                self._log.warning("store does not answer", store=url, reason=problem)
+            elif before[url] and not problem:
+                self._log.info("store answers again", store=url)
 
     async def _refresh(self) -> None:
         """Have the stores listed, for the look that follows."""
         if self._repository.remotes:
             await self._workers.fetch_for(self._repository.remotes.refresh)
+
+    async def _unload_here(self, name: str) -> None:
+        self._failed.discard(name)
+        if self._registry.find(name) is not None:
+            await self._unload(name)
 
     async def _unload_gone(self, name: str) -> None:
         self._failed.discard(name)

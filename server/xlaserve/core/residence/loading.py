@@ -175,7 +175,8 @@ class VersionLoader:
         )
         loaded.fetched = fetched
         loaded.on_fault = self._registry.notify
-        replaced, version.instance = version.instance, loaded
+        replaced = version.instance
+        version.put(loaded)
         self._instances[reservation] = loaded
         # What it carries for others may have changed since it was booked.
         self._correct(reservation)
@@ -232,7 +233,7 @@ class VersionLoader:
             self._registry.change(version, Event.UNLOAD, "waiting for requests in progress")
             if version.instance is not None:
                 instances.append(version.instance)
-            version.instance = None
+            version.put(None)
         try:
             await self._retire(instances)
         finally:

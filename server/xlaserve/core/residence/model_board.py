@@ -1,14 +1,14 @@
 """The content of a page about one model: its versions, their memory, and what depends on it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from xlaserve.core.events import Origin
 from xlaserve.core.residence.dependents import Dependents
+from xlaserve.core.residence.executed_rows import rows_by_bucket
 from xlaserve.core.residence.monitor import VersionReport, report_of
 from xlaserve.core.residence.registry import Instance, Registry, Version
 from xlaserve.core.serving.failures import Failure, Failures
-from xlaserve.core.serving.statistics import Totals
 from xlaserve.models.buckets import declared
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.generation.counts import CountsTokens
@@ -253,14 +253,5 @@ def _rows(info: ModelInfo, config: ModelConfig) -> RowsReading:
 
 
 def executed_rows(report: VersionReport) -> Iterable[tuple[int, int, int]]:
-    """Yield the bucket that batches of each size are executed in, how many, and the size."""
+    """Do as `rows_by_bucket` for the buckets of a version."""
     return rows_by_bucket(report.totals, sorted({bucket.rows for bucket in report.buckets}))
-
-
-def rows_by_bucket(totals: Totals, sizes: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """Do as `executed_rows` for buckets of these sizes, ascending."""
-    for batch in totals.batches:
-        rows = batch.batch_size
-        # Of an instance before this one there may be larger ones; other models have no padding.
-        bucket = next((size for size in sizes if size >= rows), rows)
-        yield bucket, batch.compute_infer.count, rows

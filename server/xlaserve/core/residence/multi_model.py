@@ -14,7 +14,6 @@ from xlaserve.errors import (
     InvalidName,
     InvalidRequest,
     ModelAlreadyLoaded,
-    ModelNotFound,
 )
 
 MAX_PAGE = 100
@@ -122,7 +121,7 @@ class MultiModelContainer:
         require_seen_now(name)
         model = self._registry.find(name)
         if model is None or not any(v.state in _HELD for v in model.versions.values()):
-            raise ModelNotFound(name)
+            raise self._registry.standing.absent(name)
         evict = partial(self._control.evict, name)
         await self._control.plane.apply(Change(ChangeKind.EVICT, name), evict)
 
@@ -131,7 +130,7 @@ class MultiModelContainer:
         require_seen_now(name)
         model = self._registry.find(name)
         if model is None or model.newest() is None:
-            raise ModelNotFound(name)
+            raise self._registry.standing.absent(name)
         return self.hosted(model)
 
     def page(self, limit: int = MAX_PAGE, after: str = "") -> Page:
@@ -140,15 +139,20 @@ class MultiModelContainer:
         So nothing is left out or listed twice when models come and go between two pages. A limit
         outside of 1 to MAX_PAGE is MAX_PAGE (SageMaker, List Model API).
         """
+        self._registry.standing.require_listed(self._repository.parts[0].place)
         size = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
         names = [name for name in self._names() if name > after]
         last = names[size - 1] if len(names) > size else ""
         return Page(tuple(map(self.get, names[:size])), last)
 
     def default(self) -> str:
-        """Return the model of a request that names none; raises NoDefaultModel."""
+        """Return the model of a request that names none.
+
+        Raises NoDefaultModel, or StillStarting while the only one may not stay the only one.
+        """
         if self._default_model and seen_now()(self._default_model):
             return self._default_model
+        self._registry.standing.require_settled()
         names = self._names()
         if len(names) != 1:
             raise NoDefaultModel(len(names))

@@ -20,10 +20,15 @@ class Readiness:
         return self._control.follower.server_ready
 
     def model_ready(self, name: str) -> bool | None:
-        """Tell whether a model answers; None for one that was never loaded."""
+        """Tell whether a model answers; None for one that was never loaded, and will not be."""
         if self._registry.find(name) is None:
-            return None
+            return None if self.is_settled else False
         return self._registry.ready(name) and not self._control.plane.conceals(name)
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether a model that is not there will not come by itself."""
+        return self._registry.standing.row.is_settled
 
     def model_names(self) -> list[str]:
         """Return the names of the models that were loaded, or tried."""

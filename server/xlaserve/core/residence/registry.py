@@ -10,18 +10,21 @@ from typing import Any, Protocol
 
 from xlaserve.core.events import Origin
 from xlaserve.core.residence.capacity import Reservation, Sizes
+from xlaserve.core.residence.executed_rows import ExecutedRows
 from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
 from xlaserve.core.serving.sight import seen_now, step_now, without_names
+from xlaserve.core.serving.standing import Standing
+from xlaserve.core.serving.standing import State as StandingState
 from xlaserve.core.serving.stations.backlog import Backlog
 from xlaserve.core.serving.stations.station import MakeStation, Station
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.abandoned import Abandoned
 from xlaserve.core.threads.limited import LimitedCall
-from xlaserve.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from xlaserve.errors import ModelNotFound, ModelNotReady
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo
 
@@ -97,6 +100,11 @@ class Instance:
     def info(self) -> ModelInfo:
         """Describe the loaded model."""
         return self.runner.info
+
+    @property
+    def bucket_sizes(self) -> Sequence[int]:
+        """Return the batch sizes that were compiled, ascending."""
+        return sorted({bucket.rows for bucket in self.info.buckets})
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -235,6 +243,13 @@ class Version:
         self.origin: Origin | None = None
         """The caller of the last load that succeeded, and its time; the loader sets it."""
         self.statistics = VersionStatistics()
+        self.executed = ExecutedRows()
+
+    def put(self, instance: Instance | None) -> None:
+        """Have an instance answer from now on, or none; what was executed stays counted."""
+        if self.instance is not None:
+            self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
+        self.instance = instance
 
     @property
     def state(self) -> State:
@@ -264,7 +279,9 @@ class Model:
 class Registry:
     """The models of the process. Used from the event loop only; never waits."""
 
-    def __init__(self, max_requests_per_model: int) -> None:
+    def __init__(self, max_requests_per_model: int, standing: Standing | None = None) -> None:
+        """`standing` is that of the repository; without one, nothing more will come by itself."""
+        self.standing = standing or Standing(StandingState.SETTLED)
         self._max_requests = max_requests_per_model
         self._models: dict[str, Model] = {}
         self._names: list[str] = []
@@ -288,7 +305,8 @@ class Registry:
     def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
         """Return the version that answers, the newest one where none is asked for.
 
-        Raises ModelNotFound where nothing is loaded, ModelNotReady while it is on its way in or
+        Raises ModelNotFound where nothing is loaded, StillStarting where that may come by itself,
+        ModelNotReady while it is on its way in or
         out, or while a model that an ensemble needs is not ready.
         """
         found = self._resolved.get((name, number))
@@ -300,13 +318,14 @@ class Registry:
         check_asked_version(name, number)
         model = self._models.get(name)
         if model is None:
-            raise ModelNotFound(name, number)
+            raise self.standing.absent(name, number)
         version = model.versions.get(number) if number else model.newest()
         if number and model.newest() is not None:
             if version is None:
-                raise VersionNotFound(name, number)
+                raise self.standing.absent(name, number, is_other=True)
             if version.state is State.UNAVAILABLE:
-                raise VersionNotFound(name, number, detail=_why_unavailable(version))
+                detail = _why_unavailable(version)
+                raise self.standing.absent(name, number, detail=detail, is_other=True)
         if version is None:
             self._raise_unavailable(model, number)
         assert version is not None
@@ -323,15 +342,14 @@ class Registry:
     def _raise_unavailable(self, model: Model, number: str) -> None:
         newest = None if number else model.newest(answering=False)
         if newest is None:
-            raise ModelNotFound(model.name, number)
+            raise self.standing.absent(model.name, number)
         moving = [v for v in model.versions.values() if v.state is not State.UNAVAILABLE]
         self._raise_not_ready(moving[-1] if moving else newest, number)
 
-    @staticmethod
-    def _raise_not_ready(version: Version, asked: str) -> None:
+    def _raise_not_ready(self, version: Version, asked: str) -> None:
         state, reason = version.state, _reason(version)
         if state is State.UNAVAILABLE:
-            raise ModelNotFound(version.model, asked, detail=_why_unavailable(version))
+            raise self.standing.absent(version.model, asked, detail=_why_unavailable(version))
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _missing_step(self, instance: Instance) -> str | None:

@@ -253,7 +253,10 @@ class ModelRuntime:
         A mesh knows one memory. Where it is that of the smallest device, and a model is what it
         holds where it holds most, no device is ever asked for more than it has.
         """
-        return self._countable(self._told.told(model_id))
+        try:
+            return self._countable(self._told.told(model_id))
+        except ModelNotFound:
+            raise self._registry.standing.absent(model_id) from None
 
     def told_bytes(self, model_id: str) -> int | None:
         """Return what the mesh counts a model with by now, without telling more; None for none."""

@@ -12,9 +12,10 @@ from xlaserve.core.residence.watching import Changes, RepositoryWatch
 class RepositoryWatches:
     """The looks at all parts of a repository, as one."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, unload_fraction: float = 1.0) -> None:
+        """Where more than a fraction of the models of a part is gone, a second look decides."""
         self._repository = repository
-        self._watches = tuple(map(RepositoryWatch, repository.parts))
+        self._watches = tuple(RepositoryWatch(part, unload_fraction) for part in repository.parts)
         self._shared: frozenset[str] = frozenset()
         """Names that the last look found in several parts."""
         self._log = structlog.get_logger("repository")
@@ -29,6 +30,11 @@ class RepositoryWatches:
         """Return the first part that the last look could not tell; empty for none."""
         found = (watch for watch in self._watches if watch.problem)
         return next((watch.place for watch in found), "")
+
+    @property
+    def doubted(self) -> bool:
+        """Tell whether the last look found so many models gone that a second one is waited for."""
+        return any(watch.doubted for watch in self._watches)
 
     @property
     def seen(self) -> bool:
@@ -73,7 +79,7 @@ class RepositoryWatches:
         return Changes(tuple(sorted(changed - gone)), tuple(sorted(gone)))
 
     def _tell_shared(self) -> None:
-        counts = Counter(name for watch in self._watches for name in watch.known)
+        counts = Counter(name for watch in self._watches for name in watch.known - watch.doubted)
         shared = frozenset(name for name, count in counts.items() if count > 1)
         for name in sorted(shared - self._shared):
             reason = self._repository.ambiguity(name)

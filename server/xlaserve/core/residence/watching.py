@@ -6,6 +6,8 @@ that name. Nothing is gone because something cannot be told:
 - A root that cannot be read (an unmounted volume, a network that is down) changes nothing.
 - Nor does one that is another directory than before and holds no model: that is the empty mount
   point below an unmounted volume. Another directory that holds models is a new repository.
+- Where a look no longer finds any model, or more than a fraction of them, they are gone once a
+  second look does not find them either: a store may answer with an empty listing.
 - A name that is still there, but is no directory that can be read now, keeps what it serves.
 """
 
@@ -37,8 +39,12 @@ class Changes:
 class RepositoryWatch:
     """Remembers what the last look saw, and logs once what is odd."""
 
-    def __init__(self, repository: Part) -> None:
+    def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
+        """Where more than a fraction of its models is gone, or all, a second look decides."""
         self._repository = repository
+        self._unload_fraction = unload_fraction
+        self.doubted: frozenset[str] = frozenset()
+        """Models that the last look did not find any more, and that stay until the next one."""
         self._listing: Listing | None = None
         self._fingerprints: Mapping[str, Fingerprint] = {}
         self._skipped: Mapping[str, str] = {}
@@ -82,10 +88,28 @@ class RepositoryWatch:
             return Changes()
         before, now = self._fingerprints, self._read_fingerprints(listing)
         there = {*listing.models, *listing.skipped}
-        gone = tuple(name for name in before if name not in there)
-        kept = {name: mark for name, mark in before.items() if name in there}
+        gone = self._sure(frozenset(name for name in before if name not in there), len(before))
+        kept = {name: mark for name, mark in before.items() if name not in gone}
         self._fingerprints = kept | now
-        return Changes(tuple(name for name in now if before.get(name) != now[name]), gone)
+        changed = tuple(name for name in now if before.get(name) != now[name])
+        return Changes(changed, tuple(name for name in before if name in gone))
+
+    def _sure(self, gone: frozenset[str], of: int) -> frozenset[str]:
+        """Return the models that are gone for sure: of many, those that two looks have missed."""
+        missed, self.doubted = self.doubted, frozenset()
+        if not gone or (len(gone) < of and len(gone) <= self._unload_fraction * of):
+            return gone
+        sure = gone & missed
+        self.doubted = gone - sure
+        if self.doubted:
+            self._log.error(
+                "models are gone from the repository, they stay until a second look",
+                path=self._repository.place,
+                gone=len(self.doubted),
+                models=of,
+                some=sorted(self.doubted)[:_LOGGED],
+            )
+        return sure
 
     def _look(self) -> Listing | None:
         try:

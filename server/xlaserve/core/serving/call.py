@@ -69,17 +69,19 @@ class Headers(Protocol):
         ...
 
 
+UNIX = "unix"
+"""Address of a peer on a unix socket."""
 NO_HEADERS: Headers = MappingProxyType[str, str]({})
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection; one object for all its calls."""
+    """The other end of a connection, or who asks a proxy at that end; one object for all calls."""
 
     listener: str = ""
     """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
     address: str = ""
-    """Its address as text: `10.0.0.7:51824`, or `unix`."""
+    """Its address as text: `10.0.0.7:51824`, or `unix`; without a port where a proxy told none."""
     tls_identity: str | None = None
     """The subject of its verified client certificate."""
     unix_user: int | None = None
@@ -90,6 +92,14 @@ class Peer:
     """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
     granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
     """Findings of the permission gate by token, under None for calls without one; for it alone."""
+    proxy: str = ""
+    """The address of the trusted proxy that speaks for it; empty where it is connected itself."""
+    scheme: str = ""
+    """The scheme by which it asked that proxy, `http` or `https`; empty where nothing is told."""
+    prefix: str = ""
+    """The path below which that proxy serves this server: `/models`; empty for none."""
+    clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
+    """Clients of this peer, by what it said of them; for `Proxies` alone."""
 
 
 NOBODY = Peer()
@@ -117,6 +127,10 @@ class Sight(Protocol):
 
     def shows(self, model: str) -> bool:
         """Tell whether it may; raises nothing."""
+        ...
+
+    def absent(self, model: str, version: str, *, detail: str) -> Exception:
+        """Return the error for a model that it may not see, which is that of one nowhere."""
         ...
 
     def refuse_server(self) -> None:

@@ -40,3 +40,17 @@ class CallRecord(msgspec.Struct, gc=False):
         """Count the bytes of an answer, which is written now."""
         self.bytes_out = count if self.bytes_out < 0 else self.bytes_out + count
         self.written_ns = time.perf_counter_ns()
+
+
+def attach(record: CallRecord | None, error: BaseException) -> None:
+    """Have the answer that an error becomes counted for a call, if anybody observes that."""
+    if record is not None:
+        error.call_record = record  # type: ignore[attr-defined]
+
+
+def count_answer(error: BaseException, count: int) -> None:
+    """Count the bytes of the answer that an error has become, for the call that it ended."""
+    record = getattr(error, "call_record", None)
+    if record is not None:
+        del error.call_record  # type: ignore[attr-defined]
+        record.sent(count)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from xlaserve.core.serving.call import Call
 from xlaserve.errors import XlaserveError
@@ -12,12 +12,13 @@ from xlaserve.errors import XlaserveError
 KEPT = 50
 """Failures that are kept one by one."""
 
-MAX_REASONS = 64
-"""Reasons that are counted by their name: there are as many as classes of errors."""
+MAX_REASONS = 256
+"""Reasons that are counted by their name: more than there are classes of errors."""
 
 OTHER = "Other"
-_CANCELLED = "Cancelled"
-_UNEXPECTED = "Unexpected"
+CANCELLED = "Cancelled"
+UNEXPECTED = "Unexpected"
+"""The log has the traceback of each."""
 _MAX_TEXT = 256
 _MAX_NAME = 128
 
@@ -36,10 +37,22 @@ class Failure(NamedTuple):
     """Text of the error as its client was told it; empty where that was told nothing."""
 
 
+ReasonOf: TypeAlias = Callable[[BaseException, str], str]
+"""Names the reason of an error of a call that came to an endpoint."""
+
+
+def reason_name(error: BaseException, listener: str = "") -> str:
+    """Name the reason of a failure where no transport knows errors of its own."""
+    if isinstance(error, XlaserveError):
+        return type(error).__name__
+    return CANCELLED if isinstance(error, asyncio.CancelledError) else UNEXPECTED
+
+
 class Failures:
     """Counts failures by their reason. Of the event loop; its size does not grow with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, reason_of: ReasonOf = reason_name) -> None:
+        self._reason_of = reason_of
         self._counts: dict[str, int] = {}
         self._last: deque[Failure] = deque(maxlen=KEPT)
 
@@ -57,7 +70,7 @@ class Failures:
         """Count a call that failed; one that is part of another is counted with that alone."""
         if call.parent is not None:
             return
-        reason = reason_name(error)
+        reason = self._reason_of(error, call.peer.listener)
         if reason not in self._counts and len(self._counts) >= MAX_REASONS:
             reason = OTHER
         self._counts[reason] = self._counts.get(reason, 0) + 1
@@ -72,10 +85,3 @@ class Failures:
                 str(error)[:_MAX_TEXT] if isinstance(error, XlaserveError) else "",
             )
         )
-
-
-def reason_name(error: BaseException) -> str:
-    """Name the reason of a failure: the class of an error that the server has."""
-    if isinstance(error, XlaserveError):
-        return type(error).__name__
-    return _CANCELLED if isinstance(error, asyncio.CancelledError) else _UNEXPECTED

@@ -5,13 +5,14 @@ Nothing that a gate decides may be remembered by a transport, a plan or a connec
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from xlaserve.core.serving.call import Call, Observer, Operation, current_call
+from xlaserve.core.serving.call import Call, Headers, Observer, Operation, Peer, current_call
 from xlaserve.core.serving.call_record import CallRecord
+from xlaserve.core.serving.proxies import Proxies
 from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 Check: TypeAlias = Callable[[Call], None]
@@ -46,10 +47,12 @@ class Gates:
         *,
         permission: Check = everybody,
         observers: Sequence[Observer] = (),
+        trusted: Iterable[str] = (),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`clock` is that of the engine."""
+        """`trusted` are the proxies that are believed; `clock` is that of the engine."""
         self._clock = clock
+        self._proxies = Proxies(trusted) or None
         self.table = (
             Gate("draining", self._is_open),
             Gate("permission", permission),
@@ -93,6 +96,8 @@ class Gates:
         assert not call.has_begun, "a call begins once"
         call.has_begun = True
         call._observers = self._observers
+        if self._proxies is not None:
+            call.peer = self._proxies.client_of(call.peer, call.headers)
         if self.are_watched:
             # Made here and not by observers: a call of one would cost as much as the record.
             if self._recording:
@@ -101,6 +106,10 @@ class Gates:
                 began(call)
         for check in self._timeless if call.deadline is None else self._at_begin:
             check(call)
+
+    def client_of(self, peer: Peer, headers: Headers) -> Peer:
+        """Return who asks, as `admit` finds it: for what a transport checks before."""
+        return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:
         """Let a call pass to its model, which has been found; raises as `admit`."""

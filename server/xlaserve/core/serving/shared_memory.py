@@ -19,7 +19,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
-from xlaserve.core.serving.call import Call, Operation, Peer, current_call, owner_now
+from xlaserve.core.serving.call import UNIX, Call, Operation, Peer, current_call, owner_now
+from xlaserve.core.serving.proxies import came_through_a_proxy
 from xlaserve.core.serving.sight import Sees, everything, require_all_seen
 from xlaserve.errors import (
     InvalidRegion,
@@ -47,7 +48,7 @@ _SHOWN_CHARACTERS = 80
 _LARGEST = 2**63 - 1
 """The largest offset that a system call takes."""
 _LOOPBACK = "127."
-_THE_SERVER = Peer(address="unix")
+_THE_SERVER = Peer(address=UNIX)
 """Another process of the server, which has admitted the client."""
 _MOST_BUFFERS = 512
 """Buffers of one system call; POSIX allows 1024 on Linux."""
@@ -328,7 +329,7 @@ class Regions:
         Raises InvalidRegion where there is none, and so where it is not of the caller of the
         `call`: memory of one client is no business of another, whatever model they share.
         """
-        self._permit(peer)
+        self._permit(peer, call)
         region = self._regions.get(name)
         if region is None or not self._may_use(call, region):
             raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
@@ -344,10 +345,13 @@ class Regions:
         """Forget all regions: the server ends."""
         self._regions.clear()
 
-    def _permit(self, peer: Peer) -> None:
+    def _permit(self, peer: Peer, call: Call | None = None) -> None:
+        """Raise NotLocal or SwitchedOff; the call is `current_call` unless it is given."""
         if self.policy.clients is SharedMemoryClients.NONE:
             raise SwitchedOff("shared memory", "shared_memory")
-        if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(peer):
+        if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(
+            peer, call or current_call.get()
+        ):
             raise NotLocal("shared memory", peer.address, "shared_memory")
 
 
@@ -363,9 +367,14 @@ def shown(name: str) -> str:
     return name[:_SHOWN_CHARACTERS]
 
 
-def _is_local(peer: Peer) -> bool:
-    if not peer.listener or peer.address == "unix":
-        return True  # inside the process there is no listener
+def _is_local(peer: Peer, call: Call | None) -> bool:
+    """Tell whether a client is on this machine: not one that comes through a proxy there."""
+    if not peer.listener:
+        return True  # inside the process there is none
+    if peer.proxy or (call is not None and came_through_a_proxy(call.root.headers)):
+        return False
+    if peer.address == UNIX:
+        return True
     if peer.address.startswith(_LOOPBACK):
         return True  # the kernel says so; most addresses, and to parse one takes long
     host = peer.address.rpartition(":")[0].strip("[]").partition("%")[0]

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from xlaserve.access_errors import HIDDEN
 from xlaserve.core.serving.call import Call, current_call
-from xlaserve.errors import ModelNotFound
 
 Sees: TypeAlias = Callable[[str], bool]
 """Tells whether a model may be seen."""
@@ -33,12 +32,14 @@ def nothing(model: str) -> bool:
 def require_seen(
     call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
 ) -> None:
-    """Raise ModelNotFound for a model that a call may not see; a call of nobody sees all.
+    """Raise what a model that is nowhere is answered with, for one that a call may not see.
 
+    A call of nobody sees all. While models may still come, that is StillStarting, else
+    ModelNotFound.
     Raises NotPermitted where its caller sees the model, and may not do this with it.
     """
     if call is not None and call.sight is not None and not call.sight.permits(model):
-        raise ModelNotFound(model, version, detail=detail)
+        raise call.sight.absent(model, version, detail=detail)
 
 
 def require_seen_now(model: str, version: str = "", *, detail: str = "is not found") -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
+from xlaserve import last_words
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
 from xlaserve.models.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
@@ -226,6 +227,7 @@ class CompilerProcesses:
             try:
                 data = process.compiled(task, self.limits.job_seconds)
             except ProcessEndedError as ended:
+                last_words.tell("compile process", str(ended), ended.said, task.job.model)
                 process.of.stop()
                 process = None
                 is_last = ended.is_late or attempt + 1 == _ATTEMPTS
@@ -252,6 +254,7 @@ class CompilerProcesses:
                 return None
             process.wait_until_ready()
         except ProcessEndedError as error:
+            last_words.tell("compile process", str(error), error.said, task.job.model)
             process.of.stop()
             if error.was_stopped:
                 return self._started(task)

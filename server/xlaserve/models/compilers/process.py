@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import Signals
 
+from xlaserve import last_words
 from xlaserve.silence import Stopped
 
 _SHOWN_CHARACTERS = 300
@@ -39,10 +40,13 @@ class ProcessEndedError(Exception):
         is_limit: bool = False,
         was_stopped: bool = False,
         doing: str = "",
+        said: str = "",
     ) -> None:
         super().__init__(reason)
         self.was_stopped = was_stopped
         """Whether it was killed since somebody had stopped it: another one may do the same."""
+        self.said = said
+        """What it printed on stderr."""
         self.is_late = is_late
         """Whether it was killed since its time was over."""
         self.is_limit = is_limit
@@ -193,13 +197,14 @@ class CompilerProcess:
         phrases = [line.removeprefix(DOING) for line in said if line.startswith(DOING)]
         doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
         if self._killed_for is not None:
-            self._killed_for.doing = doing
+            self._killed_for.doing, self._killed_for.said = doing, "\n".join(said)
             return self._killed_for
-        how = Signals(-status).name if status < 0 else f"exit status {status}"
+        how = last_words.how(status)
         others = [line for line in said if not line.startswith(DOING)]
         last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
         return ProcessEndedError(
             f"its compilation ended the process that compiles ({how}){last}",
             is_limit=status == -Signals.SIGXCPU,
             doing=doing,
+            said="\n".join(said),
         )

@@ -1,29 +1,31 @@
 """The requests of a model whose grammars are compiled before they wait for a slot."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import InvalidParameter
 from xlaserve.language.grammars import Grammars
-from xlaserve.models.generation.constraint import Grammar
+from xlaserve.language.turns import CallerThread
 from xlaserve.models.generation.running import Running
 
 
 class Constraining:
-    """Compiles grammars in a thread of its own, one after another.
+    """Compiles grammars in a thread of its own, one after another, in turns of their callers.
 
-    That takes a millisecond, and up to a second for what somebody makes large on purpose: neither
-    the event loop nor the steps of other requests wait for it.
+    That takes a millisecond, and a tenth of a second for what is large on purpose, and refused:
+    neither the event loop nor the steps of other requests wait for it. No more wait here than a
+    model is handed ahead of its slots.
     """
 
     def __init__(self, model: str, grammars: Grammars | None, add: Callable[[Running], None]):
         self._model = model
         self._grammars = grammars
         self._add = add
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: CallerThread | None = None
         if grammars is not None:
-            self._thread = ThreadPoolExecutor(1, f"grammars {model}")
+            self._thread = CallerThread(f"grammars {model}")
+            self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
         """Have a request wait for a slot, behind its grammar. Raises InvalidParameter."""
@@ -35,21 +37,24 @@ class Constraining:
             expected = "none, since the configuration of the model has no parameter 'grammars'"
             raise InvalidParameter(grammar.parameter, expected, "one")
         try:
-            self._thread.submit(self._compile, running, grammar)
+            self._thread.submit(running.sender.principal, partial(self._compile, running))
         except RuntimeError as error:  # it is closed
             raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
         """End the thread, behind what it was given."""
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
-    def _compile(self, running: Running, grammar: Grammar) -> None:
+    def _compile(self, running: Running) -> None:
         try:
-            if self._grammars is not None and not running.request.is_cancelled:
+            grammar = running.asked.grammar
+            if self._grammars is not None and grammar and not running.request.is_cancelled:
                 running.constraint = self._grammars.compile(*grammar)
         # Whatever it is, its request alone ends with it.
-        except Exception as error:
+        except BaseException as error:
             running.request.fail(error)
             running.freed()
         else:

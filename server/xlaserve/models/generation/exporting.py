@@ -18,14 +18,17 @@ from typing import Any, TypeAlias
 import jax
 import jax.export
 import jax.numpy as jnp
+import structlog
 
+from xlaserve import build
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, dimensions, files, parameters, read_back, weights
-from xlaserve.models.computation import lasting, to_file
+from xlaserve.models.computation import lasting, not_lasting, to_file
 from xlaserve.models.generation import record
 from xlaserve.models.generation.info import mask_words
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, SLOTS, WEIGHTS, Array, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS, Tables, sample
+from xlaserve.models.written_by import Writer
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 Decode: TypeAlias = Callable[..., Any]
@@ -85,7 +88,18 @@ def export_generator(
         made.check_length(max_length)
         directory.chmod(0o755)
         temporary.replace(directory, target)
+    _log_restrictions(target, programs)
     return target
+
+
+def _log_restrictions(target: Path, programs: Mapping[str, bytes]) -> None:
+    """Log of each program that is not read by all versions of JAX how far it is."""
+    for name, data in programs.items():
+        module = artifact.deserialize(bytearray(data), name=name).mlir_module_serialized
+        if reason := not_lasting(module):
+            structlog.get_logger("export").warning(
+                "exported, with a restriction", path=str(target), reason=f"{name}: {reason}"
+            )
 
 
 class _Programs:
@@ -271,7 +285,7 @@ def _record(
     return Record(
         record.FORMAT_VERSION,
         record.KIND,
-        jax.__version__,
+        Writer(jax.__version__, build.version()).text,
         list(artifact.deserialize(bytearray(programs[DECODE])).platforms),
         made.vocab,
         max_length,

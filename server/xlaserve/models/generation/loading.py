@@ -4,8 +4,8 @@
 # mypy: disallow-untyped-calls=False
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from xlaserve.models.generation import asking, configured, record, texts, tools
 from xlaserve.models.generation.constraining import Constraining
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.programs import Programs, bytes_of
+from xlaserve.models.generation.lowering import Lowering, Wanted
+from xlaserve.models.generation.programs import Programs
 from xlaserve.models.generation.record import CHUNK, DECODE, WEIGHTS, Record
 from xlaserve.models.generation.running import Running
 from xlaserve.models.generation.slots import Slots
@@ -31,12 +32,14 @@ from xlaserve.models.generation.texts import STOP, TEXT, Prompts, check_prompt, 
 from xlaserve.models.generation.trial import rows_are_of_their_tokens, steps_are_alike
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.kept_programs import KeptPrograms
-from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.optional_inputs import NONE_OPTIONAL
 from xlaserve.models.python.waiting import Waiting
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.signature import Signature, agreed
-from xlaserve.models.sizes import EXECUTABLE_BYTES, LIMIT_ARTIFACT_BYTES
+from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.uncompiled import UncompiledModel
+from xlaserve.models.written_by import Writer
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 PLATFORM = "generator"
@@ -105,7 +108,7 @@ class GeneratorModel(UncompiledModel):
             request.when_cancelled(partial(self._slots.withdraw, request))
             begin = partial(self._begin, request, counted)
             if TEXT in request.inputs and self._prompts is not None:
-                self._prompts.thread.submit(begin)
+                self._prompts.thread.submit(request.sender.principal, begin)
             else:
                 begin()
 
@@ -209,37 +212,107 @@ class _Countdown:
             self._over()
 
 
+def is_there(directory: Path) -> bool:
+    """Tell whether a version directory has a generator."""
+    return (directory / record.FILE_NAME).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the files of a version say, before anything is compiled."""
+
+    record: Record
+    generation: GenerationInfo
+    text: texts.Found
+    tokenizer: bytearray | None
+
+    @classmethod
+    def of(cls, directory: Path, config: ModelConfig, model: str, roots: Roots) -> "_Read":
+        """Read a version directory; raises InvalidModel."""
+        found = record.read(directory, roots)
+        written = found.files[TOKENIZER].record if TOKENIZER in found.files else None
+        tokenizer = texts.read_tokenizer(directory, written, roots)
+        text = texts.read(directory, config, model, roots, tokenizer)
+        generation = replace(
+            configured.read(found, directory, config),
+            written_at=int((directory / record.FILE_NAME).stat().st_mtime),
+            roots=roots,
+            text=text.text,
+            no_text=text.no_text,
+            is_text_offered=text.is_offered,
+            tool_family=tools.family(config, text.text, model),
+        )
+        return cls(found, generation, text, tokenizer)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the bytes that it holds beside its device."""
+        return configured.host_bytes(self.generation, has_text=self.text.text is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A generator as a load would compile it. No parameter of it is anywhere."""
+
+    lowering: Lowering
+    site: sites.Site
+    slots: int
+    host_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        config: ModelConfig,
+        platform: str,
+        present: "Sequence[jax.Device]",  # pyright: ignore[reportInvalidTypeForm]
+        roots: Roots = ANYWHERE,
+    ) -> "Ahead":
+        """Read a version directory for a server that has `present`; raises InvalidModel.
+
+        What only an execution tells is not known: it has all steps and copies that it may have.
+        """
+        read = _Read.of(directory, config, directory.parent.name, roots)
+        if read.text.text is not None:
+            read.text.text.close()
+        site = _site(config, platform, present)
+        _check_rules(directory, read, site, roots)
+        entries = {one.name: one for one in weights.read_entries(directory, WEIGHTS, roots)}
+        if set(entries) != set(read.record.parameters):
+            raise _odd_parameter(entries, read.record)
+        shapes = [
+            jax.ShapeDtypeStruct(
+                entries[name].shape, entries[name].dtype, sharding=site.parameter(name)
+            )
+            for name in read.record.parameters
+        ]
+        exported = _exported(directory, read.record, site.platform, roots)
+        lowering = Lowering(read.record, read.generation, exported, shapes, site)
+        return cls(lowering, site, read.generation.slots, read.host_bytes)
+
+    def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
+        """Return the rows of a program, and the window that it sees, if it sees one."""
+        return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
+
+
 def load(directory: Path, context: LoadContext) -> GeneratorModel:
     """Load a version directory, compile its programs for the configured sizes, and warm them.
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    found = record.read(directory, context.roots)
-    written = found.files[TOKENIZER].record if TOKENIZER in found.files else None
-    tokenizer = texts.read_tokenizer(directory, written, context.roots)
-    text = texts.read(directory, context.config, context.model, context.roots, tokenizer)
+    read = _Read.of(directory, context.config, context.model, context.roots)
+    text, generation = read.text, read.generation
     more = (texts.SPEC,) if text.is_offered else ()
     inputs, outputs = (*INPUTS, *more), (*OUTPUTS, *more)
     _check_config(context.config, Signature(inputs, outputs, 0))
-    generation = replace(
-        configured.read(found, directory, context.config),
-        written_at=int((directory / record.FILE_NAME).stat().st_mtime),
-        roots=context.roots,
-        text=text.text,
-        no_text=text.no_text,
-        is_text_offered=text.is_offered,
-        tool_family=tools.family(context.config, text.text, context.model),
-    )
-    site = _site(context)
-    grammars = _grammars(tokenizer, generation, context.model)
-    exported = tuple(
-        _exported(directory, name, found, context, site.platform) for name in (DECODE, CHUNK)
-    )
+    site = _site(context.config, context.device)
+    grammars = _grammars(read.tokenizer, generation, context.model)
+    exported = _exported(directory, read.record, site.platform, context.roots)
     with invalid_model(context.model, record.FILE_NAME):
-        _check_rules(directory, found, generation, context, site)
-        arrays = _parameters(directory, found, context, site)
+        _check_rules(directory, read, site, context.roots)
+        arrays = _parameters(directory, read.record, context, site)
         kept = KeptPrograms(context.compilation, context.model, context.version)
-        programs = Programs(found, generation, (exported[0], exported[1]), arrays, site, kept=kept)
+        programs = Programs(read.record, generation, exported, arrays, site, kept=kept)
         done = 0
 
         def before_each() -> None:
@@ -251,8 +324,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
 
         programs.compile(before_each)
         generation = _tried(programs, generation, context)
-    host = configured.host_bytes(generation, has_text=text.text is not None)
-    memory = _memory(programs, arrays, site, host)
+    memory = programs.memory(read.host_bytes)
     info = ModelInfo(
         PLATFORM,
         inputs,
@@ -314,23 +386,34 @@ def _grammars(
 
 
 def _exported(
-    directory: Path, name: str, found: Record, context: LoadContext, platform: str
-) -> "jax.export.Exported":
-    data = files.read_checked(
-        directory,
-        name,
-        limit_bytes=LIMIT_ARTIFACT_BYTES,
-        record=found.files[name].record,
-        roots=context.roots,
-    )
-    exported = artifact.deserialize(data, found.jax_version, name=name)
-    artifact.check_runs(exported, platform, name)
-    return exported
+    directory: Path, found: Record, platform: str, roots: Roots
+) -> "tuple[jax.export.Exported, jax.export.Exported]":
+    """Return the programs for one token and for a chunk of a prompt."""
+
+    def one(name: str) -> "jax.export.Exported":
+        data = files.read_checked(
+            directory,
+            name,
+            limit_bytes=LIMIT_ARTIFACT_BYTES,
+            record=found.files[name].record,
+            roots=roots,
+        )
+        exported = artifact.deserialize(data, Writer.of(found.jax_version).jax, name=name)
+        artifact.check_runs(exported, platform, name)
+        return exported
+
+    return one(DECODE), one(CHUNK)
 
 
-def _site(context: LoadContext) -> sites.Site:
+def _site(
+    config: ModelConfig,
+    platform: str,
+    present: "Sequence[jax.Device] | None" = None,  # pyright: ignore[reportInvalidTypeForm]
+) -> sites.Site:
     """Return the device, or the mesh of devices, of a generator; raises InvalidModel for more."""
-    layout = sites.layout(placement.read(context.config, context.device))
+    wanted = placement.read(config, platform)
+    # A model may go to the CPU of a server with GPUs.
+    layout = sites.layout(wanted, present if wanted.platform == platform else None)
     if len(layout.replicas) != 1:
         raise InvalidModel(
             "instance_group: expected one instance, on one device or split over several "
@@ -340,49 +423,17 @@ def _site(context: LoadContext) -> sites.Site:
     return layout.sites[0]
 
 
-def _check_rules(
-    directory: Path,
-    found: Record,
-    generation: GenerationInfo,
-    context: LoadContext,
-    site: sites.Site,
-) -> None:
+def _check_rules(directory: Path, read: _Read, site: sites.Site, roots: Roots) -> None:
     """Raise InvalidModel unless every rule of partition splits a parameter, or a cache, evenly."""
     if not site.rules:
         return
-    shapes = {
-        entry.name: entry.shape for entry in weights.read_entries(directory, WEIGHTS, context.roots)
-    }
-    for index, array in enumerate(found.cache):
+    shapes = {entry.name: entry.shape for entry in weights.read_entries(directory, WEIGHTS, roots)}
+    for index, array in enumerate(read.record.cache):
         name = configured.cache_name(index)
         if name in shapes:
             raise InvalidModel(f"partition: parameter '{name}' has the name of a cache")
-        shapes[name] = array.sized(generation.slots, generation.max_length)
+        shapes[name] = array.sized(read.generation.slots, read.generation.max_length)
     site.check(shapes)
-
-
-def _memory(
-    programs: Programs, arrays: Sequence[jax.Array], site: sites.Site, host: int
-) -> ModelMemory:
-    """Return what a generator holds; `host` are bytes beside its device, or the first of them."""
-    parts = (
-        sum(bytes_of(array) for array in arrays),
-        programs.temporary_bytes,
-        programs.count * EXECUTABLE_BYTES,
-        programs.state_bytes,
-    )
-    names = list(site.device_names)
-    per_device = dict.fromkeys(names, sum(parts)) if len(names) > 1 else {}
-    if per_device:
-        per_device[names[0]] += host
-    parameters, temporaries, executables, states = (len(names) * part for part in parts)
-    return ModelMemory(
-        parameters_bytes=parameters,
-        temporaries_bytes=temporaries,
-        executables_bytes=executables + host,
-        states_bytes=states,
-        per_device=per_device,
-    )
 
 
 def _parameters(
@@ -394,6 +445,10 @@ def _parameters(
         context.check_cancelled()
         placed[name] = jax.device_put(tensor, site.parameter(name))
     if set(placed) != set(found.parameters):
-        odd = min(set(placed) ^ set(found.parameters))
-        raise InvalidModel(f"parameter '{odd}' is not in both {WEIGHTS} and {record.FILE_NAME}")
+        raise _odd_parameter(placed, found)
     return [placed[name] for name in found.parameters]
+
+
+def _odd_parameter(names: Collection[str], found: Record) -> InvalidModel:
+    odd = min(set(names) ^ set(found.parameters))
+    return InvalidModel(f"parameter '{odd}' is not in both {WEIGHTS} and {record.FILE_NAME}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import files
+from xlaserve.models import files, written_by
 from xlaserve.models.files import FileRecord
 from xlaserve.models.roots import ANYWHERE, Roots
 
@@ -60,6 +60,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format_version: int
     kind: str
     jax_version: str
+    """With the build of xlaserve that wrote it: `written_by.Writer`."""
     platforms: list[str]
     vocab: int
     max_length: int
@@ -73,22 +74,34 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     files: dict[str, File]
 
 
+class _Start(msgspec.Struct):
+    """The fields that have to be known before the others can be judged."""
+
+    format_version: int
+    kind: str
+    jax_version: str = ""
+
+
 def read(directory: Path, roots: Roots = ANYWHERE) -> Record:
     """Read and check the description of a version directory; raises InvalidModel."""
     data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
     try:
+        start = msgspec.json.decode(data, type=_Start)
+        _check_start(start)
         record = msgspec.json.decode(data, type=Record)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{FILE_NAME} is not valid: {error}") from error
-    if record.format_version != FORMAT_VERSION or record.kind != KIND:
-        raise InvalidModel(
-            f"{FILE_NAME} is of kind '{record.kind[:64]}' and format version "
-            f"{record.format_version}, this server reads '{KIND}' and {FORMAT_VERSION}"
-        )
     for problem, is_there in _problems(record).items():
         if is_there:
             raise InvalidModel(f"{FILE_NAME} is not valid: {problem}")
     return record
+
+
+def _check_start(start: _Start) -> None:
+    if start.format_version != FORMAT_VERSION or start.kind != KIND:
+        found = f"is of kind '{start.kind[:64]}' and format version {start.format_version}"
+        reads = f"'{KIND}' and {FORMAT_VERSION}"
+        raise InvalidModel(written_by.not_read(FILE_NAME, found, reads, start.jax_version))
 
 
 def write(directory: Path, record: Record) -> None:

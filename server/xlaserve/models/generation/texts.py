@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import structlog
 from xlaserve.errors import InvalidModel, InvalidParameter, InvalidTensor
 from xlaserve.language import files
 from xlaserve.language.text import LanguageText
+from xlaserve.language.turns import CallerThread
 from xlaserve.language_errors import TextNotInstalled
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.files import FileRecord, read_checked
@@ -87,13 +87,13 @@ def read(
 
 
 class Prompts:
-    """Has prompts become tokens, one after the other in a thread of its own."""
+    """Has prompts become tokens, one after the other in a thread of its own, in callers' turns."""
 
     def __init__(self, model: str, text: LanguageText, max_length: int) -> None:
         self._model = model
         self._text = text
         self._most = _CHARACTERS * max_length
-        self.thread = ThreadPoolExecutor(1, f"text {model}")
+        self.thread = CallerThread(f"text {model}")
         """Begins with the first prompt that is text."""
 
     def encode(self, value: Value) -> Tensor:
@@ -111,7 +111,7 @@ class Prompts:
 
     def close(self) -> None:
         """Return once the thread has ended."""
-        self.thread.shutdown()
+        self.thread.close()
 
 
 def check_prompt(model: str, request: ModelRequest) -> None:

@@ -31,6 +31,10 @@ SECONDS = 600.0
 MEMORY_BYTES = 16 << 30
 """That it may take besides what the process has."""
 
+_EXECUTING = ["ConstantFolding"]
+"""What executes parts of a model while onnxruntime reads it, where nothing ends them: they are left
+to the executions, which are watched."""
+
 _SEED = 0
 _SHOWN_CHARACTERS = 300
 
@@ -180,7 +184,10 @@ class Reference:
         options.log_severity_level = 3
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_EXECUTING,
             )
         # onnxruntime has an error of its own for each kind of refusal, and no root for them.
         except Exception as error:

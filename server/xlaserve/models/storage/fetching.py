@@ -36,6 +36,8 @@ class FetchCounts:
         self.failures = 0
         """Fetches that ended without a model; those that were cancelled are not among them."""
         self.retries = 0
+        self.refused = 0
+        """Requests that failed in all attempts, but those for files of a fetch."""
 
     def add(self, **counts: float) -> None:
         """Add to counts, by name."""
@@ -74,6 +76,7 @@ class FetchControl:
             raise StoreProblem(
                 f"it was not fetched within {self._seconds:g} seconds (remote_fetch_seconds)",
                 is_transient=False,
+                is_away=True,
             )
 
     def arrived(self, size_bytes: int, *, resumed: bool = False) -> None:
@@ -111,28 +114,28 @@ def read_part(
     For what fits into memory. Raises StoreProblem as `fetch_file` does.
     """
     start, stop = part
-    failed = 0
+    begin, failed = start, 0
     while True:
         control.check()
         got = bytearray()
         try:
-            for piece in store.read(found, start, stop):
+            for piece in store.read(found, begin, stop):
                 control.check()
                 got += piece
-            if len(got) == stop - start:
+            if len(got) == stop - begin:
                 control.counts.add(fetched_bytes=len(got))
-                return bytes(got)
-            reason = f"'{found.name}' ended at byte {start + len(got)} of {found.size_bytes}"
+                return bytes(memoryview(got)[start - begin :])
+            reason = f"'{found.name}' ended at byte {begin + len(got)} of {found.size_bytes}"
             raise StoreProblem(reason)  # noqa: TRY301, counted as every other
         except RangeIgnored:
-            raise StoreProblem(
-                f"the server sends no parts of '{found.name}'", is_transient=False
-            ) from None
+            # What is in front of the part is read too, and dropped: a header is short.
+            begin = 0
         except StoreProblem as problem:
             failed += 1
             if not problem.is_transient or failed >= ATTEMPTS:
+                control.counts.add(refused=int(problem.is_away))
                 raise
-            control.pause(_pause_seconds(failed))
+            control.pause(pause_seconds(failed))
             control.counts.add(retries=1)
 
 
@@ -170,7 +173,7 @@ class _Download:
                 failed = 1 if self._position > before else failed + 1
                 if not problem.is_transient or failed >= ATTEMPTS:
                     raise
-                self._control.pause(_pause_seconds(failed))
+                self._control.pause(pause_seconds(failed))
                 self._control.counts.add(retries=1)
         self._store.confirm(self._found)
         self._check()
@@ -231,7 +234,8 @@ class _Download:
         self._control.arrived(self._position, resumed=True)
 
 
-def _pause_seconds(failed: int) -> float:
+def pause_seconds(failed: int) -> float:
+    """Return how long to wait after so many attempts in a row that brought nothing."""
     # Jitter: servers that lost the same store do not come back at the same moment.
     longest: float = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failed)
     return longest * random.uniform(0.5, 1.0)

@@ -4,9 +4,11 @@ import base64
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from xlaserve.models.storage.attempts import Attempts
 from xlaserve.models.storage.objects import (
     Checksum,
     ObjectChanged,
@@ -65,14 +67,31 @@ credentials are none of them: each SDK finds its own."""
 class FsspecStore:
     """Reads objects below a root of a file system of fsspec. Blocks."""
 
-    def __init__(self, filesystem: Any, root: str, *, seconds: float, max_objects: int) -> None:
+    def __init__(
+        self,
+        filesystem: Any,
+        root: str,
+        *,
+        seconds: float,
+        max_objects: int,
+        attempts: Attempts | None = None,
+    ) -> None:
+        self._attempts = attempts or Attempts.one()
         self._filesystem = filesystem
         self._root = root.strip("/")
         self._seconds = seconds
         self._max_objects = max_objects
 
     @classmethod
-    def open(cls, scheme: str, root: str, *, seconds: float, max_objects: int) -> "FsspecStore":
+    def open(
+        cls,
+        scheme: str,
+        root: str,
+        *,
+        seconds: float,
+        max_objects: int,
+        attempts: Attempts | None = None,
+    ) -> "FsspecStore":
         """Make it with what the extra of the scheme brings; the SDK reads its environment."""
         fsspec: Any = importlib.import_module("fsspec")
         options = dict(_OPTIONS[scheme](seconds))
@@ -80,13 +99,14 @@ class FsspecStore:
         made = fsspec.filesystem(
             scheme, skip_instance_cache=True, use_listings_cache=False, **options
         )
-        return cls(made, root, seconds=seconds, max_objects=max_objects)
+        return cls(made, root, seconds=seconds, max_objects=max_objects, attempts=attempts)
 
     def objects(self, below: str = "") -> list[RemoteObject]:
         """Return all objects below a name; raises StoreProblem."""
         root = f"{self._root}/{below}".rstrip("/")
         self._forget_listings()
-        infos = self._call("find", root, detail=True, seconds=_LISTING_TIMES * self._seconds)
+        limit = _LISTING_TIMES * self._seconds
+        infos = self._ask("find", root, detail=True, seconds=limit)
         if len(infos) > self._max_objects:
             raise StoreProblem(
                 f"it has {len(infos)} objects, more than remote_max_objects ({self._max_objects})",
@@ -105,7 +125,8 @@ class FsspecStore:
         path = f"{self._root}/{found.name}"
         while start < stop:
             end = min(start + _PIECE_BYTES, stop)
-            piece = self._call("cat_file", path, start=start, end=end)
+            with self._attempts.noting():
+                piece = self._call("cat_file", path, start=start, end=end)
             if not piece:
                 raise StoreProblem(f"'{found.name}' ended at byte {start} of {found.size_bytes}")
             if len(piece) > end - start:
@@ -119,7 +140,7 @@ class FsspecStore:
     def confirm(self, found: RemoteObject) -> None:
         """Return if an object is still the one that was listed; raises ObjectChanged."""
         self._forget_listings()
-        info = self._call("info", f"{self._root}/{found.name}")
+        info = self._ask("info", f"{self._root}/{found.name}")
         now = _object(found.name, info)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
@@ -128,7 +149,7 @@ class FsspecStore:
         """Return an object, or None where there is none of this name; raises StoreProblem."""
         self._forget_listings()
         try:
-            info = self._call("info", f"{self._root}/{name}")
+            info = self._ask("info", f"{self._root}/{name}")
         except ObjectMissing:
             return None
         return _object(name, info) if info.get("type") == "file" else None
@@ -137,6 +158,15 @@ class FsspecStore:
         """Put an object whole, in place of one of this name; raises StoreProblem."""
         limit = _WRITING_TIMES * self._seconds
         self._call("pipe_file", f"{self._root}/{name}", data, seconds=limit)
+
+    def look(self) -> None:
+        """Ask for the root, once."""
+        self._forget_listings()
+        self._attempts.look(partial(self._call, "info", self._root))
+
+    def _ask(self, name: str, *args: Any, **more: Any) -> Any:
+        """Do as `_call`, in several attempts."""
+        return self._attempts.run(partial(self._call, name, *args, **more))
 
     def _forget_listings(self) -> None:
         self._filesystem.invalidate_cache()
@@ -161,7 +191,7 @@ def _problem(error: Exception, seconds: float) -> StoreProblem:
     if known == _ABSENT:
         return ObjectMissing(known)
     if known:
-        return StoreProblem(known, is_transient=False)
+        return StoreProblem(known, is_transient=False, is_away=True)
     if "TimeoutError" in names or "ReadTimeoutError" in names:
         return StoreProblem(f"no answer within {seconds:g} seconds (remote_stall_seconds)")
     return StoreProblem(f"its SDK failed with {type(error).__name__}")

@@ -4,12 +4,16 @@ import http.client
 import re
 import socket
 import ssl
-from collections import deque
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from html.parser import HTMLParser
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
+from xlaserve.models.storage.attempts import Attempts
 from xlaserve.models.storage.objects import (
     ObjectChanged,
     ObjectMissing,
@@ -17,6 +21,8 @@ from xlaserve.models.storage.objects import (
     RemoteObject,
     StoreProblem,
 )
+
+T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
 _MAX_PAGE_BYTES = 16 << 20
@@ -31,7 +37,20 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 class HttpStore:
     """Reads objects below a URL. Blocks; no proxy, no cookies and no credentials are used."""
 
-    def __init__(self, url: str, *, seconds: float, max_objects: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        seconds: float,
+        max_objects: int,
+        threads: int = 1,
+        attempts: Attempts | None = None,
+    ) -> None:
+        """A listing asks for `threads` directories and objects at a time."""
+        self._threads = threads
+        self._asking = threading.BoundedSemaphore(threads)
+        """Held for each request of a listing: there may be several listings."""
+        self._attempts = attempts or Attempts.one()
         self._url = url.rstrip("/") + "/"
         self._seconds = seconds
         self._max_objects = max_objects
@@ -39,27 +58,42 @@ class HttpStore:
     def objects(self, below: str = "") -> list[RemoteObject]:
         """Return all objects below a name, by the pages of its directories and a HEAD of each."""
         found: list[RemoteObject] = []
-        waiting = deque([(f"{below.strip('/')}/".removeprefix("/"), 0)])
         seen = 0
-        while waiting:
-            directory, depth = waiting.popleft()
-            names = self._names_in(directory)
-            seen += len(names)
-            if seen > self._max_objects:
-                raise StoreProblem(
-                    f"it lists more objects than remote_max_objects ({self._max_objects})",
-                    is_transient=False,
-                )
-            for name in names:
-                if name.endswith("/"):
-                    if depth < _MAX_DEPTH:
-                        waiting.append((directory + name, depth + 1))
-                    continue
-                found.append(self._look(directory + name))
-        return found
+        pool = ThreadPoolExecutor(self._threads, "listing")
+        try:
+            first = f"{below.strip('/')}/".removeprefix("/")
+            pages = {pool.submit(self._listed, self._page, first): (first, 0)}
+            looks: set[Future[RemoteObject]] = set()
+            while pages or looks:
+                asked: set[Future[Any]] = {*pages, *looks}
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                found += [look.result() for look in done & looks]
+                looks -= done
+                for page in done & pages.keys():
+                    directory, depth = pages.pop(page)
+                    names = page.result()
+                    seen += len(names)
+                    if seen > self._max_objects:
+                        raise StoreProblem(
+                            f"it lists more objects than remote_max_objects ({self._max_objects})",
+                            is_transient=False,
+                        )
+                    for name in names:
+                        if not name.endswith("/"):
+                            looks.add(pool.submit(self._listed, self._head, directory + name))
+                        elif depth < _MAX_DEPTH:
+                            inner = directory + name
+                            pages[pool.submit(self._listed, self._page, inner)] = inner, depth + 1
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return sorted(found, key=lambda one: one.name)
 
     def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         """Yield the bytes of a part of an object as they come."""
+        with self._attempts.noting():
+            yield from self._read(found, start, stop)
+
+    def _read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-{stop - 1}"} if start or stop < found.size_bytes else {}
         with _Answer.of(self._at(found.name), self._seconds, "GET", headers) as answer:
             is_part = answer.status == http.client.PARTIAL_CONTENT
@@ -97,7 +131,19 @@ class HttpStore:
     def _at(self, name: str) -> str:
         return self._url + quote(name)
 
-    def _names_in(self, directory: str) -> list[str]:
+    def look(self) -> None:
+        """Ask for the page of the root, once."""
+        self._attempts.look(partial(self._page, ""))
+
+    def _listed(self, ask: Callable[[str], T], name: str) -> T:
+        """Ask for something that a listing needs."""
+        with self._asking:
+            return self._attempts.run(partial(ask, name))
+
+    def _look(self, name: str) -> RemoteObject:
+        return self._attempts.run(partial(self._head, name))
+
+    def _page(self, directory: str) -> list[str]:
         url = self._at(directory)
         with _Answer.of(url, self._seconds, "GET", {}) as answer:
             if answer.status != http.client.OK:
@@ -114,7 +160,7 @@ class HttpStore:
         links.feed(page.decode(errors="replace"))
         return sorted({name for link in links.found if (name := _name_below(url, link))})
 
-    def _look(self, name: str) -> RemoteObject:
+    def _head(self, name: str) -> RemoteObject:
         with _Answer.of(self._at(name), self._seconds, "HEAD", {}) as answer:
             if answer.status != http.client.OK:
                 raise answer.refused(name)
@@ -284,7 +330,7 @@ def _problem(error: Exception, seconds: float) -> StoreProblem:
     if isinstance(error, TimeoutError):
         return StoreProblem(f"no answer within {seconds:g} seconds (remote_stall_seconds)")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return StoreProblem("its certificate is not trusted", is_transient=False)
+        return StoreProblem("its certificate is not trusted", is_transient=False, is_away=True)
     if isinstance(error, ConnectionRefusedError):
         return StoreProblem("the connection was refused")
     if isinstance(error, socket.gaierror):

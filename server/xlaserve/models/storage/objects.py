@@ -14,10 +14,14 @@ _MAX_PART_BYTES = 255
 class StoreProblem(OSError):
     """A store cannot be read. Its text never repeats what an SDK says, which may be a secret."""
 
-    def __init__(self, reason: str, *, is_transient: bool = True) -> None:
+    def __init__(
+        self, reason: str, *, is_transient: bool = True, is_away: bool | None = None
+    ) -> None:
         super().__init__(reason)
         self.is_transient = is_transient
         """Whether the same request may succeed a moment later."""
+        self.is_away = is_transient if is_away is None else is_away
+        """Whether the store is to blame, and not what it holds."""
 
 
 class ObjectMissing(StoreProblem):
@@ -86,6 +90,10 @@ class Store(Protocol):
 
 class ObjectStore(Store, Protocol):
     """A store of objects that are asked for by their names, and are never listed."""
+
+    def look(self) -> None:
+        """Ask once whether it is there, at little cost, and note that in its attempts."""
+        ...
 
     def find(self, name: str) -> RemoteObject | None:
         """Return an object, or None where there is none of this name."""

@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,11 @@ from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.footprint import Footprint
+from xlaserve.models.generation import loading as generators
+from xlaserve.models.generation.in_place import Memory, workspace_bytes
+from xlaserve.models.generation.lowering import Wanted, why_not
+from xlaserve.models.loaded import ModelMemory
+from xlaserve.models.sites import Site
 from xlaserve.models.targets import diagnosis, environment, kinds, wheels
 from xlaserve.models.targets.ahead import Ahead
 from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
@@ -54,24 +60,40 @@ class Child:
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
         """Do a job; raises whatever the compiler does."""
         present = self.opened(target, job.count)
+        if generators.is_there(Path(job.path)):
+            return self._generator(job, target, versions, present)
         model = Ahead.read(Path(job.path), config_of(job), target.platform, present)
         programs = tuple(_programs(job, target, versions, model))
-        memory, copy = model.memory, model.copies[0]
+        copy = model.copies[0]
         return Compiled(
             job,
             programs,
-            Reserved(
-                memory.parameters_bytes,
-                memory.constants_bytes,
-                memory.temporaries_bytes,
-                memory.executables_bytes,
-                dict(memory.per_device),
-            ),
+            _reserved(model.memory, copy.site),
             model.plan.rows.max_batch_size,
             copy.in_flight,
             copy.leaves_bytes,
             versions,
             model.plan.rows.notice,
+        )
+
+    def _generator(
+        self, job: Job, target: Target, versions: dict[str, str], present: Sequence[Device]
+    ) -> Compiled:
+        model = generators.Ahead.of(Path(job.path), config_of(job), target.platform, present)
+        programs, temporaries = [], 0
+        for wanted, found in _compiled_generator(job, target, versions, model):
+            taken = found.footprint
+            memory = Memory(taken.aliased_bytes, taken.temporaries_bytes, taken.workspace_bytes)
+            if not why_not(wanted, memory, model.lowering.cache_bytes):
+                temporaries = max(temporaries, taken.temporaries_bytes)
+            programs.append(found)
+        held = model.lowering.memory(temporaries, model.host_bytes)
+        return Compiled(
+            job,
+            tuple(programs),
+            _reserved(held, model.site),
+            parameters_bytes=held.parameters_bytes // len(model.site.devices),
+            versions=versions,
         )
 
     def opened(self, target: Target, count: int) -> Sequence[Device]:
@@ -82,29 +104,85 @@ class Child:
         return self._devices[key]
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """Compiles programs of a job, or finds what is known of them."""
+
+    job: Job
+    target: Target
+    versions: Mapping[str, str]
+    results: Results
+
+    @classmethod
+    def of(cls, job: Job, target: Target, versions: Mapping[str, str]) -> "_Compiler":
+        directory = Path(job.cache_directory) if job.cache_directory else None
+        return cls(job, target, versions, Results(directory))
+
+    def program(
+        self,
+        lowered: Any,
+        site: Site,
+        rows: int,
+        sizes: tuple[int, ...],
+        footprint_of: Callable[[Any], Footprint],
+    ) -> CompiledProgram:
+        """Return what a program takes; raises whatever the compiler does."""
+        target, count = self.target, self.job.count
+        flags = environment.flags_of(target, count, self.job.flags)
+        devices = f"{target.topology(count)} {dict(target.options)} {target.config}"
+        # Those of a server whose operator says nothing else.
+        options = XlaOptions()
+        given = options.for_site(site.platform, len(site.devices))
+        said = (*flags, *(f"{name}={value}" for name, value in given.items()))
+        key = key_of(_module_of(lowered), devices, self.versions, said)
+        footprint, seconds = self.results.get(key), 0.0
+        if footprint is None:
+            started = time.perf_counter()
+            executable = options.compiled(lowered, site)
+            seconds = time.perf_counter() - started
+            footprint = footprint_of(executable)
+            self.results.put(key, footprint)
+        return CompiledProgram(key, site.device_names[0], rows, sizes, footprint, seconds)
+
+
 def _programs(
     job: Job, target: Target, versions: Mapping[str, str], model: Ahead
 ) -> Iterator[CompiledProgram]:
-    results = Results(Path(job.cache_directory) if job.cache_directory else None)
-    flags = environment.flags_of(target, job.count, job.flags)
-    devices = f"{target.topology(job.count)} {dict(target.options)} {target.config}"
+    compiler = _Compiler.of(job, target, versions)
     for place in model.work():
         copy, rows, sizes = place
-        lowered = model.lowered(place)
-        # Those of a server whose operator says nothing else.
-        options = XlaOptions().for_site(copy.site.platform, len(copy.site.devices))
-        said = (*flags, *(f"{name}={value}" for name, value in options.items()))
-        key = key_of(_module_of(lowered), devices, versions, said)
-        footprint, seconds = results.get(key), 0.0
-        if footprint is None:
-            started = time.perf_counter()
-            executable = lowered.compile(compiler_options=options or None)
-            seconds = time.perf_counter() - started
-            footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
-            results.put(key, footprint)
-        model.note(place, footprint)
-        name = copy.site.device_names[0]
-        yield CompiledProgram(key, name, rows, sizes, footprint, seconds)
+        of = partial(Footprint.of, accelerated=copy.site.is_accelerator)
+        found = compiler.program(model.lowered(place), copy.site, rows, sizes, of)
+        model.note(place, found.footprint)
+        yield found
+
+
+def _compiled_generator(
+    job: Job, target: Target, versions: Mapping[str, str], model: generators.Ahead
+) -> Iterator[tuple[Wanted, CompiledProgram]]:
+    compiler, site = _Compiler.of(job, target, versions), model.site
+
+    for wanted in model.lowering.programs():
+
+        def footprint_of(executable: Any, wanted: Wanted = wanted) -> Footprint:
+            found = Footprint.of(
+                executable, accelerated=site.is_accelerator, kept_bytes=wanted.kept_bytes
+            )
+            return replace(found, workspace_bytes=workspace_bytes(executable.as_text() or ""))
+
+        rows, sizes = model.sizes(wanted)
+        yield wanted, compiler.program(wanted.lowered(), site, rows, sizes, footprint_of)
+
+
+def _reserved(memory: ModelMemory, site: Site) -> Reserved:
+    return Reserved(
+        memory.parameters_bytes,
+        memory.constants_bytes,
+        memory.temporaries_bytes,
+        memory.executables_bytes,
+        dict(memory.on_devices(site.device_names[0])),
+        memory.states_bytes,
+    )
 
 
 def _module_of(lowered: Any) -> bytes:

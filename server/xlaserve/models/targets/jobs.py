@@ -50,6 +50,8 @@ class Reserved:
     temporaries_bytes: int
     executables_bytes: int
     per_device: dict[str, int]
+    states_bytes: int = 0
+    """Bytes of the slots of a generator."""
 
 
 @dataclass(frozen=True, slots=True)

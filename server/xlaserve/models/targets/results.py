@@ -15,7 +15,7 @@ from xlaserve.models.footprint import Footprint
 MAX_ENTRIES = 50_000
 """Some 200 bytes each; those that were written first go first."""
 
-_FORMAT = 2
+_FORMAT = 3
 _PRUNED_EVERY = 512
 _SUFFIX = ".json"
 

@@ -5,6 +5,8 @@ cache is, and how the servers that use it compile.
 """
 
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,10 +15,13 @@ from xlaserve.models import cache_key
 from xlaserve.models.compilation import Compilation, XlaOptions
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.footprint import Footprint
+from xlaserve.models.generation import loading as generators
+from xlaserve.models.kept_programs import KeptPrograms
 from xlaserve.models.targets.ahead import Ahead
 from xlaserve.models.targets.child import Child, config_of, serve
 from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job
 from xlaserve.models.targets.kinds import Target
+from xlaserve.models.targets.topology import Device
 from xlaserve.models.targets.warming_plan import WarmingPlan
 
 _FOLLOWS = "a loop follows its inputs: a program that never ran is not used, and none is compiled"
@@ -40,6 +45,9 @@ class WarmingChild(Child):
         assert self._compilation.cache is not None
         kind = str(present[0].device_kind)
         self._compilation.cache.prepare(cache_key.target_of(target.platform, kind))
+        if generators.is_there(Path(job.path)):
+            programs = tuple(self._prepared(job, target, present))
+            return Compiled(job, programs, versions=versions)
         model = Ahead.read(
             Path(job.path),
             config_of(job),
@@ -54,6 +62,24 @@ class WarmingChild(Child):
             for (copy, rows, sizes), seconds in model.prepare()
         )
         return Compiled(job, programs, versions=versions)
+
+    def _prepared(
+        self, job: Job, target: Target, present: Sequence[Device]
+    ) -> Iterator[CompiledProgram]:
+        """Have every program of a generator in the cache."""
+        model = generators.Ahead.of(Path(job.path), config_of(job), target.platform, present)
+        kept = KeptPrograms(self._compilation, job.model, Path(job.path).name)
+        for wanted in model.lowering.programs():
+            lowered, seconds = wanted.lowered(), 0.0
+            place = wanted.place(kept, model.site, lowered)
+            if not kept.has(place):
+                started = time.perf_counter()
+                executable = self._compilation.options.compiled(lowered, model.site)
+                seconds = time.perf_counter() - started
+                kept.keep(place, executable)
+            rows, sizes = model.sizes(wanted)
+            name = model.site.device_names[0]
+            yield CompiledProgram("", name, rows, sizes, Footprint(), seconds)
 
 
 if __name__ == "__main__":

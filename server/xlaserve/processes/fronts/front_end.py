@@ -349,9 +349,9 @@ class FrontEnd:
         version.lifecycle.follow(State(state), reason)
         before = version.instance
         if not handle:
-            version.instance = None
+            version.put(None)
         elif before is None or not self._is_current(before, handle):
-            version.instance = self._instance(version.model, handle, described)
+            version.put(self._instance(version.model, handle, described))
         if before is not None and before is not version.instance:
             before.leave()
         if version.instance is not None:

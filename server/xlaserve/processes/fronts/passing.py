@@ -50,12 +50,13 @@ class PassedModel:
         place = self.bridge.place(flat[2::3], total)
         if place >= 0:
             flat[2::3] = map(len, flat[2::3])
-        chosen = call.chosen
+        chosen, peer = call.chosen, call.peer
         return (
             *(Kind.REQUEST, number, self.handle, call.id, place, flat, call.rows, call.key),
             None if chosen is None else [self._outputs[spec.name] for spec in chosen],
             call.started_ns,
-            id(call.peer.account),
+            # Of one client, as `client_of` tells them apart.
+            hash(peer.address) if peer.proxy else id(peer.account),
             _extra(call, may_be_many=self.info.is_decoupled),
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -65,23 +66,21 @@ def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
 
 
 async def compress(encoding: str, data: Buffer) -> Buffer:
-    """Return a message behind its prefix, compressed where that makes it shorter."""
+    """Return a message behind its prefix, compressed where that makes it shorter by a quarter."""
     size = len(data) - PREFIX_BYTES
     if size < _LEAST_BYTES:
         return data
     message = memoryview(data)[PREFIX_BYTES:]
-    if size > _AT_ONCE_BYTES:
-        deflated = await asyncio.to_thread(compression.deflate, encoding, [message])
-    else:
-        deflated = compression.deflate(encoding, [message])
-    return data if len(deflated) >= size else PREFIX.pack(1, len(deflated)) + deflated
+    work = partial(compression.deflate_where_worth, encoding, [message], size)
+    deflated = await asyncio.to_thread(work) if size > _AT_ONCE_BYTES else work()
+    return data if deflated is None else PREFIX.pack(1, len(deflated)) + deflated
 
 
 def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer]:
     """Return the parts of a message of so many bytes behind a prefix, compressed if that pays."""
     if encoding and size >= _LEAST_BYTES:
-        deflated = compression.deflate(encoding, parts)
-        if len(deflated) < size:
+        deflated = compression.deflate_where_worth(encoding, parts, size)
+        if deflated is not None:
             return [PREFIX.pack(1, len(deflated)), deflated]
     return [PREFIX.pack(0, size), *parts]
 

@@ -6,6 +6,7 @@ from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
 from xlaserve.errors import XlaserveError
+from xlaserve.transport.reasons import is_expected
 from xlaserve.transport.status import wire_status
 
 MAX_MESSAGE_CHARACTERS = 2048
@@ -26,7 +27,8 @@ def translate(method: str, error: Exception) -> GRPCError:
         if error.status is Status.UNIMPLEMENTED and error.message is None:
             return GRPCError(error.status, _NOT_IMPLEMENTED.format(method=method.lstrip("/")))
         return GRPCError(error.status, error.message, error.details)
-    _log.error("unexpected exception", method=method, exc_info=error)
+    if not is_expected(error):
+        _log.error("unexpected exception", method=method, exc_info=error)
     return GRPCError(Status.INTERNAL, "internal error")
 
 

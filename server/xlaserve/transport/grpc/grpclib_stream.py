@@ -206,7 +206,8 @@ class GrpclibStream:
             raise StreamClosedError(self.id)
         if not stream.headers_sent:
             headers = [*headers, ("grpc-accept-encoding", ACCEPTED)]
-            self._encoding = "" if end_stream else answer_encoding(stream.head.fields)
+            if self.connection.limits.compress_answers and not end_stream:
+                self._encoding = answer_encoding(stream.head.fields)
             if self._encoding:
                 headers.append(("grpc-encoding", self._encoding))
         stream.send_headers(self.connection.writer.write(headers), end=end_stream)

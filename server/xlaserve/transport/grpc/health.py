@@ -31,6 +31,11 @@ class ReadinessSource(Protocol):
         """Tell whether a model is ready; None where none has this name."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a name that is not known is that of no model; before, it may become known."""
+        ...
+
     def model_names(self) -> Collection[str]:
         """Return the names of the models that are known."""
         ...
@@ -121,7 +126,9 @@ class HealthService(v1.HealthBase):
         if name in self._services:
             ready: bool | None = self._source.server_ready()
         else:
-            ready = self._source.model_ready(name) if sees(name) else None
+            # As one that is nowhere: of that nobody can tell while models may still come.
+            hidden = None if self._source.is_settled else False
+            ready = self._source.model_ready(name) if sees(name) else hidden
         return ServingStatus(_STATUSES[ready])
 
     async def _call_rpc_handler_server_stream(

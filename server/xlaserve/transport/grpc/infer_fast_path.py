@@ -83,6 +83,7 @@ class InferFastPath:
         *,
         peer: Peer = NOBODY,
         compresses: bool = False,
+        compress_answers: bool = True,
         decode: Callable[[Buffer], DecodedInfer] | None = None,
         recognise: Callable[[Buffer], InferRequest | None] | None = None,
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
@@ -90,7 +91,8 @@ class InferFastPath:
     ) -> None:
         """`decode`, `recognise` and `refusal` are the usual ones, unless they are given.
 
-        With `compresses` messages may be compressed both ways, as the headers of each say.
+        With `compresses` messages may be compressed both ways, as the headers of each say; answers
+        are not without `compress_answers`.
 
         `repeats` knows answers by the messages alone, so that it is not asked where `decode` makes
         more of them.
@@ -102,6 +104,7 @@ class InferFastPath:
         self._long = long
         self._make_call = CompressedCall if compresses else FastPathCall
         self._compresses = compresses
+        self.compress_answers = compress_answers
         self.encode = codec.encode
         self.encode_typed = codec.encode_typed
         self._general = general
@@ -345,7 +348,7 @@ class CompressedCall(FastPathCall):
         """Send a response, compressed if its client takes that, or what is wrong with it."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
-        encoding = answer_encoding(stream.head.fields)
+        encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
         head = _HEADS[encoding]
         try:
             if is_written_slowly(response):

@@ -50,9 +50,11 @@ class InferFastPaths:
         long: LongMessages,
         peer: Peer = NOBODY,
         repeats: Repeats | None = None,
+        compress_answers: bool = True,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
         self._general = general
+        self._compress_answers = compress_answers
         self._codec = codec
         self._splice = splice
         self._make = partial(InferFastPath, engine, gates, codec, general, long, peer=peer)
@@ -73,7 +75,9 @@ class InferFastPaths:
         route, mesh = self._plain
         if "grpc-encoding" in kind.places:
             if self._compressing is None:
-                self._compressing = self._routes(compresses=True)
+                self._compressing = self._routes(
+                    compresses=True, compress_answers=self._compress_answers
+                )
             route, mesh = self._compressing
         if mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):

@@ -118,6 +118,7 @@ class Answer:
             (":status", str(status)),
             ("content-type", "text/plain"),
             ("content-length", str(len(body))),
+            ("cache-control", "no-store"),  # caches keep 405 unasked (RFC 9110, 15.1)
             *more,
         ]
         self._block = encode_fields(fields)

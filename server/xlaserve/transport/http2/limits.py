@@ -43,6 +43,8 @@ class Http2Limits:
     max_work: int = 1024
     """Frames that are handled in one pass; a request counts as sixteen of them, and its header
     block, where it has to be decoded, as one more for each sixteen bytes."""
+    compress_answers: bool = True
+    """Whether answers are compressed for clients that compress their requests."""
 
 
 @dataclass(frozen=True, slots=True)

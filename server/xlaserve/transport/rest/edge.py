@@ -12,10 +12,19 @@ from typing import TypeVar
 import structlog
 
 from xlaserve.access_errors import QuotaExceeded, TooManyRequests, Unauthenticated
-from xlaserve.errors import BudgetExhausted, XlaserveError
+from xlaserve.core.serving.call_record import count_answer
+from xlaserve.core.serving.standing import RETRY_SECONDS
+from xlaserve.errors import (
+    BudgetExhausted,
+    ModelNotReady,
+    RepositoryUnreadable,
+    ShuttingDown,
+    StillStarting,
+    XlaserveError,
+)
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
-from xlaserve.transport.rest.messages import HttpResponse, json_response
+from xlaserve.transport.rest.messages import NO_STORE, HttpResponse, json_response
 from xlaserve.transport.rest.openai.errors import error_body, has_openai_errors
 from xlaserve.transport.rest.routing import path_of
 from xlaserve.transport.status import wire_status
@@ -25,12 +34,16 @@ T = TypeVar("T")
 MAX_ERROR_CHARACTERS = 8192
 """Texts quote what clients sent."""
 
+RETRY: Mapping[str, str] = MappingProxyType({"Retry-After": str(RETRY_SECONDS)})
+"""Headers of what is refused for a moment."""
+
 _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
     {
         UnsupportedEncoding: {
             "Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-"),
         },
         BudgetExhausted: {"Retry-After": "1"},
+        **dict.fromkeys((ModelNotReady, RepositoryUnreadable, ShuttingDown, StillStarting), RETRY),
         # RFC 9110 11.6.1, RFC 6750 3
         Unauthenticated: {"WWW-Authenticate": "Bearer"},
     }
@@ -59,7 +72,9 @@ def error_response(
     if has_openai_errors(path_of(path)):
         told = error_body(shown, status, error)
     body = json_response(told, status)
-    return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)
+    # Caches keep some errors unasked: 404, 405, 410, 414 and 501 (RFC 9110, 15.1).
+    kept = {**NO_STORE, **headers}
+    return HttpResponse(status, parts=body.parts, headers=kept, compressible=False)
 
 
 async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T | HttpResponse:
@@ -73,7 +88,16 @@ async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T
 
 
 def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
-    """Return the answer that an exception becomes; one that nobody expected is logged."""
+    """Return the answer that an exception becomes; one that nobody expected is logged.
+
+    Its bytes are those of the call that the exception has ended.
+    """
+    answer = _translated(error, method=method, path=path)
+    count_answer(error, answer.size)
+    return answer
+
+
+def _translated(error: Exception, *, method: str, path: str) -> HttpResponse:
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
         if isinstance(error, QuotaExceeded | TooManyRequests):

@@ -6,6 +6,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Peer
+from xlaserve.core.serving.call_record import attach
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
@@ -71,6 +72,7 @@ class FastInfer:
             )
         except Exception as error:
             call.end(error)  # it is counted as a failure of the model, if that was found
+            attach(call.record, error)
             raise
         call.request = inference
         self._engine.begin(call, inference, found)
@@ -79,6 +81,7 @@ class FastInfer:
             call.is_waited_for = True
             return call
         if isinstance(answer, BaseException):
+            attach(call.record, answer)
             raise answer
         return answer
 
@@ -126,6 +129,8 @@ class FastInferCall(InferCall):
         except Exception as error:
             answer = error
         if self.is_waited_for:
+            if isinstance(answer, BaseException):
+                attach(self.record, answer)
             self._done(answer)
         else:
             self.answer_at_once = answer
@@ -154,6 +159,8 @@ class FastInferCall(InferCall):
 
     def _tell(self, answer: HttpResponse | BaseException) -> None:
         if self.is_waited_for:
+            if isinstance(answer, BaseException):
+                attach(self.record, answer)
             self._done(answer)
         else:
             self.answer_at_once = answer

@@ -34,4 +34,10 @@ OF_FETCHING: tuple[Family[FetchCounts], ...] = (
         "Requests to stores that were sent again",
         lambda counts: one(counts.retries),
     ),
+    Family(
+        "xlaserve_store_request_failures_total",
+        "counter",
+        "Requests to stores that failed in all attempts; those for files of a fetch fail that",
+        lambda counts: one(counts.refused),
+    ),
 )

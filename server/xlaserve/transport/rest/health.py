@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
+import msgspec
+
 from xlaserve.core.residence.following import RepositoryFollower
 from xlaserve.core.serving.call import Operation
+from xlaserve.transport.rest.edge import RETRY
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.routing import Body, Route
 from xlaserve.transport.rest.v2_schemas import Live, Ready
@@ -53,4 +56,9 @@ class HealthRoutes:
     async def ready(self, request: HttpRequest) -> HttpResponse:
         """Tell whether the start is complete, as the readiness setting defines it."""
         ready = self._follower.server_ready
-        return json_response(Ready(ready), STATUS_OF_READY[ready])
+        answer = json_response(Ready(ready), STATUS_OF_READY[ready])
+        return (
+            answer
+            if ready
+            else msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})
+        )

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,6 +18,9 @@ from xlaserve.transport.rest.json_text import check_depth
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 HTML_TYPE = "text/html"
+
+NO_STORE: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
+"""Header of answers that no cache may keep (RFC 9111, 5.2.2.5)."""
 
 JOINED_BYTES = 64 << 10
 """Answers up to this size leave in one write; the pieces of larger ones are not copied."""

@@ -1,12 +1,12 @@
 """The metrics of models and their versions: name and meaning of each, and where it is read."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
 
-from xlaserve.core.residence.model_board import rows_by_bucket
+from xlaserve.core.residence.executed_rows import ExecutedRows
 from xlaserve.core.residence.registry import Instance, Model
 from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics import (
@@ -60,6 +60,8 @@ class VersionReading:
     """Empty while it is not loaded."""
     generation: GenerationReading | None = None
     """None of what is no generator, and while it is not loaded."""
+    executed: ExecutedRows | None = None
+    """None of versions that share one series."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -73,6 +75,9 @@ _REASONS: Mapping[FailureReason, str] = MappingProxyType(
     }
 )
 """Triton's words."""
+
+LOAD_FAILURES = "xlaserve_model_load_failures_total"
+"""Has rows of models besides those of versions."""
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Powers of two, as the sizes of large batches are: see EXACT_ROWS of the statistics."""
@@ -156,25 +161,21 @@ def _device_bytes(reading: VersionReading) -> list[Row]:
     return [("", f',device="{escape(device)}"', size) for device, size in held.items()]
 
 
-def _executed_rows(reading: VersionReading) -> Iterable[tuple[int, int, int]]:
-    """Yield the bucket that batches of each size are executed in, how many, and the size."""
-    if reading.instance is None:
-        return
-    sizes = sorted({bucket.rows for bucket in reading.instance.info.buckets})
-    yield from rows_by_bucket(reading.totals, sizes)
+def _sizes(reading: VersionReading) -> Sequence[int]:
+    return () if reading.instance is None else reading.instance.bucket_sizes
 
 
 def _bucket_executions(reading: VersionReading) -> list[Row]:
-    counts: dict[int, int] = {}
-    for bucket, count, _ in _executed_rows(reading):
-        counts[bucket] = counts.get(bucket, 0) + count
+    if reading.executed is None:
+        return []
+    counts = reading.executed.by_bucket(reading.totals, _sizes(reading))
     return [("", f',rows="{rows}"', count) for rows, count in sorted(counts.items())]
 
 
 def _padding(reading: VersionReading) -> Iterable[Row]:
-    if reading.instance is None:
+    if reading.executed is None:
         return ()
-    return one(sum(count * (bucket - rows) for bucket, count, rows in _executed_rows(reading)))
+    return one(reading.executed.padding(reading.totals, _sizes(reading)))
 
 
 def _buckets(reading: VersionReading, read: Callable[[Bucket], float]) -> list[Row]:
@@ -351,7 +352,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     _of_version(
         "xlaserve_bucket_executions_total",
         "counter",
-        "Executions by the batch size that was compiled for them, while the model is loaded",
+        "Executions by the batch size that was compiled for them, of all loads of the version",
         _bucket_executions,
         "rows",
     ),
@@ -409,9 +410,9 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         lambda r: one(r.statistics.loads),
     ),
     _of_version(
-        "xlaserve_model_load_failures_total",
+        LOAD_FAILURES,
         "counter",
-        "Loads and reloads that failed or were called off",
+        "Loads and reloads that failed or were called off; those that came to no version have none",
         lambda r: one(r.statistics.load_failures),
     ),
     _of_version(

@@ -34,6 +34,7 @@ from xlaserve.transport.rest.generation_families import GenerationReading
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
+    LOAD_FAILURES,
     OF_MODELS,
     OF_VERSIONS,
     REQUEST_SECONDS,
@@ -64,6 +65,7 @@ _log = structlog.get_logger("metrics")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the text format."""
 
+_LOAD_FAILURES_AT = [family.name for family in OF_VERSIONS].index(LOAD_FAILURES)
 SHARED_NAME = "other"
 """The labels `model` and `version` of the one series of all versions beyond the limit."""
 
@@ -90,6 +92,8 @@ class Metrics:
         observing: ObservingReading | None = None,
         fetching: FetchCounts | None = None,
         programs: Mapping[str, ProgramCounts] = MappingProxyType({}),
+        failed_loads: Mapping[str, int] = MappingProxyType({}),
+        stores: Callable[[], Mapping[str, str]] = dict,
         max_versions: int = DEFAULT_MAX_VERSIONS,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         others: Others = NOBODY,
@@ -102,12 +106,13 @@ class Metrics:
         self._now_ns = now_ns
         self._fetching = fetching
         self._programs = programs
+        self._failed_loads = failed_loads
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
         self._is_told = False
         """Whether the log says that some share one."""
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings, stores)
         self._shared = shared
         self._of_code = of_code
         self._others = others
@@ -204,6 +209,10 @@ class Metrics:
                 others.append(self._reading(version))
         if others:
             self._add_others(lines, others)
+        lines[_LOAD_FAILURES_AT] += (
+            f'{LOAD_FAILURES}{{model="{escape(model)}",version=""}} {count}\n'
+            for model, count in self._failed_loads.items()
+        )
         parts = []
         for family_lines in lines:
             await asyncio.sleep(0)
@@ -225,7 +234,9 @@ class Metrics:
         if instance is not None and isinstance(instance.runner, CountsTokens):
             generation = GenerationReading(instance.runner.counts, backlog.pending)
         totals = statistics.totals()
-        return VersionReading(totals, statistics, instance, ready, backlog, generation)
+        return VersionReading(
+            totals, statistics, instance, ready, backlog, generation, version.executed
+        )
 
     def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
         _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))

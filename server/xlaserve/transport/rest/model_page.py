@@ -21,7 +21,6 @@ from xlaserve.core.residence.model_board import (
 )
 from xlaserve.core.serving.call import Call, Operation
 from xlaserve.core.serving.sight import Sees, everything
-from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.history_page import Error, error_of
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.routing import Body, Route
@@ -178,13 +177,13 @@ class ModelPageRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return one model; raises ModelNotFound for one that is nowhere."""
+        """Return one model; raises for one that is nowhere, ModelNotFound or StillStarting."""
         about = {"model": request.names["model"]}
         own = await self._own(about)
         asked = await self._others.ask(Question.MODEL, about, own, ModelReading)
         reading = fold_model(asked.answers) if self._others.are_there else own
         if not reading.is_known and not await self._catalog.could_load(reading.name):
-            raise ModelNotFound(reading.name)
+            raise self._catalog.absent(reading.name)
         may = self._may(request.call, reading.name)
         answer = _page(reading, may, self._grpc_endpoint, asked.missing)
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.loop_lag import LAG_BOUNDS, LoopLag
+from xlaserve.transport.reasons import KNOWN_REASONS
 from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 
@@ -22,7 +23,7 @@ class ObservingReading:
 
 
 def _refusals(reading: ObservingReading) -> Iterable[Row]:
-    counts = reading.failures.counts
+    counts = {**dict.fromkeys(KNOWN_REASONS, 0), **reading.failures.counts}
     return [("", f'reason="{escape(reason)}"', count) for reason, count in sorted(counts.items())]
 
 
@@ -44,7 +45,8 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
         "xlaserve_refusals_total",
         "counter",
         "Requests of all operations that failed, by the class of their error; Cancelled where the "
-        "client left, Unexpected where the log has a traceback",
+        "client left, Rpc and a status where gRPC itself refused it, Unexpected where the log has "
+        "a traceback; what is known has a row from the start",
         _refusals,
         ("reason",),
     ),

@@ -35,6 +35,8 @@ TAGS: Mapping[str, str] = MappingProxyType(
 )
 """The groups of routes, in the order of the documentation."""
 
+_ABOVE = "../.."
+"""Where the routes begin, seen from the description: a proxy may serve them below a path."""
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {"$ref": "#/components/responses/Error"}
 _NAME = re.compile(r"\{(\w+)\}")
@@ -74,7 +76,7 @@ def describe(routes: Iterable[Route], *, version: str) -> Object:
             "description": _ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": _ABOVE}],
         "tags": [{"name": name, "description": TAGS[name]} for name in tags],
         "paths": paths,
         "components": {

@@ -12,10 +12,9 @@ from ipaddress import ip_address
 from types import MappingProxyType
 
 from xlaserve.access_errors import WrongHost, WrongOrigin
-from xlaserve.core.serving.call import Headers, Peer
+from xlaserve.core.serving.call import UNIX, Headers, Peer
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.transport.peers import UNIX
 
 ANY = "*"
 _LOOPBACK = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
@@ -62,13 +61,15 @@ class Origins:
         """Return the foreign origin that a request comes from, which is one of those that may.
 
         None for a request of no page, or of a page of this server. Raises WrongHost or WrongOrigin.
-        No browser opens a unix socket, and clients write there as host whatever they like.
+        No browser opens a unix socket, and clients write there as host whatever they like; but for
+        a trusted proxy, which is a browser's way to one.
         """
         host = headers.get("host")
-        if host is not None and peer.address != UNIX and not self.is_named(host):
+        is_checked = peer.address != UNIX or peer.proxy
+        if host is not None and is_checked and not self.is_named(host):
             raise WrongHost(host)
         origin = headers.get("origin")
-        if origin is None or _is_of(origin.lower(), (host or "").lower()):
+        if origin is None or _is_of(origin.lower(), (host or "").lower(), peer.scheme):
             return None
         if not self.allows(origin):
             raise WrongOrigin
@@ -127,10 +128,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_of(origin: str, host: str) -> bool:
-    """Tell whether an origin is that of a host, of which the usual port may be left out."""
+def _is_of(origin: str, host: str, asked: str) -> bool:
+    """Tell whether an origin is that of a host, of which the usual port may be left out.
+
+    `asked` is the scheme of the request; empty where it is not known.
+    """
     scheme, _, authority = origin.partition("://")
     port = _PORTS.get(scheme)
-    if port is None or not authority or not host:
+    if port is None or not authority or not host or asked not in ("", scheme):
         return False
     return authority.removesuffix(port) == host.removesuffix(port)

@@ -1,7 +1,7 @@
 """Pages for people: the status page, the description of the routes, and parts of both."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from types import MappingProxyType
 
@@ -65,6 +65,22 @@ class Document:
         return HttpResponse(content_type=self.content_type, parts=[self.data], headers=_REVALIDATED)
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The OpenAPI description, with the path below which a trusted proxy serves it."""
+
+    written: openapi.Object
+    document: Document
+
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        """Return it, as it was when the server started but for that path."""
+        prefix = request.call.peer.prefix
+        if not prefix:
+            return await self.document.serve(request)
+        told = self.written | {"servers": [{"url": prefix}]}
+        return await Document(JSON_TYPE, msgspec.json.encode(told)).serve(request)
+
+
 def page_routes(
     routes: Iterable[Route],
     board: StatusBoard,
@@ -121,12 +137,11 @@ def _descriptions(described: Iterable[Route], version: str, address: str) -> lis
         _document("/v2/docs/protos.zip", "Protos of gRPC, and calls of grpcurl", _ZIP, archive),
     ]
     written = openapi.describe([*described, *rows], version=version)
+    described_as = Document(JSON_TYPE, msgspec.json.encode(written))
     page = docs_page.render(written, protos.services(files), address)
     return [
         _document("/v2/docs", rows[0].summary, _HTML, page.encode()),
-        _document(
-            "/v2/docs/openapi.json", rows[1].summary, JSON_TYPE, msgspec.json.encode(written)
-        ),
+        replace(rows[1], handle=Description(written, described_as).serve),
         rows[2],
     ]
 

@@ -1,14 +1,15 @@
 """The HTTP server: what answers a request of the general path, by the table of routes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
+from xlaserve.core.serving.call_record import attach
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
@@ -25,7 +26,13 @@ from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.exchange import Exchange, OtherProtocol
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
-from xlaserve.transport.rest.messages import HTML_TYPE, HttpRequest, HttpResponse, HttpStream
+from xlaserve.transport.rest.messages import (
+    HTML_TYPE,
+    NO_STORE,
+    HttpRequest,
+    HttpResponse,
+    HttpStream,
+)
 from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.request import Request
@@ -38,17 +45,13 @@ from xlaserve.transport.tls import MakeContext
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
-_NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
 """Headers with which proxies neither keep a stream nor collect it before they pass it on."""
 _SERVER = "*"
 """Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
 _VARIED = {"Vary": "Accept-Encoding"}
-_FRESH = {"Cache-Control": "no-store"}
-"""What is asked for is as the server is now: a cache would tell of one that is gone."""
-_KEPT_METHODS = frozenset({"GET", "HEAD"})
-"""Methods whose answers caches keep unasked (RFC 9111, 4.2.2); pages say themselves how long."""
-_ALIKE = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-"""Statuses that no cache keeps unasked: an answer that tells nothing is the same to each method."""
+_VARYING_METHODS = frozenset({"GET", "HEAD"})
+"""Methods whose answers caches may hold (RFC 9111, 3), and tell apart by `Vary`."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -67,6 +70,8 @@ class HttpLimits:
     """Seconds within which a client has to read some more of an answer that waits for it."""
     handshake_seconds: float = 5.0
     """Seconds a TLS handshake may take."""
+    compress_answers: bool = True
+    """Whether answers are compressed for clients that accept it."""
 
 
 class HttpServer:
@@ -204,22 +209,25 @@ class HttpServer:
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
         call.opened_ns = request.opened_ns
-        with self._gates.passing(call):
-            origin = self._origins.check(headers, connection.peer)
+        with _counted(call), self._gates.passing(call):
+            origin = self._origins.check(headers, call.peer)
             if match.route is None:
-                return _noted(call, self._no_route(method, path, match.allowed))
+                return _noted(call, _not_kept(self._no_route(method, path, match.allowed)))
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
             if cross_site and origin is None and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
             elsewhere = _elsewhere(match.route, path)
             if elsewhere is not None:
-                return _noted(call, elsewhere)
+                return _noted(call, _not_kept(elsewhere))
             asked = self._asked(match.names, request, call)
             self._learn(match.route, asked, request)
             answer = await match.route.handle(asked)
             if isinstance(answer, HttpStream):
                 await self._stream(request, call, answer)
                 return None
+            if match.route.prepare is None:
+                # The fast path writes no such header: no cache keeps answers to POST unasked.
+                answer = _not_kept(answer)
             return _noted(call, answer)
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
@@ -237,14 +245,15 @@ class HttpServer:
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
         """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
         connection = request.connection
-        origin = self._origins.check(headers, connection.peer)
+        peer = self._gates.client_of(connection.peer, headers)
+        origin = self._origins.check(headers, peer)
         if origin is None and headers.get("sec-fetch-site") == "cross-site":
             raise CrossSiteRequest
         return Exchange(
             request,
             request.target.partition("?")[0],
             request.media_type,
-            connection.peer,
+            peer,
             connection.held,
             partial(self._bodies.read, request, connection.held),
             {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
@@ -272,8 +281,12 @@ class HttpServer:
 
     def _finish(self, request: Request) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
-        coding = compression.accepted_coding(accepted)
+        coding = self._coding(accepted)
         return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
+
+    def _coding(self, accepted: str) -> str:
+        compresses = self._limits.compress_answers
+        return compression.accepted_coding(accepted) if compresses else compression.IDENTITY
 
     def _compress_later(
         self, coding: str, answer: HttpResponse
@@ -283,12 +296,12 @@ class HttpServer:
         return asyncio.ensure_future(self._compress(coding, answer))
 
     async def _send(self, request: Request, answer: HttpResponse) -> None:
-        coding = compression.accepted_coding(request.headers.get("Accept-Encoding", ""))
+        coding = self._coding(request.headers.get("Accept-Encoding", ""))
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
         headers = self._origins.answer_headers(ReadHeaders(request.headers))
-        if request.method in _KEPT_METHODS and answer.status not in _ALIKE:
-            headers = joined(_FRESH, headers, _VARIED if answer.compressible else {})
+        if request.method in _VARYING_METHODS and answer.compressible:
+            headers = joined(headers, _VARIED)
         await send(request, answer, headers)
 
     async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
@@ -331,12 +344,35 @@ class HttpServer:
         return HttpResponse(answer.status, answer.content_type, [body], headers)
 
 
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Have the answer that an error of the block becomes counted for a call."""
+    try:
+        yield
+    except Exception as error:
+        attach(call.record, error)
+        raise
+
+
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
     """Return an answer, of which whoever observes the call now knows status and size."""
     if call.record is not None:
         call.record.status = answer.status
         call.record.sent(answer.size)
     return answer
+
+
+def _not_kept(answer: HttpResponse) -> HttpResponse:
+    """Return an answer that no cache keeps, unless it says how long: it tells of this moment."""
+    if "Cache-Control" in answer.headers:
+        return answer
+    return HttpResponse(
+        answer.status,
+        answer.content_type,
+        answer.parts,
+        joined(NO_STORE, answer.headers),
+        answer.compressible,
+    )
 
 
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:

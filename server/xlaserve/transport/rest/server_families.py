@@ -22,6 +22,8 @@ class ServerReading:
     """None where nothing can be abandoned."""
     mappings: Mappings = UNLIMITED
     """Not counted where the system has none."""
+    stores: Callable[[], Mapping[str, str]] = dict
+    """Return the problem of each store, empty where it answers, by its URL."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -80,6 +82,17 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
         "gauge",
         "1 where the last look at the repository saw what is there, 0 otherwise",
         _readable,
+    ),
+    Family(
+        "xlaserve_store_readable",
+        "gauge",
+        "1 where a store of the repository answered the last request, 0 otherwise; it is asked "
+        "every poll_interval_seconds in every mode of control, and absent for directories",
+        lambda server: [
+            ("", f'store="{escape(url)}"', int(not problem))
+            for url, problem in server.stores().items()
+        ],
+        ("store",),
     ),
     Family(
         "xlaserve_repository_skipped_entries",

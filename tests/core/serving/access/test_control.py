@@ -381,3 +381,78 @@ def test_what_a_client_may_do_with_which_models_is_told(file: Path, key: str) ->
     assert [key == "right", False] == [manages("a-1"), manages("b")]
     assert access.permits(call, Operation.INFER)("b")
     assert not access.permits(call, Operation.METADATA)("a-1")
+
+
+def write_both(file: Path, keys: str, token: str = "") -> None:
+    """Write rules of a caller with a token, and of callers with signed ones."""
+    write_signed(file, keys)
+    rules = json.loads(file.read_text())
+    known = digest_of(token or new_token())
+    rules["caller"].append(entry("app", "infer", token=known))
+    file.write_text(json.dumps(rules))
+
+
+def _made_a_directory(keys: Path) -> None:
+    keys.unlink()
+    keys.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda keys: keys.write_text(keys.read_text()[:20]),
+    "empty": lambda keys: keys.write_bytes(b""),
+    "gone": lambda keys: keys.unlink(),
+    "without a key": lambda keys: keys.write_text('{"keys": []}'),
+    "a directory": _made_a_directory,
+    "too large": lambda keys: keys.write_bytes(b" " * (2 << 20)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_damaged_keys_do_not_hold_up_what_is_revoked(file: Path, damage: str) -> None:
+    """The keys are kept, and what else the rules say counts at once."""
+    keys = file.with_name("keys")
+    keys.write_bytes(key_set(KEY))
+    write_both(file, str(keys), TOKEN)
+    access = access_to(file)
+    alice = Principal("alice/alice", KnownBy.SIGNED_TOKEN)
+    access.check(asking(token=TOKEN))
+    DAMAGES[damage](keys)
+    write_both(file, str(keys))
+    with capture_logs() as log:
+        await access.reload(wait)
+
+    assert Unauthenticated is outcome(access, asking(token=TOKEN))
+    assert alice == outcome(access, asking(Operation.MANAGE, signed()))
+    assert ["keys of signed tokens are kept as they were"] == [
+        line["event"] for line in log if line["log_level"] == "error"
+    ]
+
+
+async def test_keys_that_do_not_come_hold_up_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is revoked while keys are read is refused then, and when these have come."""
+    monkeypatch.setattr(control, "_KEYS_SECONDS", 0.0)
+    keys = file.with_name("keys")
+    keys.write_bytes(key_set(KEY))
+    write_both(file, str(keys), TOKEN)
+    access = access_to(file)
+    comes = asyncio.Event()
+
+    async def slow(call: Callable[[], T]) -> T:
+        found = call()
+        if isinstance(found, tuple):
+            await comes.wait()
+        return found
+
+    await access.reload(slow)
+    access.check(asking(token=TOKEN))
+    write_both(file, str(keys))
+    await access.reload(slow)
+    assert Unauthenticated is outcome(access, asking(token=TOKEN))
+    comes.set()
+    await until(lambda: not access._reading_keys)
+
+    assert Unauthenticated is outcome(access, asking(token=TOKEN))
+    alice = Principal("alice/alice", KnownBy.SIGNED_TOKEN)
+    assert alice == outcome(access, asking(Operation.MANAGE, signed()))

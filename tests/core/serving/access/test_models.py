@@ -5,6 +5,7 @@ import pytest
 from xlaserve.access_errors import NotPermitted
 from xlaserve.core.serving.access.models import MOST_CHARACTERS, CallerSight, ModelNames
 from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.standing import Standing, State
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,13 @@ def test_patterns_are_as_of_a_shell(texts: list[str], names: list[str], others: 
 
 
 def test_a_model_that_is_known_for_something_else_is_refused_openly() -> None:
-    sight = CallerSight("c", Operation.INFER, ModelNames(["a"]), ModelNames(["a", "b"]))
+    sight = CallerSight(
+        "c",
+        Operation.INFER,
+        ModelNames(["a"]),
+        ModelNames(["a", "b"]),
+        Standing(State.SETTLED),
+    )
 
     assert sight.permits("a")
     assert not sight.permits("c")

@@ -5,10 +5,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from xlaserve.core.residence.exhaustion import load_failure
+from xlaserve.core.residence.exhaustion import load_failure, store_failure
 from xlaserve.core.residence.sources import VersionSource
 from xlaserve.core.threads.workers import Workers
-from xlaserve.errors import LoadCancelled, LoadFailed
+from xlaserve.errors import LoadCancelled
 from xlaserve.models.roots import Roots
 from xlaserve.models.storage.cache import Lease
 from xlaserve.models.storage.objects import FetchCancelled, StoreProblem
@@ -40,7 +40,8 @@ class FetchedFiles:
         except FetchCancelled:
             raise LoadCancelled(model) from None
         except StoreProblem as problem:
-            raise LoadFailed(model, f"{remote.url} cannot be fetched: {problem}") from problem
+            reason = f"{remote.url} cannot be fetched: {problem}"
+            raise store_failure(model, reason, problem) from problem
         except OSError as error:
             reason = f"its files cannot be kept: {error.strerror}"
             raise load_failure(model, reason, error) from error

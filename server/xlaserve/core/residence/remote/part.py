@@ -9,21 +9,28 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xlaserve.core.residence.exhaustion import load_failure
+from xlaserve.core.residence.exhaustion import load_failure, store_failure
 from xlaserve.core.residence.fingerprints import Fingerprint
 from xlaserve.core.residence.listing import Listing
 from xlaserve.core.residence.names import check_name, is_version
 from xlaserve.core.residence.sources import ModelSource, RemoteFiles, VersionSource
-from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.errors import InvalidModel, InvalidName, ModelNotFound
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.storage import skeleton
 from xlaserve.models.storage.cache import Lease, ModelCache
 from xlaserve.models.storage.fetching import FetchControl
-from xlaserve.models.storage.objects import RemoteObject, Store, StoreProblem, check_names
+from xlaserve.models.storage.objects import (
+    ObjectStore,
+    RemoteObject,
+    Store,
+    StoreProblem,
+    check_names,
+)
 from xlaserve.models.storage.units import Wanted
 from xlaserve.temporary import TemporaryDirectory
 
@@ -72,7 +79,7 @@ class RemotePart:
         self,
         root: Path,
         url: str,
-        open_store: Callable[[], Store],
+        open_store: Callable[[], ObjectStore],
         *,
         cache: ModelCache,
         reading: LocalReading,
@@ -87,7 +94,7 @@ class RemotePart:
         self._reading = reading
         self._limits = limits
         self._clock = clock
-        self._store: Store | None = None
+        self._store: ObjectStore | None = None
         self._asking = threading.Lock()
         """One listing at a time."""
         self._preparing = tuple(threading.Lock() for _ in range(_STRIPES))
@@ -133,17 +140,23 @@ class RemotePart:
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
         except StoreProblem as problem:
-            raise LoadFailed(name, f"{self.directory(name)} cannot be read: {problem}") from problem
+            url = self.directory(name)
+            raise store_failure(name, f"{url} cannot be read: {problem}", problem) from problem
         except OSError as error:
             reason = f"its files cannot be written: {error.strerror}"
             raise load_failure(name, reason, error) from error
+
+    def look(self) -> None:
+        """Ask the store whether it is there; one that cannot be opened says so elsewhere."""
+        with suppress(StoreProblem):
+            self._opened().look()
 
     def close(self) -> None:
         """Remove the skeletons."""
         if self._skeletons is not None:
             self._skeletons.remove()
 
-    def _opened(self) -> Store:
+    def _opened(self) -> ObjectStore:
         if self._store is None:
             self._store = self._open_store()
         return self._store
@@ -254,6 +267,16 @@ class RemotePart:
     def place(self) -> str:
         """Return the URL."""
         return self.url
+
+    @property
+    def is_listed(self) -> bool:
+        """Tell whether the store was ever listed."""
+        return self._listing is not None
+
+    @property
+    def problem(self) -> str:
+        """Return why the last `refresh` failed; empty where it did not."""
+        return self._problem
 
     def listing(self) -> Listing:
         """Return what the store held at the last `refresh`; raises OSError if it failed."""

@@ -1,12 +1,15 @@
 """All parts of the repository that are in stores, and the cache that they share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
+from xlaserve.cache_home import cache_home
 from xlaserve.core.residence.exhaustion import LoadFailure
 from xlaserve.core.residence.remote.part import LocalReading, RemoteLimits, RemotePart
 from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
+from xlaserve.models.storage.attempts import Attempts
 from xlaserve.models.storage.cache import ModelCache
 from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.models.storage.stores import StoreLimits, open_store
@@ -19,8 +22,14 @@ _AUTO = "auto"
 class Remotes:
     """Asks stores for all of their parts; its methods block."""
 
-    def __init__(self, parts: Sequence[RemotePart] = (), cache: ModelCache | None = None) -> None:
-        """Without parts there is nothing to ask."""
+    def __init__(
+        self,
+        parts: Sequence[RemotePart] = (),
+        cache: ModelCache | None = None,
+        attempts: Mapping[str, Attempts] = MappingProxyType({}),
+    ) -> None:
+        """Without parts there is nothing to ask; `attempts` are those of their stores, by URL."""
+        self._attempts = attempts
         self.parts = tuple(parts)
         self._cache = cache
 
@@ -38,14 +47,19 @@ class Remotes:
             _directory(settings), settings.remote_cache_max_bytes, settings.remote_threads
         )
         cache.prepare()
-        of_store = StoreLimits(settings.remote_stall_seconds, settings.remote_max_objects)
+        of_store = StoreLimits(
+            settings.remote_stall_seconds, settings.remote_max_objects, settings.remote_threads
+        )
+        attempts = {
+            url: Attempts(cache.counts, seconds=settings.remote_stall_seconds) for _, url in roots
+        }
         limits = RemoteLimits(settings.max_models, settings.remote_fetch_seconds)
 
         def part(root: Path, url: str) -> RemotePart:
-            opening = partial(open_store, url, of_store)
+            opening = partial(open_store, url, of_store, attempts[url])
             return RemotePart(root, url, opening, cache=cache, reading=reading, limits=limits)
 
-        return cls([part(root, url) for root, url in roots], cache)
+        return cls([part(root, url) for root, url in roots], cache, attempts)
 
     def __bool__(self) -> bool:
         """Tell whether there are any."""
@@ -55,6 +69,16 @@ class Remotes:
     def counts(self) -> FetchCounts | None:
         """Return the counts of what was fetched; None where nothing ever is."""
         return None if self._cache is None else self._cache.counts
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Return why each store could not be asked last, by URL; empty where it answered."""
+        return {url: attempts.problem for url, attempts in self._attempts.items()}
+
+    def look(self) -> None:
+        """Ask every store whether it is there, once and at little cost; raises nothing."""
+        for part in self.parts:
+            part.look()
 
     @property
     def directory(self) -> Path:
@@ -70,6 +94,11 @@ class Remotes:
     def at(self, root: Path) -> RemotePart | None:
         """Return the part of a root; None for one of the disk."""
         return next((part for part in self.parts if part.root == root), None)
+
+    @property
+    def unlisted(self) -> RemotePart | None:
+        """Return the first part that was never listed; None for none."""
+        return next((part for part in self.parts if not part.is_listed), None)
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
         """List every store, unless that was done since so many seconds."""
@@ -91,7 +120,9 @@ class Remotes:
             raise failures[0]
 
     def close(self) -> None:
-        """Cancel every fetch, and remove what was prepared."""
+        """Cancel every fetch, repeat no request, and remove what was prepared."""
+        for attempts in self._attempts.values():
+            attempts.close()
         if self._cache is not None:
             self._cache.close()
         for part in self.parts:
@@ -100,4 +131,6 @@ class Remotes:
 
 def _directory(settings: Settings) -> Path:
     said = settings.remote_cache_directory
-    return Path.home() / ".cache" / "xlaserve-models" if said == _AUTO else Path(said)
+    if said == _AUTO:
+        return cache_home("xlaserve-models", "remote_cache_directory")
+    return Path(said)

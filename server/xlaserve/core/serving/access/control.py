@@ -23,11 +23,14 @@ from xlaserve.core.serving.access.tokens import bearer
 from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer, Sight
 from xlaserve.core.serving.principal import KnownBy
 from xlaserve.core.serving.sight import Sees, everything, nothing
+from xlaserve.core.serving.standing import Standing, State
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 
 _AGAIN_SECONDS = 5.0
 """Time between two attempts to read keys where there are none."""
+_KEYS_SECONDS = 1.0
+"""Time that a reload waits for keys, which are taken later too."""
 _MAX_GRANTED = 16
 """Tokens of one connection whose permissions are remembered; each is known, and short."""
 _MAX_CHARACTERS = 4096
@@ -100,30 +103,38 @@ class AccessControl:
         *,
         max_principals: int,
         quotas: Admits | None = None,
+        standing: Standing | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises InvalidSettings for rules that cannot be used.
 
-        `quotas` are those of all processes; without them, this one has its own.
+        `quotas` are those of all processes; without them, this one has its own. `standing` is that
+        of the models which some callers may not see.
         """
         self._path = path
+        self._standing = standing or Standing(State.SETTLED)
         self._restrictions = restrictions
         self._clock = clock
         self._quotas = quotas or Quotas(max_principals, monotonic)
         self._state: _State | None = None
         self._reloading = asyncio.Lock()
+        """Held while rules are read, and never while keys are."""
+        self._reading_keys: set[asyncio.Task[None]] = set()
         if path is not None:
             self._take(self._read())
 
     @classmethod
-    def of(cls, settings: Settings, quotas: Admits | None = None) -> "AccessControl":
+    def of(
+        cls, settings: Settings, quotas: Admits | None = None, standing: Standing | None = None
+    ) -> "AccessControl":
         """Return what the settings say; raises InvalidSettings for what cannot be used."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
             max_principals=settings.max_principals,
             quotas=quotas,
+            standing=standing,
         )
         if settings.modelmesh and access._state is not None:
             allowed = {operation for caller in access._rules.callers for operation in caller.allow}
@@ -165,7 +176,9 @@ class AccessControl:
             if not granted.is_known:
                 raise Unauthenticated
             first = next(iter(granted.by_operation.values()))
-            raise NotPermitted(first.found.principal.name, call.operation.value)
+            # For the record of the call: who was refused.
+            call.principal = first.found.principal
+            raise NotPermitted(call.principal.name, call.operation.value)
         found = permission.found
         call.principal = found.principal
         if permission.sight is not None:
@@ -215,7 +228,7 @@ class AccessControl:
             bool(found) and len(authorization) <= _MAX_CHARACTERS
         )
         found += state.rules.of_peer(peer)
-        by_operation = _permissions(found)
+        by_operation = _permissions(found, self._standing)
         is_known = any(one.principal.known_by is not KnownBy.NOTHING for one in found)
         granted = _Granted(state, MappingProxyType(by_operation), is_known, until)
         if is_remembered:
@@ -243,11 +256,16 @@ class AccessControl:
         except InvalidSettings as error:
             if not is_url(signed.keys):
                 raise
-            old = _NO_FILES if self._state is None else self._state.files
-            is_same = old.rules.signed is not None and old.rules.signed.keys == signed.keys
-            kept = old.keys if is_same else ()
+            kept = self._kept_keys(rules)
             _log.warning("keys of signed tokens are not there", kept=len(kept), reason=str(error))
             return kept
+
+    def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
+        """Return the keys that are known for rules: those of the same place."""
+        old = _NO_FILES if self._state is None else self._state.files
+        if rules.signed is None or old.rules.signed is None:
+            return ()
+        return old.keys if old.rules.signed.keys == rules.signed.keys else ()
 
     def _take(self, files: _Files) -> None:
         verifier = None
@@ -256,13 +274,38 @@ class AccessControl:
         self._state = _State(files, files.rules, verifier)
 
     async def reload(self, wait: Wait) -> None:
-        """Read the files again; raises InvalidSettings, and changes nothing, if they are wrong."""
+        """Read the rules again, then their keys; raises InvalidSettings for rules that are wrong.
+
+        What was revoked is refused from when the rules are read: keys that are damaged, or do not
+        come, hold nothing up. They are kept as they were.
+        """
         if self._path is None:
             return
         async with self._reloading:
-            self._take(await wait(self._read))
+            rules = await wait(partial(read_rules, self._path))
+            self._take(_Files(rules, self._kept_keys(rules)))
         callers = [caller.name for caller in self._rules.callers]
         _log.info("rules of access", callers=callers)
+        reading = asyncio.ensure_future(self._read_keys(wait))
+        self._reading_keys.add(reading)
+        reading.add_done_callback(self._reading_keys.discard)
+        # The next reload is not held up by a place of keys that does not answer.
+        await asyncio.wait([reading], timeout=_KEYS_SECONDS)
+
+    async def _read_keys(self, wait: Wait) -> None:
+        """Read the keys of signed tokens again, for the rules that there are by then."""
+        rules = self._rules
+        if rules.signed is None:
+            return
+        try:
+            keys = await wait(partial(self._keys_of, rules))
+        except InvalidSettings as error:
+            kept = len(self._kept_keys(self._rules))
+            _log.error("keys of signed tokens are kept as they were", kept=kept, reason=str(error))
+            return
+        now = self._rules
+        if now.signed is not None and now.signed.keys == rules.signed.keys:
+            self._take(_Files(now, keys))
 
     async def follow_keys(self, wait: Wait) -> None:
         """Read the keys of signed tokens again and again, until cancelled."""
@@ -271,23 +314,14 @@ class AccessControl:
             signed = files.rules.signed
             wanted = _AGAIN_SECONDS if signed is None or not files.keys else signed.refresh_seconds
             await asyncio.sleep(wanted)
-            if signed is None:
-                continue
-            async with self._reloading:
-                rules = self._rules
-                try:
-                    keys = await wait(partial(self._keys_of, rules))
-                except InvalidSettings as error:
-                    _log.error("keys of signed tokens are kept as they were", reason=str(error))
-                else:
-                    self._take(_Files(rules, keys))
+            await self._read_keys(wait)
 
     @property
     def _rules(self) -> Rules:
         return Rules() if self._state is None else self._state.rules
 
 
-def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:
+def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
     """Return what callers may do together, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
@@ -297,16 +331,18 @@ def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:
     known = ModelNames(name for one in found for name in one.caller.models or ())
     return {
         operation: _Permission(
-            next(iter(those.values())), _sight(operation, tuple(those.values()), known)
+            next(iter(those.values())), _sight(operation, tuple(those.values()), known, standing)
         )
         for operation, those in allowing.items()
     }
 
 
-def _sight(operation: Operation, found: Sequence[Found], known: ModelNames) -> Sight | None:
+def _sight(
+    operation: Operation, found: Sequence[Found], known: ModelNames, standing: Standing
+) -> Sight | None:
     names: set[str] = set()
     for one in found:
         if one.caller.models is None:
             return None
         names |= one.caller.models
-    return CallerSight(found[0].principal.name, operation, ModelNames(names), known)
+    return CallerSight(found[0].principal.name, operation, ModelNames(names), known, standing)

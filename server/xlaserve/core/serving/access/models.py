@@ -6,6 +6,7 @@ from fnmatch import translate
 
 from xlaserve.access_errors import NotPermitted
 from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.standing import Standing
 
 OF_MODELS = frozenset(
     {Operation.INFER, Operation.METADATA, Operation.MANAGE, Operation.READINESS, Operation.HEALTH}
@@ -35,9 +36,18 @@ class CallerSight:
     """The sight of a caller for one operation."""
 
     def __init__(
-        self, principal: str, operation: Operation, permitted: ModelNames, known: ModelNames
+        self,
+        principal: str,
+        operation: Operation,
+        permitted: ModelNames,
+        known: ModelNames,
+        standing: Standing,
     ) -> None:
-        """`permitted` are models of the operation, `known` are those of any operation."""
+        """`permitted` are models of the operation, `known` are those of any operation.
+
+        `standing` says how a model is answered that is nowhere.
+        """
+        self._standing = standing
         self._principal = principal
         self._operation = operation
         self._permitted = permitted
@@ -57,6 +67,10 @@ class CallerSight:
     def shows(self, model: str) -> bool:
         """Tell whether a model is among those of this operation."""
         return model in self._permitted
+
+    def absent(self, model: str, version: str, *, detail: str) -> Exception:
+        """Return the error for a model that it may not see."""
+        return self._standing.absent(model, version, detail=detail)
 
     def refuse_server(self) -> None:
         """Raise NotPermitted: what it may do, it may with some models alone."""

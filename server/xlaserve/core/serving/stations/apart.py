@@ -125,5 +125,9 @@ class Apart:
 
 
 def client_of(call: InferCall) -> int | str:
-    """Return what is the same of the calls of one client: its principal, or its connection."""
-    return call.owner or call.client or id(call.peer.account)
+    """Return what is the same of the calls of one client: its principal, or its connection.
+
+    Of the clients of a trusted proxy it is the address: connections of a proxy are everybody's.
+    """
+    peer = call.peer
+    return call.owner or call.client or (peer.proxy and peer.address) or id(peer.account)

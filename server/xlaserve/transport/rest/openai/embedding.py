@@ -26,6 +26,7 @@ from xlaserve.transport.rest.openai import embedding_answers
 from xlaserve.transport.rest.openai.asking import Prompt, listed
 from xlaserve.transport.rest.openai.bodies import EmbeddingFields
 from xlaserve.transport.rest.openai.errors import CONTEXT_LENGTH, UNSUPPORTED, InvalidField
+from xlaserve.transport.rest.openai.texts import computed
 from xlaserve.transport.rest.threads import OffLoop
 
 _ENCODED_TIMES = 160
@@ -133,8 +134,7 @@ class Embeddings:
             raise ModelHasNoText(model, info.no_text)
         request.grow(_ENCODED_TIMES * characters, "the tokens of the inputs")
         encode = partial(_encode, info.text, info.prompt, inputs)
-        # However short: a tokenizer's regular expression may take seconds for a text of any length.
-        found = await self._threads.run(encode, info.text)
+        found = await computed(self._threads, info.text, request.call.owner, encode)
         ids = [_checked(one, _field(inputs, at), info) for at, one in enumerate(found)]
         kept = sum(one.nbytes for one in ids)
         request.grow(kept - _ENCODED_TIMES * characters, "the tokens of the inputs")

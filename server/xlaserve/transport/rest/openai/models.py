@@ -37,17 +37,19 @@ class OpenAiModels:
 
     def list(self) -> OpenAiModelList:
         """Return those that would answer now and that the call that is answered may see."""
+        self._registry.standing.require_listed("of this server")
         sees = seen_now()
         names = [model.name for model in self._registry.models() if sees(model.name)]
         found = [self._found(name) for name in names]
         return OpenAiModelList([model for model in found if model is not None])
 
     def get(self, name: str) -> OpenAiModel:
-        """Return one; raises ModelNotFound."""
+        """Return one; raises ModelNotFound, or StillStarting."""
         require_seen_now(name)
         found = self._found(name)
         if found is None:
-            raise ModelNotFound(name)
+            # Of one that is not a model of text, too, nothing is told.
+            raise self._registry.standing.absent(name)
         return found
 
     def _found(self, name: str) -> OpenAiModel | None:

@@ -1,21 +1,43 @@
 """Tokenizers and templates of the models that are loaded, off the event loop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.language.text import LanguageText
-from xlaserve.language_errors import ModelHasNoText
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.language_errors import ModelHasNoText, TextProcessLost
 from xlaserve.models.generation.info import GenerationInfo
+
+T = TypeVar("T")
+
+
+async def computed(
+    threads: HostThreads, text: LanguageText | Tokens, caller: str, call: Callable[[], T]
+) -> T:
+    """Return what a text computes in a thread: of the server's, in the turns of the model.
+
+    A tokenizer's regular expression may take seconds for a text of any length: one that may has a
+    thread of its own, in the turns of its callers.
+    """
+    if text.thread is None:
+        return await threads.run(call, text)
+    try:
+        future = text.thread.submit(caller, call)
+    except RuntimeError as error:
+        raise TextProcessLost("", "the model is being unloaded") from error
+    return await asyncio.wrap_future(future)
 
 
 class ModelText:
-    """The text of one loaded instance. Of the event loop."""
+    """The text of one loaded instance, for one caller. Of the event loop."""
 
-    def __init__(self, text: LanguageText, threads: HostThreads, rendering: asyncio.Lock) -> None:
+    def __init__(
+        self, text: LanguageText, threads: HostThreads, rendering: asyncio.Lock, caller: str
+    ) -> None:
         """`rendering` is held while the template renders, which does one after the other.
 
         Those that wait for that keep no threads from others.
@@ -23,14 +45,12 @@ class ModelText:
         self.text = text
         self._threads = threads
         self._rendering = rendering
+        self._caller = caller
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the tokens of each text; raises an InvalidRequest.
-
-        In a thread, in the turns of the model: a tokenizer's regular expression may take seconds
-        for a text of any length.
-        """
-        return await self._threads.run(partial(self._encode, texts), self.text)
+        """Return the tokens of each text; raises an InvalidRequest."""
+        encode = partial(self._encode, texts)
+        return await computed(self._threads, self.text, self._caller, encode)
 
     def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [self.text.encode(text) for text in texts]
@@ -39,8 +59,11 @@ class ModelText:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> Sequence[int]:
         """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
+        chat = partial(self.text.chat, messages, tools)
+        if self.text.thread is not None:
+            return await computed(self._threads, self.text, self._caller, chat)
         async with self._rendering:
-            return await self._threads.run(partial(self.text.chat, messages, tools), self.text)
+            return await computed(self._threads, self.text, self._caller, chat)
 
 
 class Texts:
@@ -50,9 +73,10 @@ class Texts:
         self._threads = threads
         self._rendering: WeakKeyDictionary[LanguageText, asyncio.Lock] = WeakKeyDictionary()
 
-    def of(self, model: str, generation: GenerationInfo) -> ModelText:
-        """Return the text of an instance; raises ModelHasNoText."""
+    def of(self, model: str, generation: GenerationInfo, caller: str) -> ModelText:
+        """Return the text of an instance for a caller; raises ModelHasNoText."""
         text = generation.text
         if text is None:
             raise ModelHasNoText(model, generation.no_text)
-        return ModelText(text, self._threads, self._rendering.setdefault(text, asyncio.Lock()))
+        rendering = self._rendering.setdefault(text, asyncio.Lock())
+        return ModelText(text, self._threads, rendering, caller)

@@ -1,0 +1,72 @@
+"""Which build this is: its version, and the commit that it was made of. Needs no package."""
+
+import os
+import re
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+COMMIT_FILE = "commit.txt"
+"""In a wheel, what its commit was; `hatch_build.py` writes it."""
+VARIABLE = "SOURCE_COMMIT"
+"""Says it to a build that has no repository, such as that of an image."""
+
+_SHOWN = 12
+"""Characters of a commit that are shown."""
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+@cache
+def version() -> str:
+    """Return the version and the commit as `0.1.0+c9b4d5dd84c6`; the version where none is known.
+
+    Code that was changed since its commit says the same.
+    """
+    number = metadata.version("xlaserve")
+    found = commit()
+    return f"{number}+{found[:_SHOWN]}" if found else number
+
+
+@cache
+def commit() -> str:
+    """Return the commit of this code: that of its wheel, or of the checkout that it lies in."""
+    package = Path(__file__).parent
+    return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
+
+
+def commit_of(source: Path) -> str:
+    """Return the commit of a source tree; empty where it is none, or no repository is there."""
+    if not (source / "pyproject.toml").exists():
+        return ""
+    found = _of_repository(source / ".git")
+    return found or _valid(os.environ.get(VARIABLE, ""))
+
+
+def _of_repository(git: Path) -> str:
+    if git.is_file():  # of a worktree
+        git = git.parent / _read_text(git).removeprefix("gitdir:").strip()
+    head = _read_text(git / "HEAD").strip()
+    if not head.startswith("ref:"):
+        return _valid(head)
+    name = head.removeprefix("ref:").strip()
+    common = git / (_read_text(git / "commondir").strip() or ".")
+    for place in (git, common):
+        if found := _read(place / name):
+            return found
+    packed = (line.split(" ") for line in _read_text(common / "packed-refs").splitlines())
+    return next((_valid(line[0]) for line in packed if line[1:] == [name]), "")
+
+
+def _read(path: Path) -> str:
+    return _valid(_read_text(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _valid(text: str) -> str:
+    return text.strip() if _COMMIT.fullmatch(text.strip()) else ""

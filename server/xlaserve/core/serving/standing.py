@@ -1,0 +1,93 @@
+"""The states of a repository as a whole, and what each says of models not there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from xlaserve.errors import ModelNotFound, RepositoryUnreadable, StillStarting, VersionNotFound
+
+
+class State(StrEnum):
+    """States of the repository, from the first connection on."""
+
+    UNREAD = "unread"
+    AWAY = "away"
+    LOADING = "loading"
+    SETTLED = "settled"
+    MISSING = "missing"
+    DOUBTED = "doubted"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The answers of one state, the same at every door."""
+
+    says: str
+    """What the repository is, as clients are told."""
+    is_settled: bool
+    """Whether all that is loaded at the start was tried: then the server may be ready, and a model
+    that is not there is not found. Before, it may still come."""
+    is_listed: bool
+    """Whether it can be told which models there are, so that lists of them are answered."""
+
+
+STATES: Mapping[State, Row] = MappingProxyType(
+    {
+        State.UNREAD: Row("the model repository has not been read yet", False, False),
+        State.AWAY: Row("the model repository could not be read yet", False, False),
+        State.LOADING: Row("models are being loaded for the first time", False, True),
+        State.SETTLED: Row("the model repository was read, its models were tried", True, True),
+        State.MISSING: Row("the model repository cannot be read now, its models stay", True, True),
+        State.DOUBTED: Row(
+            "a look at the model repository found most models gone, a second one decides",
+            True,
+            True,
+        ),
+    }
+)
+"""Asked by readiness, by lists of models, and by everything that looks a model up by its name."""
+
+RETRY_SECONDS = 1
+"""Seconds after which clients are told to ask again for what may still come."""
+
+
+class Standing:
+    """The state of the repository of this process. Of the event loop."""
+
+    def __init__(self, state: State = State.UNREAD) -> None:
+        self.state = state
+
+    @property
+    def row(self) -> Row:
+        """Return what the state says."""
+        return STATES[self.state]
+
+    def absent(
+        self,
+        model: str,
+        version: str = "",
+        *,
+        detail: str = "is not found",
+        is_other: bool = False,
+    ) -> Exception:
+        """Return the error for a model that does not answer and that nothing is known of.
+
+        With `is_other` another version of it answers. Whoever may not see a model is answered by
+        this too, so that both are the same.
+        """
+        row = self.row
+        if not row.is_settled:
+            return StillStarting(model, version, row.says)
+        kind = VersionNotFound if is_other else ModelNotFound
+        return kind(model, version, detail=detail)
+
+    def require_settled(self, model: str = "", version: str = "") -> None:
+        """Raise StillStarting while what is there may be only a part of what will be."""
+        if not self.row.is_settled:
+            raise StillStarting(model, version, self.row.says)
+
+    def require_listed(self, place: str) -> None:
+        """Raise RepositoryUnreadable while nobody can tell which models there are."""
+        if not self.row.is_listed:
+            raise RepositoryUnreadable(place, self.row.says)

@@ -1,0 +1,72 @@
+"""The process that tries grammars: what compiling one takes of time and memory ends here.
+
+Started by `grammars.py` as a script of its own, which needs nothing of the server.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+
+if TYPE_CHECKING:
+    from xlaserve.language import confining
+else:
+    sys.path.append(str(Path(__file__).parent))
+    import confining
+
+_SPECIAL = b"\xff"
+"""What llguidance puts before the name of a special token."""
+
+
+class Alphabet:
+    """The tokens of a model as far as a grammar names them: bytes, and special ones by id.
+
+    What a grammar costs lies in its own states, and these take no time to begin with.
+    """
+
+    def __init__(self, vocab: int, special: Mapping[str, str], stop: Sequence[int]) -> None:
+        self.eos_token_id = stop[0]
+        self.bos_token_id = None
+        self.special_token_ids = [int(id_) for id_ in special]
+        names = {int(id_): text.encode() for id_, text in special.items()}
+        self._octets = vocab
+        # Bytes behind all others: what lacks a token for one of them is refused by the server.
+        octets = (bytes([one]) for one in range(256))
+        self.tokens = [*(names.get(id_, b"") for id_ in range(vocab)), *octets]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the tokens of what a grammar leaves no choice about."""
+        return [self._octets + one for one in text]
+
+
+def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
+    """Return what compiles a grammar, and makes the first step of it, for the tokens of a model."""
+    matcher = llguidance.LLMatcher
+    readers: dict[str, Callable[[str], str]] = {
+        "json_schema": matcher.grammar_from_json_schema,
+        "regex": matcher.grammar_from_regex,
+        "grammar": matcher.grammar_from_lark,
+    }
+    alphabet = Alphabet(first["vocab"], first["special"], first["stop"])
+    tokenizer = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(alphabet), eos_token=first["stop"]
+    )
+    limits = llguidance.LLParserLimits(**first["grammar"])
+
+    def answer(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            grammar = readers[asked["parameter"]](asked["text"])
+        except ValueError as error:
+            return {"failed": str(error)}
+        made = matcher(tokenizer, grammar, log_level=0, limits=limits)
+        if not made.is_error():
+            made.compute_bitmask()
+        return {"failed": made.get_error()} if made.is_error() else {"text": ""}
+
+    return answer
+
+
+if __name__ == "__main__":
+    confining.serve(begin)

@@ -1,0 +1,37 @@
+"""The end of a child process, with what it printed last, in the log of the server."""
+
+import signal
+
+import structlog
+
+MAX_BYTES = 4096
+"""What is kept of stderr: its end, where a traceback says what was wrong."""
+
+_log = structlog.get_logger("child")
+
+
+def how(status: int) -> str:
+    """Say how a process ended: by which signal, or with which exit status."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def last_line(said: bytes | str | None) -> str:
+    """Return the last line that a process printed; empty where it printed nothing."""
+    lines = _text(said).splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def tell(process: str, ended: str, said: bytes | str | None, model: str = "") -> None:
+    """Log that a process ended by itself, how, and the end of what it printed on stderr."""
+    about = {"model": model} if model else {}
+    _log.warning("a process ended", process=process, ended=ended, said=_text(said), **about)
+
+
+def _text(said: bytes | str | None) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+    return text.strip()[-MAX_BYTES:]

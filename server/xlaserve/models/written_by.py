@@ -1,0 +1,44 @@
+"""Who wrote an export: the versions of JAX and of xlaserve, in the one text of a manifest for them.
+
+A field of its own would be refused by every build that does not know it.
+"""
+
+from typing import NamedTuple
+
+from xlaserve import build
+
+_BETWEEN = ", xlaserve "
+_MOST = 64
+"""Characters that are shown of what a file says."""
+
+
+class Writer(NamedTuple):
+    """The versions of those that wrote a file."""
+
+    jax: str
+    xlaserve: str = ""
+    """Empty in files of before."""
+
+    @classmethod
+    def of(cls, text: str) -> "Writer":
+        """Return what the field of a manifest says."""
+        jax, _, xlaserve = text.partition(_BETWEEN)
+        return cls(jax, xlaserve)
+
+    @property
+    def text(self) -> str:
+        """Return it as a manifest has it."""
+        return f"{self.jax}{_BETWEEN}{self.xlaserve}" if self.xlaserve else self.jax
+
+
+def not_read(name: str, found: str, reads: str, text: str) -> str:
+    """Say that a file is of a newer format than this build reads, and which one can.
+
+    `found` and `reads` say which formats; `text` is what the file says of its writer.
+    """
+    wrote = "".join(char for char in Writer.of(text).xlaserve[:_MOST] if char.isprintable())
+    who = f"xlaserve {wrote}, which wrote it, or a newer one" if wrote else "the newer xlaserve"
+    return (
+        f"{name} {found}, this server reads {reads} (xlaserve {build.version()}): serve it with "
+        f"{who}, or export the model again with this one"
+    )

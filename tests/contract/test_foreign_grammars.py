@@ -1,0 +1,204 @@
+"""Grammars of one caller that would compute for minutes, at each door, beside another caller's."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton
+from support import scripted_language
+from support.hard_grammars import BOUNDED, HARD
+from support.http import Answer, ask
+from support.server import RunningServer, serving
+from tritonclient.utils import InferenceServerException
+
+from xlaserve.core.serving.access.tokens import digest_of, new_token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HOSTILE, GOOD = new_token(), new_token()
+GOOD_REGEX = "ab{2}c"
+TOKENS = [ord("0")]
+MOST = {"max_tokens": 8, "temperature": 0}
+
+
+@dataclass(frozen=True)
+class Place:
+    server: RunningServer
+
+    async def post(self, path: str, body: Any, token: str = HOSTILE) -> Answer:
+        assert self.server.http is not None
+        headers = ("Authorization", f"Bearer {token}")
+        return await ask(self.server.http, "POST", path, headers, body=json.dumps(body).encode())
+
+    async def good(self, regex: str = GOOD_REGEX) -> Answer:
+        """Ask as another caller, for text of another grammar."""
+        return await self.post("/v2/models/story/generate", generated({"regex": regex}), GOOD)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="place")
+async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    folder = tmp_path_factory.mktemp("grammars")
+    scripted_language.export(
+        folder / "models" / "story", ["abbc"], scripted_language.HERMES, grammars="true"
+    )
+    may = {"allow": ["infer", "metadata"]}
+    callers = {"hostile": HOSTILE, "good": GOOD}
+    rules = [{"name": n, "token": digest_of(token), **may} for n, token in callers.items()]
+    (folder / "rules.json").write_text(json.dumps({"caller": rules}))
+    running = serving(
+        folder,
+        folder / "models",
+        load_model=("story",),
+        http_endpoint="port:0",
+        access_rules=str(folder / "rules.json"),
+    )
+    async with running as server:
+        yield Place(server)
+
+
+def generated(grammar: Mapping[str, str]) -> dict[str, Any]:
+    return {"tokens": TOKENS, "parameters": {**grammar, **MOST}}
+
+
+def inferred(grammar: Mapping[str, str]) -> dict[str, Any]:
+    tensor = {"name": "tokens", "shape": [1], "datatype": "INT32", "data": TOKENS}
+    return {"inputs": [tensor], "parameters": {**grammar, **MOST}}
+
+
+async def over_rest(place: Place, path: str, body: Any) -> tuple[str, str]:
+    """Return the class of an answer, and its text."""
+    found = await place.post(path, body)
+    return str(found.status), found.body.decode()
+
+
+async def over_grpc(place: Place, grammar: Mapping[str, str], *, stream: bool) -> tuple[str, str]:
+    tensor = triton.InferInput("tokens", [1], "INT32")
+    tensor.set_data_from_numpy(np.array(TOKENS, np.int32))
+    headers = {"authorization": f"Bearer {HOSTILE}"}
+    asked = {"model_name": "story", "inputs": [tensor], "parameters": {**grammar, **MOST}}
+
+    async def sent() -> AsyncIterator[dict[str, Any]]:
+        yield asked
+
+    async with triton.InferenceServerClient(place.server.url) as client:
+        try:
+            if not stream:
+                await client.infer(**asked, headers=headers)
+            else:
+                answers: Any = client.stream_infer(sent(), headers=headers)
+                async for _, error in answers:
+                    if error is not None:
+                        raise error
+        except InferenceServerException as error:
+            return error.status() or "of a stream", error.message()
+    return "OK", ""
+
+
+Door = Callable[[Place, dict[str, str]], Awaitable[tuple[str, str]]]
+
+
+def rest(path: str, body: Callable[[dict[str, str]], Any]) -> Door:
+    return lambda place, grammar: over_rest(place, path, body(grammar))
+
+
+def chat(grammar: Mapping[str, str]) -> dict[str, Any]:
+    """Return a chat whose answer follows a schema, or calls a tool whose arguments do."""
+    schema = {"name": "a", "schema": json.loads(grammar["json_schema"])}
+    return {
+        "model": "story",
+        "messages": [{"role": "user", "content": "0"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        **MOST,
+    }
+
+
+def called(grammar: Mapping[str, str]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {"a": json.loads(grammar["json_schema"])},
+        "required": ["a"],
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    messages = [{"role": "user", "content": "0"}]
+    more = {"tools": [tool], "tool_choice": "required"}
+    return {"model": "story", "messages": messages, **more, **MOST}
+
+
+DOORS: Mapping[str, Door] = {
+    "generate": rest("/v2/models/story/generate", generated),
+    "infer": rest("/v2/models/story/infer", inferred),
+    "ModelInfer": lambda place, grammar: over_grpc(place, grammar, stream=False),
+    "ModelStreamInfer": lambda place, grammar: over_grpc(place, grammar, stream=True),
+    "chat": rest("/v1/chat/completions", chat),
+    "tools": rest("/v1/chat/completions", called),
+}
+OF_SCHEMAS = ("chat", "tools")
+REFUSED = ("400", "StatusCode.INVALID_ARGUMENT", "of a stream")
+"""Answers of a stream tell no status to this client."""
+
+
+def cases() -> Iterator[Any]:
+    """Yield all pairs of kinds and doors; some of each, and each of some, are quick together."""
+    for row, door in enumerate(DOORS):
+        kinds = [one for one in HARD if door not in OF_SCHEMAS or one != "multiple in Lark"]
+        for column, kind in enumerate(kinds):
+            marks = [] if column % len(DOORS) == row else [pytest.mark.slow]
+            yield pytest.param(door, kind, marks=marks)
+
+
+@pytest.mark.parametrize(("door", "kind"), [*cases()])
+async def test_each_hard_grammar_is_refused_at_each_door_and_others_are_answered(
+    place: Place, door: str, kind: str
+) -> None:
+    parameter, text = HARD[kind](list(DOORS).index(door))
+
+    status, told = await DOORS[door](place, {parameter: text})
+    good = await place.good()
+
+    assert status in REFUSED
+    assert "within 0.05 seconds of the processor" in told
+    assert "model 'story'" in told
+    assert good.status == 200
+    assert json.loads(good.body)["tokens"] == [ord(one) for one in "abbc"]
+
+
+async def test_a_caller_with_many_hard_grammars_keeps_no_other_waiting(place: Place) -> None:
+    """The other one waits for what has begun, and not for all that came before."""
+    count = 12
+    ended: list[str] = []
+
+    async def hostile(number: int) -> None:
+        parameter, text = HARD["multiple"](1000 + number)
+        status, _ = await over_rest(
+            place, "/v2/models/story/generate", generated({parameter: text})
+        )
+        ended.append(status)
+
+    tasks = [asyncio.ensure_future(hostile(number)) for number in range(count)]
+    async with asyncio.timeout(60):
+        while not ended:
+            await asyncio.sleep(0.001)
+    good = await place.good("ab{2}c|n")
+    before = len(ended)
+    await asyncio.gather(*tasks)
+
+    assert good.status == 200
+    assert json.loads(good.body)["tokens"] == [ord(one) for one in "abbc"]
+    assert before < count // 2
+    assert ended == ["400"] * count
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+async def test_what_the_library_bounds_is_refused_or_followed(place: Place, kind: str) -> None:
+    """Whichever it is, the client is told so, and others are answered."""
+    parameter, text = BOUNDED[kind]
+    status, told = await over_rest(place, "/v2/models/story/generate", generated({parameter: text}))
+    good = await place.good()
+
+    assert (status, told[:10]) == ("400", '{"error":"') or status == "200"
+    assert good.status == 200

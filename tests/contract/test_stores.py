@@ -1,0 +1,279 @@
+"""Stores that fail, and servers that people have: each request is tried again, and counted."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support import tools
+from support.conditions import until
+from support.http import ask
+from support.object_server import Shelves, serving_objects
+from support.server import RunningServer, Serve
+
+from xlaserve.models.storage import fetching
+from xlaserve.models.storage.http_store import HttpStore
+from xlaserve.settings_choices import ModelControlMode
+
+MODEL = "simple"
+STORE = "xlaserve_store_readable"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait less between attempts."""
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def model(example_models: Path, tmp_path: Path) -> Path:
+    """A repository of one model, for one executable."""
+    root = tmp_path / "root"
+    shutil.copytree(example_models / MODEL, root / MODEL)
+    config = root / MODEL / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 1"))
+    return root
+
+
+@pytest.fixture
+def place(model: Path) -> Iterator[tuple[str, Shelves]]:
+    files = {
+        f"root/{path.relative_to(model)}": path.read_bytes()
+        for path in model.rglob("*")
+        if path.is_file()
+    }
+    with serving_objects(**files) as made:
+        yield made
+
+
+def settings(url: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "repository": url,
+        "http_endpoint": "port:0",
+        "remote_schemes": ("http",),
+        "remote_cache_directory": str(tmp_path / "cache"),
+        **more,
+    }
+
+
+async def load(server: RunningServer) -> tuple[int, str]:
+    path = f"/v2/repository/models/{MODEL}/load"
+    answer = await ask(str(server.http), "POST", path)
+    return answer.status, answer.body.decode()
+
+
+async def index(server: RunningServer) -> list[str]:
+    answer = await ask(str(server.http), "POST", "/v2/repository/index")
+    return [row["name"] for row in answer.json]
+
+
+async def metric(server: RunningServer, name: str) -> float | None:
+    text = (await ask(str(server.http), "GET", "/metrics")).body.decode()
+    rows = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return float(rows[0].rsplit(" ", 1)[1]) if rows else None
+
+
+REQUESTS = {
+    "the page of the root": ("GET", "root/"),
+    "the page of a model": ("GET", f"root/{MODEL}/"),
+    "the page of a version": ("GET", f"root/{MODEL}/1/"),
+    "the mark of a file": ("HEAD", f"root/{MODEL}/config.pbtxt"),
+    "the mark of weights": ("HEAD", f"root/{MODEL}/1/params.safetensors"),
+    "a file beside the versions": ("GET", f"root/{MODEL}/config.pbtxt"),
+    "weights": ("GET", f"root/{MODEL}/1/params.safetensors"),
+}
+"""Every kind of request that a listing and a load make of a store."""
+
+
+@pytest.mark.parametrize("request_of", REQUESTS)
+async def test_every_request_to_a_store_is_tried_again(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path, request_of: str
+) -> None:
+    url, shelves = place
+    kind = REQUESTS[request_of]
+    async with serve(**settings(url, tmp_path)) as server:
+        shelves.failing[kind] = fetching.ATTEMPTS - 1
+        await asyncio.to_thread(server.application.repository.remotes.refresh)
+        assert [MODEL] == await index(server)
+        assert (200, "{}") == await load(server)
+        assert 0 == shelves.failing[kind]
+        assert fetching.ATTEMPTS - 1 == await metric(server, "xlaserve_fetch_retries_total")
+        assert 0 == await metric(server, "xlaserve_store_request_failures_total")
+        assert 1 == await metric(server, STORE)
+
+
+@pytest.mark.parametrize("request_of", REQUESTS)
+async def test_the_failure_of_a_store_is_no_fault_of_the_model(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path, request_of: str
+) -> None:
+    """Told as 503 and UNAVAILABLE, in counters, and by a metric, without poll."""
+    url, shelves = place
+    kind = REQUESTS[request_of]
+    async with serve(**settings(url, tmp_path)) as server:
+        shelves.failing[kind] = 1000
+        if kind == ("GET", "root/"):
+            await asyncio.to_thread(server.application.repository.remotes.refresh)
+            assert [] == await index(server)
+        else:
+            status, text = await load(server)
+            assert 503 == status, text
+            assert "answered 503" in json.loads(text)["error"]
+        assert 0 == await metric(server, STORE)
+        counted = "xlaserve_fetch_failures_total", "xlaserve_store_request_failures_total"
+        assert 1 == sum([await metric(server, name) or 0 for name in counted])
+        shelves.failing.clear()
+        await asyncio.to_thread(server.application.repository.remotes.refresh)
+        assert [MODEL] == await index(server)
+        assert (200, "{}") == await load(server)
+        assert 1 == await metric(server, STORE)
+
+
+async def test_a_metric_says_that_a_store_is_away_though_nobody_asks_it(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path
+) -> None:
+    url, shelves = place
+    more = {"model_control_mode": ModelControlMode.NONE, "poll_interval_seconds": 0.1}
+    async with serve(**settings(url, tmp_path, **more)) as server:
+        look = server.application.control.follower.look_at_stores
+        assert 1 == await metric(server, STORE)
+        shelves.is_away = True
+        with capture_logs() as log:
+            await look()
+            await look()
+        told = [line for line in log if line["event"] == "store does not answer"]
+        assert [url] == [line["store"] for line in told]
+        assert 0 == await metric(server, STORE)
+        shelves.is_away = False
+        with capture_logs() as log:
+            await look()
+        assert ["store answers again"] == [line["event"] for line in log if "store" in line]
+        assert 1 == await metric(server, STORE)
+
+
+async def test_a_server_looks_at_its_stores_by_itself(
+    serve: Serve, place: tuple[str, Shelves], tmp_path: Path
+) -> None:
+    url, shelves = place
+    more = {"model_control_mode": ModelControlMode.NONE, "poll_interval_seconds": 0.1}
+    async with serve(**settings(url, tmp_path, **more)) as server:
+        serving = asyncio.ensure_future(server.application.serve())
+        try:
+            shelves.is_away = True
+            problems = server.application.repository.remotes
+            await until(lambda: any(problems.problems.values()))
+            shelves.is_away = False
+            await until(lambda: not any(problems.problems.values()))
+        finally:
+            serving.cancel()
+
+
+def test_a_store_is_listed_several_requests_at_a_time_within_a_limit() -> None:
+    """Each HEAD waits until there are as many as the limit, and no more ever come."""
+    files = {f"root/m/{number}/w": b"x" for number in range(1, 13)}
+    with serving_objects(**files) as (url, shelves):
+        shelves.turns = threading.Semaphore(0)
+        store = HttpStore(url, seconds=60, max_objects=100, threads=3)
+        found: list[str] = []
+        listing = threading.Thread(target=lambda: found.extend(one.name for one in store.objects()))
+        listing.start()
+        for _ in range(6000):
+            if shelves.heads_at_once[0] == 3:
+                break
+            threading.Event().wait(0.01)
+        assert 3 == shelves.heads_at_once[0]
+        for _ in files:
+            shelves.turns.release()
+        listing.join(60)
+
+    assert sorted(name.removeprefix("root/") for name in files) == found
+    assert 3 == shelves.heads_at_once[1]
+
+
+@contextmanager
+def python_server(root: Path) -> Iterator[str]:
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*command, "--directory", str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield f"http://127.0.0.1:{line.split(' port ')[1].split()[0]}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def nginx_server(root: Path) -> Iterator[str]:
+    """nginx takes the socket that it is given by NGINX, so that no port is ever guessed."""
+    nginx = tools.program("nginx")
+    home = root.parent / "nginx"
+    home.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        places = "\n".join(
+            f"{name}_temp_path {home}/{name};"
+            for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        user = "user root;" if os.geteuid() == 0 else ""
+        (home / "nginx.conf").write_text(
+            f"""{user} daemon off; worker_processes 1; pid {home}/pid; error_log {home}/log;
+            events {{}}
+            http {{ access_log off; {places}
+              server {{ listen 127.0.0.1:{port}; root {root}; autoindex on; }} }}"""
+        )
+        process = subprocess.Popen(
+            [nginx, "-p", str(home), "-c", str(home / "nginx.conf"), "-e", f"{home}/log"],
+            env={**os.environ, "NGINX": f"{listening.fileno()};"},
+            pass_fds=[listening.fileno()],
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()  # its worker ends with it
+            process.wait()
+
+
+SERVERS = {"python -m http.server": python_server, "nginx": nginx_server}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_servers_that_the_page_names_serve_models(
+    serve: Serve, model: Path, tmp_path: Path, kind: str
+) -> None:
+    """One sends no parts of files, the other does: both are listed, fetched, and seen to change."""
+    with SERVERS[kind](model) as url:
+        async with serve(**settings(url, tmp_path)) as server:
+            assert [MODEL] == await index(server)
+            assert (200, "{}") == await load(server)
+            config = model / MODEL / "config.pbtxt"
+            config.write_text(config.read_text() + "# changed\n")
+            assert (200, "{}") == await load(server)
+            data = [1] * 16
+            inputs = [
+                {"name": name, "datatype": "INT32", "shape": [1, 16], "data": data}
+                for name in ("INPUT0", "INPUT1")
+            ]
+            answer = await ask(
+                str(server.http),
+                "POST",
+                f"/v2/models/{MODEL}/infer",
+                body=json.dumps({"inputs": inputs}).encode(),
+            )
+            assert [2] * 16 == answer.json["outputs"][0]["data"]
+            assert 2 == await metric(server, "xlaserve_fetched_models_total")

@@ -1,0 +1,167 @@
+"""What exporters and importers write is read by every JAX that a server runs on."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from support import kinds, tiny_language
+
+from xlaserve import export_model
+from xlaserve.errors import InvalidModel
+from xlaserve.models import artifact, computation, loaders, migration, read_back
+from xlaserve.models.computation import READ_FROM, STABLEHLO_VERSIONS, stablehlo_version
+
+ROOT = Path(__file__).parents[2]
+SLOW = ("solve", "encoder", "language", "random", "det", "fft", "svd", "counter")
+"""Kinds whose export takes seconds: `tox run -e lasts` has all of them, and so has `slow`."""
+OF_JAX = ("plain",)
+"""What jax.export writes itself, in its own version: `repo migrate` makes it last."""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in kinds.KINDS
+        if name not in OF_JAX
+    ],
+)
+def test_every_program_is_read_by_the_oldest_jax(name: str, tmp_path: Path) -> None:
+    kinds.KINDS[name].write(tmp_path / name)
+
+    found = {file: stablehlo_version(data) for _, file, data in kinds.programs(tmp_path)}
+    assert set(found.values()) <= set(STABLEHLO_VERSIONS), found
+
+
+def test_the_oldest_jax_that_is_named_reads_what_lasts() -> None:
+    """Of the versions of JAX that a server runs on, by the table of which JAX reads what."""
+    (oldest,) = re.findall(r'^    "jax>=([\d.]+)",$', (ROOT / "pyproject.toml").read_text(), re.M)
+    read = [version for version, jax in READ_FROM.items() if _numbers(jax) <= _numbers(oldest)]
+
+    assert list(STABLEHLO_VERSIONS) == read
+
+
+def test_every_way_to_write_a_model_is_a_kind() -> None:
+    """A loader, a manifest or an importer that has no row fails here."""
+    models = ROOT / "server/xlaserve/models"
+    writes = re.compile(r"^def (export_\w+|import_\w+)\(", re.M)
+    found = {name for path in models.rglob("*.py") for name in writes.findall(path.read_text())}
+
+    assert kinds.WRITERS.keys() == found | {"read"}
+    named = {kind for those in kinds.WRITERS.values() for kind in those}
+    assert named <= kinds.KINDS.keys()
+    assert {row.module for row in loaders.LOADERS} == kinds.LOADERS.keys()
+    assert set(kinds.LOADERS.values()) - {""} <= kinds.KINDS.keys()
+    assert set(migration.KINDS) <= set(read_back.READERS)
+
+
+@pytest.mark.parametrize("reduction", [jnp.cumsum, jax.lax.cumsum])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_cumulative_sum_is_a_window_on_every_platform(
+    axis: int, reduction: Callable[..., jax.Array]
+) -> None:
+    """From jax 0.12 on it is an operation for GPUs that no older StableHLO has."""
+    x = jax.ShapeDtypeStruct((4, 8), np.float32)
+    exported = jax.export.export(
+        jax.jit(lambda x: reduction(x, axis=axis)), platforms=["cpu", "cuda", "tpu"]
+    )(x)
+    module = computation.portable(exported.mlir_module_serialized)
+    back = computation.to_artifact(computation.lasting(exported))
+
+    assert STABLEHLO_VERSIONS[0] == stablehlo_version(module)
+    assert "scan" not in computation.text_of(module)
+    assert computation.is_same(exported.mlir_module_serialized, module)
+    data = np.arange(32, dtype=np.float32).reshape(4, 8)
+    assert np.array_equal(np.cumsum(data, axis), jax.jit(back.call)(data))
+
+
+def _gelu(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Have erfc, which is a composite, of two open shapes."""
+    found = jax.nn.gelu(x, approximate=False).sum(axis=1, keepdims=True)
+    return found + jax.nn.gelu(y, approximate=False)[..., :1]
+
+
+def test_a_composite_of_open_shapes_is_a_call() -> None:
+    """No JAX before 0.12 fills sizes into one: an encoder of 0.12 could not be loaded by it."""
+    b, s = jax.export.symbolic_shape("b, s")
+    x, y = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((b, s), (b, 4)))
+    platforms = ["cpu", "cuda", "tpu"]
+    exported = jax.export.export(jax.jit(_gelu), platforms=platforms)(x, y)
+    kept = computation.lasting(exported)
+    back = computation.to_artifact(kept)
+
+    assert "stablehlo.composite" not in computation.text_of(kept.module)
+    assert kept.module == computation.portable(kept.module)
+    assert computation.is_same(exported.mlir_module_serialized, kept.module)
+    left, right = np.linspace(-3, 3, 6, dtype=np.float32).reshape(2, 3), np.ones((2, 4), np.float32)
+    expected = _gelu(jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(expected, jax.jit(back.call)(left, right), rtol=1e-5)
+
+
+@pytest.fixture
+def _older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no version of StableHLO that all read, as for an operation that is new."""
+    monkeypatch.setattr(computation, "STABLEHLO_VERSIONS", ("1.0.0",))
+    monkeypatch.setattr(computation, "READ_FROM", {"1.0.0": "0.5.0", "1.14.0": "0.9.2"})
+
+
+SAID = (
+    r"it is StableHLO 1\.14\.0, which jax 0\.9\.2 and newer read, and not 1\.0\.0, which is read "
+    r"from 0\.5\.0 on: .+"
+)
+
+
+@pytest.mark.usefixtures("_older")
+def test_an_export_says_from_which_jax_on_it_is_read(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        export_model(
+            lambda p, x: {"y": x.astype(jnp.float8_e4m3).astype(jnp.float32)},
+            None,
+            {"x": ("FP32", [2])},
+            tmp_path / "m/1",
+            platforms=["cpu"],
+        )
+
+    (said,) = [record["reason"] for record in logs if record["log_level"] == "warning"]
+    assert re.fullmatch(SAID, said), said
+
+
+@pytest.mark.usefixtures("_older")
+def test_the_export_of_a_generator_says_it_of_each_program(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        tiny_language.export(tmp_path / "m/1")
+
+    said = [record["reason"] for record in logs if record["log_level"] == "warning"]
+    assert said
+    assert {"decode.jaxexp", "chunk.jaxexp"} >= {text.partition(": ")[0] for text in said}
+    assert all(re.fullmatch(SAID, text.partition(": ")[2]) for text in said), said
+
+
+def test_a_refusal_names_the_jax_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = (ROOT / "tests/data/old_models/0.12.0.1/plain.jaxexp").read_bytes()
+    monkeypatch.setattr(computation, "newest_stablehlo", lambda: "1.17.0")
+    monkeypatch.setattr(artifact, "_module", _fails)
+    with pytest.raises(InvalidModel) as caught:
+        artifact.deserialize(bytearray(data))
+
+    text = (
+        "StableHLO 1.18.0, 1.17.0 is the newest that can be read: serve it with jax 0.11.2 or newer"
+    )
+    assert text in str(caught.value)
+
+
+def _fails(exported: object) -> None:
+    raise ValueError("unknown version")

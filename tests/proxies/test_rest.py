@@ -1,0 +1,318 @@
+"""REST through reverse proxies of Debian, each with its file of deploy/proxies."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from proxies.conftest import Placed
+from support.conditions import until
+from support.proxy_place import SOURCE, Place
+from support.proxy_programs import PROXIES, Proxy
+from support.proxy_results import results
+
+pytestmark = pytest.mark.large
+
+LARGE = 6 << 20
+"""Elements of 24 MB."""
+FORGED = "203.0.113.5"
+BINARY = "Inference-Header-Content-Length"
+
+
+def body_of(*values: float) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [len(values)], "data": values}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def octets(values: "np.ndarray[Any, Any]") -> tuple[tuple[str, str], bytes]:
+    """Return an inference in octets, to be answered so."""
+    data = values.astype("<f4").tobytes()
+    size = {"binary_data_size": len(data)}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [values.size], "parameters": size}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return (BINARY, str(len(head))), head + data
+
+
+def values_of(answer: Any) -> "np.ndarray[Any, Any]":
+    assert answer.status == 200, answer.body[:300]
+    return np.frombuffer(answer.body[int(answer.headers[BINARY.lower()]) :], "<f4")
+
+
+async def metadata(place: Place) -> None:
+    async with place.client() as client:
+        answer = await client.ask("GET", "/v2")
+
+    assert (200, "xlaserve") == (answer.status, answer.json["name"])
+
+
+async def head(place: Place) -> None:
+    async with place.client() as client:
+        for _ in range(3):
+            answer = await client.ask("HEAD", "/v2/health/ready")
+            whole = await client.ask("GET", "/v2/health/ready")
+
+            assert (200, b"") == (answer.status, answer.body)
+            assert whole.json["ready"] is True
+
+
+async def inference(place: Place) -> None:
+    async with place.client() as client:
+        for number in range(5):
+            answer = await client.ask("POST", "/v2/models/m/infer", body=body_of(number, 2))
+
+            assert [number, 2] == answer.json["outputs"][0]["data"]
+
+
+async def binary_tensors(place: Place) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    header, body = octets(values)
+    async with place.client() as client:
+        answer = await client.ask("POST", "/v2/models/m/infer", header, body=body)
+
+    np.testing.assert_array_equal(values, values_of(answer))
+
+
+async def large_bodies(place: Place) -> None:
+    values = np.arange(LARGE, dtype=np.float32)
+    header, body = octets(values)
+    async with place.client() as client:
+        answer = await client.ask("POST", "/v2/models/m/infer", header, body=body)
+
+    np.testing.assert_array_equal(values, values_of(answer))
+
+
+async def chunked_bodies(place: Place) -> None:
+    body = body_of(1, 2)
+    parts = (body[:10], body[10:], b"")
+    async with place.client() as client:
+        await client.send("POST", "/v2/models/m/infer", ("Transfer-Encoding", "chunked"))
+        for part in parts:
+            client.writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+        answer = await client.answer()
+
+    assert [1, 2] == answer.json["outputs"][0]["data"]
+
+
+async def expect(place: Place) -> None:
+    body = body_of(1, 2)
+    length = ("Content-Length", str(len(body)))
+    async with place.client() as client:
+        await client.send("POST", "/v2/models/m/infer", length, ("Expect", "100-continue"))
+        line = await client.reader.readuntil(b"\r\n\r\n")
+        client.writer.write(body)
+        answer = await client.answer()
+
+    assert line.startswith(b"HTTP/1.1 100")
+    assert [1, 2] == answer.json["outputs"][0]["data"]
+
+
+async def compressed_requests(place: Place) -> None:
+    body = gzip.compress(body_of(*range(1000)))
+    async with place.client() as client:
+        coded = ("Content-Encoding", "gzip")
+        answer = await client.ask("POST", "/v2/models/m/infer", coded, body=body)
+
+    assert [*range(1000)] == answer.json["outputs"][0]["data"]
+
+
+async def compressed_answers(place: Place) -> None:
+    async with place.client() as client:
+        answer = await client.ask("GET", "/metrics", ("Accept-Encoding", "gzip"))
+        plain = await client.ask("GET", "/metrics")
+
+    assert "gzip" == answer.headers["content-encoding"]
+    assert b"xlaserve_" in gzip.decompress(answer.body)
+    assert b"xlaserve_" in plain.body
+    assert "Accept-Encoding" in answer.headers["vary"]
+
+
+async def encoded_slashes(place: Place) -> None:
+    """A name that is decoded on the way is another path, where there is nothing."""
+    async with place.client() as client:
+        for below in ("", "/ml"):
+            answer = await client.ask("GET", f"{below}/v2/models/a%2Fb%20c")
+
+            assert (404, True) == (answer.status, "'a/b c'" in answer.error), answer.body
+
+
+async def events_as_they_come(place: Place) -> None:
+    """The second event is not made before the first was read."""
+    place.generation.may_go_on.clear()
+    async with place.client() as client:
+        accept = ("Accept", "text/event-stream")
+        await client.send("POST", "/v2/models/count/infer", accept, body=body_of(3, 2))
+        status, headers = await client.head()
+        chunks = client.chunks()
+        first = await anext(chunks)
+        place.generation.may_go_on.set()
+        rest = b"".join([chunk async for chunk in chunks])
+
+    assert (200, "text/event-stream") == (status, headers["content-type"].partition(";")[0])
+    # The last one says that there are no more.
+    assert [1, 3] == [part.count(b"\n\n") for part in (first, rest)]
+
+
+async def clients_that_leave(place: Place) -> None:
+    """What nobody reads any more is not computed to the end."""
+    place.generation.may_go_on.clear()
+    before = place.generation.computed, place.generation.ended
+    async with place.client() as client:
+        accept = ("Accept", "text/event-stream")
+        await client.send("POST", "/v2/models/count/infer", accept, body=body_of(1 << 20, 2))
+        await client.head()
+        await anext(client.chunks())
+    # The model looks whether it is wanted before each answer; let it know that it is not.
+    place.generation.may_go_on.set()
+    await until(lambda: place.generation.ended > before[1])
+
+    assert place.generation.computed < before[0] + (1 << 20)
+
+
+async def errors_with_text(place: Place) -> None:
+    async with place.client() as client:
+        absent = await client.ask("GET", "/v2/models/nobody")
+    async with place.client() as client:
+        wrong = await client.ask("POST", "/v2/models/m/infer", body=b"{")
+    async with place.client() as client:  # Apache closes one behind 400
+        method = await client.ask("PUT", "/v2/models/m", body=b"")
+
+    assert (404, True) == (absent.status, "'nobody'" in absent.error)
+    assert (400, True) == (wrong.status, "JSON" in wrong.error)
+    assert (405, True) == (method.status, "GET" in method.headers["allow"])
+
+
+async def what_is_of_the_moment(place: Place) -> None:
+    """No cache answers in the place of the server."""
+    async with place.client() as client:
+        counts, kept = [], ""
+        for _ in range(3):
+            await client.ask("POST", "/v2/models/m/infer", body=body_of(1, 2))
+            found = await client.ask("GET", "/v2/models/m/stats")
+            counts.append(int(found.json["model_stats"][0]["inference_count"]))
+            kept = found.headers["cache-control"]
+        await client.ask("GET", "/v2/models/nobody")
+
+    assert [counts[0], counts[0] + 1, counts[0] + 2] == counts
+    assert "no-store" == kept
+
+
+async def conditional_and_ranges(place: Place) -> None:
+    """The server knows neither, and answers whole; a proxy may cut out of that."""
+    headers = (("If-None-Match", '"a"'), ("Range", "bytes=0-9"))
+    async with place.client() as client:
+        for _ in range(2):
+            answer = await client.ask("GET", "/page/base.css", *headers)
+
+            whole = await client.ask("GET", "/page/base.css")
+            wanted = whole.body if answer.status == 200 else whole.body[:10]
+
+            assert (True, wanted) == (answer.status in (200, 206), answer.body)
+
+
+async def the_host(place: Place) -> None:
+    async with place.client() as client:
+        known = await client.ask("GET", "/v2")
+    async with place.client() as client:
+        other = await client.ask("GET", "/v2", host="evil.example")
+
+    assert 200 == known.status
+    assert b"xlaserve" not in other.body or other.status == 421
+
+
+async def the_client(place: Place) -> None:
+    """Whatever it says of itself."""
+    said = (("X-Forwarded-For", FORGED), ("Forwarded", f"for={FORGED}"))
+    async with place.client() as client:
+        for headers in (said, said[:1], said[1:], ()):
+            await client.ask("GET", "/v2/models/m/config", *headers)
+    lines: list[Any] = []
+
+    def are_written() -> bool:
+        lines[:] = map(json.loads, place.log.read_text().splitlines())
+        return len([line for line in lines if line["peer"].startswith(SOURCE)]) >= 4
+
+    await until(are_written)
+    assert not [line for line in lines if FORGED in line["peer"]]
+
+
+async def a_path_before(place: Place) -> None:
+    async with place.client() as client:
+        answer = await client.ask("POST", "/ml/v2/models/m/infer", body=body_of(1, 2))
+        page = await client.ask("GET", "/ml/v2/docs/")
+        described = await client.ask("GET", "/ml/v2/docs/openapi.json")
+        forged = ("X-Forwarded-Prefix", "/evil")
+        plain = await client.ask("GET", "/v2/docs/openapi.json", forged)
+
+    assert [1, 2] == answer.json["outputs"][0]["data"]
+    assert (308, "../docs") == (page.status, page.headers["location"])
+    assert [{"url": "/ml"}] == described.json["servers"]
+    assert [{"url": "../.."}] == plain.json["servers"]
+
+
+async def kept_connections(place: Place) -> None:
+    """A connection that the server closes for its idleness costs no request."""
+    http: Any = place.server.application.http
+    for _ in range(3):
+        async with place.client() as client:
+            answer = await client.ask("GET", "/v2/models/m")
+        assert 200 == answer.status
+        for connection in tuple(http._server.connections):
+            connection.close_idle()
+        await until(lambda: not http.connections)
+
+
+async def many_at_once(place: Place) -> None:
+    async def one(number: int) -> list[float]:
+        async with place.client() as client:
+            answer = await client.ask("POST", "/v2/models/m/infer", body=body_of(number, 2))
+            data: list[float] = answer.json["outputs"][0]["data"]
+            return data
+
+    assert [[n, 2] for n in range(32)] == await asyncio.gather(*map(one, range(32)))
+
+
+async def options(place: Place) -> None:
+    async with place.client() as client:
+        answer = await client.ask("OPTIONS", "/v2/models/m/infer")
+
+    assert (204, True) == (answer.status, "POST" in answer.headers["allow"])
+
+
+CHECKS = {
+    "metadata": metadata,
+    "HEAD, and the next request": head,
+    "inference in JSON": inference,
+    "binary tensors": binary_tensors,
+    "24 MB each way": large_bodies,
+    "a body in chunks": chunked_bodies,
+    "`Expect: 100-continue`": expect,
+    "a compressed request": compressed_requests,
+    "a compressed answer": compressed_answers,
+    "an encoded slash in a name": encoded_slashes,
+    "events as they come": events_as_they_come,
+    "a client that leaves": clients_that_leave,
+    "errors with their text": errors_with_text,
+    "nothing of the moment from a cache": what_is_of_the_moment,
+    "conditions and ranges": conditional_and_ranges,
+    "the host, and no other": the_host,
+    "the client, whatever it says": the_client,
+    "below a path": a_path_before,
+    "connections that the server closes": kept_connections,
+    "32 at once": many_at_once,
+    "OPTIONS": options,
+}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
+async def test_every_check_finds_what_the_page_says(
+    placed: Placed, proxy: Proxy, *, tls: bool
+) -> None:
+    if tls and not proxy.has_tls:
+        return
+    async with placed(proxy, tls=tls) as place:
+        await place.try_all(CHECKS)
+
+    assert results(proxy.name, CHECKS) == place.found

@@ -1,0 +1,10 @@
+"""The table of states in the page of operations."""
+
+import states_page
+
+
+def test_the_page_is_fresh() -> None:
+    text = states_page.PAGE.read_text()
+
+    assert text == states_page.page(text)
+    assert states_page.table() in text
