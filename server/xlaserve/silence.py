@@ -9,8 +9,8 @@ LOOKS = 20
 """Looks within the time that a process has to answer."""
 _SILENT_PART = 5
 """The part of that time from which on it is not ready, and is given nothing."""
-STOPPED_SECONDS = 5.0
-"""Seconds that a process which asks for nothing may be stopped (SIGSTOP) before it is replaced."""
+STOPPED_SECONDS = 2.0
+"""Seconds that a process may be stopped (SIGSTOP) before it is replaced: more than an accident."""
 
 
 class Silence:

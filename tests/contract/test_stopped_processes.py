@@ -87,10 +87,15 @@ async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path)
     try:
         fork = limited.ask({"sleeps_in": 0})["fork"]
         asked = {"sleeps_in": running(limited).pid if is_busy else 0}
-        asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked)) if is_busy else None
-        os.kill(fork, signal.SIGSTOP)
-        await until(lambda: is_stopped(fork))
-        found = await (asking or asyncio.to_thread(limited.ask, asked))
+        if is_busy:
+            asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked))
+            await asyncio.sleep(0)
+            os.kill(fork, signal.SIGSTOP)
+        else:
+            os.kill(fork, signal.SIGSTOP)
+            await until(lambda: is_stopped(fork))
+            asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked))
+        found = await asking
     finally:
         limited.close()
 
@@ -117,7 +122,7 @@ async def test_a_process_that_compiles_is_ended() -> None:
     made = CompilerProcess((sys.executable, "-c", SLEEPS), dict(os.environ))
     try:
         os.kill(made.pid, signal.SIGSTOP)
-        with pytest.raises(ProcessEndedError, match="stopped for 5 seconds") as found:
+        with pytest.raises(ProcessEndedError, match=r"stopped for \d+ seconds") as found:
             await asyncio.to_thread(made.line)
     finally:
         made.stop()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -348,6 +349,8 @@ def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool)
         ("not ready within", seen.unready, UNREADY_SECONDS),
         ("replaced within", seen.replaced, REPLACED_SECONDS),
     ):
+        if seconds:
+            outcome.note(f"{name}: {what}, median", f"{statistics.median(seconds):.2f} s")
         if seconds and timed:
             outcome.at_most(f"{name}: {what}", round(max(seconds), 2), most, " s")
         elif seconds:

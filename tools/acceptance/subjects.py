@@ -151,7 +151,7 @@ class Launch:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             events = self.events()
-            if "started" in events:
+            if "started" in events and "listening" in events:
                 self.addresses = {name: events["listening"][name] for name in ("grpc", "http")}
                 process = psutil.Process(self.process.pid)
                 return Subject(process, self.addresses["grpc"], self.addresses["http"])
@@ -164,7 +164,9 @@ class Launch:
         for line in self.log.read_text().splitlines():
             with suppress(ValueError):
                 record = json.loads(line)
-                found[str(record.get("event"))] = record
+                # An engine listens to no client.
+                if record.get("event") != "listening" or record.get("http"):
+                    found[str(record.get("event"))] = record
         return found
 
     def kill(self) -> None:
