@@ -31,6 +31,8 @@ REPLACED_SECONDS = 15.0
 _MOST_SECONDS = 90.0
 _PACE_SECONDS = 0.02
 _WATCHDOG_SECONDS = 6.0
+_TURN_SECONDS = 16.0
+"""Between two turns of processes of which five deaths in a minute end the server."""
 _IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
 
 
@@ -325,8 +327,11 @@ def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = T
             place = folder / f"{layout.replace(' ', '-')}-{has_watchdog}"
             with _serving(place, layout, has_watchdog=has_watchdog) as stage:
                 for _ in range(turns):
+                    until = time.monotonic() + _TURN_SECONDS
                     for name in of_layout:
                         _turn(stage, layout, wanted[name], seen[name])
+                    if "processes" in _LAYOUTS[layout][1]:
+                        time.sleep(max(0.0, until - time.monotonic()))
     for name, one in seen.items():
         _judge(name, one, count, outcome, timed=timed)
     return outcome
