@@ -56,6 +56,7 @@ ENDINGS: Mapping[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], str]]] = {
 """Module that starts a process -> what the log calls it, and what has one end."""
 
 OTHERWISE = {
+    "endings.py": "a fork that looks for the end of a process, and prints nothing",
     "language/confining.py": "a fork of a process of limited.py, which answers how it has ended",
     "models/python/process/running.py": "every line that it prints is logged as it comes",
     "processes/worker_process.py": "a worker writes to the log itself",

@@ -32,6 +32,22 @@ class Model(PythonModel):
 """A model that only the first process to load it can load."""
 
 
+WAITS = """
+import os, pathlib, time
+
+class Model(PythonModel):
+    def load(self, context):
+        (pathlib.Path({begun!r}) / str(os.getpid())).touch()
+        while not pathlib.Path({gate!r}).exists():
+            time.sleep(0.01)
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+"""A model that notes which process has begun to load it, and is loaded once a gate is open."""
+IN_PROCESS = "parameters { key: 'execution' value { string_value: 'process' } }\n"
+
+
 @dataclass
 class Running:
     """The server of the tests here, and its repository, which they may write to."""
@@ -57,6 +73,12 @@ async def ask(
     """Return status and answer of a request on the one connection of a session."""
     async with session.request(method, path, json=body) as response:
         return response.status, await response.json()
+
+
+async def ask_ready(session: aiohttp.ClientSession, model: str) -> int:
+    """Return the status of the readiness of a model."""
+    async with session.get(f"/v2/models/{model}/ready") as response:
+        return response.status
 
 
 async def value(session: aiohttp.ClientSession, model: str) -> Any:
@@ -123,6 +145,41 @@ async def test_a_load_that_fails_in_one_worker_is_undone_in_all(
     assert (400, True) == (status, "FileExistsError" in answer["error"])
     assert [400, 400] == states
     assert (tmp_path / "taken").exists()
+
+
+async def test_workers_load_side_by_side_and_a_load_given_up_ends_in_both(
+    server: Running, tmp_path: Path
+) -> None:
+    """Both have begun before one has ended; when its client leaves, an unload finds nothing."""
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    begun.mkdir()
+    code = WAITS.format(begun=str(begun), gate=str(gate))
+    python_models.write(server.models, "waits", code, python_models.VECTORS + IN_PROCESS)
+
+    async def both_have_begun() -> None:
+        async with asyncio.timeout(MOST_SECONDS):
+            while len(list(begun.iterdir())) < 2:
+                await asyncio.sleep(0.01)
+
+    load = "/v2/repository/models/waits/load"
+    async with several.one_each(server.url) as (one, other):
+        loading = asyncio.ensure_future(ask(one, load))
+        await both_have_begun()
+        loading.cancel()
+        # The gate is closed: it is answered since neither of the two loads any more.
+        unloaded = await ask(other, "/v2/repository/models/waits/unload")
+        for file in begun.iterdir():
+            file.unlink()
+        again = asyncio.ensure_future(ask(other, load))
+        await both_have_begun()
+        gate.touch()
+        loaded = await again
+    async with several.one_each(server.url) as sessions:
+        ready = [(await ask_ready(session, "waits")) for session in sessions]
+        await ask(sessions[0], "/v2/repository/models/waits/unload")
+
+    assert [(200, {}), (200, {})] == [unloaded, loaded]
+    assert [200, 200] == ready
 
 
 async def test_shared_memory_is_registered_with_all(server: Running) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
-from support import several
+from support import python_models, several
 
-from xlaserve.processes.silence import LOOKS, Silence
+from xlaserve.silence import LOOKS, Silence
 
 ANSWER = ("--process-answer-seconds", "4")
 MOST_SECONDS = 120
@@ -42,29 +44,55 @@ async def until_ready(session: aiohttp.ClientSession, status: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_worker_that_is_stopped_is_not_ready_then_replaced(tmp_path: Path) -> None:
+HOLDS = "import re\nre.match('(a|a)+b', 'a' * 64)"
+"""The body of a model that never lets the lock of the interpreter go."""
+
+
+async def stop(session: aiohttp.ClientSession, pid: int) -> None:
+    """Stop a process."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+async def hang(session: aiohttp.ClientSession, pid: int) -> None:
+    """Have a process execute what ends with it alone."""
+    with pytest.raises(aiohttp.ClientError):
+        await session.post("/v2/models/holds/infer", json=several.who())
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [(stop, "it was stopped for"), (hang, "it gave no sign of life for")],
+)
+async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
+    tmp_path: Path,
+    harm: Callable[[aiohttp.ClientSession, int], Coroutine[Any, Any, None]],
+    reason: str,
+) -> None:
     """The other one answers meanwhile, on connections that it has and on new ones."""
+    models = several.repository(tmp_path)
+    python_models.write_function(models, "holds", HOLDS, several.CONFIG)
     async with (
-        several.several(several.repository(tmp_path), *ANSWER) as running,
+        several.several(models, *ANSWER) as running,
         asyncio.timeout(MOST_SECONDS),
         several.one_each(running.http) as sessions,
     ):
         by_pid = {await several.asked(one, running.http): one for one in sessions}
         victim, other = (several.workers(running)[number] for number in (0, 1))
-        os.kill(victim, signal.SIGSTOP)
+        harming = asyncio.ensure_future(harm(by_pid[victim], victim))
         # As many as the worker that is stopped would get, which takes none of them.
         opened = asyncio.ensure_future(several.connections_of(running.http, 4))
         await until_ready(by_pid[other], 400)
         answered = await several.asked(by_pid[other], running.http)
         of_new = await opened
         await several.replaced(running, 0, victim)
+        await harming
         await until_ready(by_pid[other], 200)
         died = [record for record in running.log if record["event"] == "worker died"]
 
     assert other == answered
     assert {other} == set(of_new)
     assert [0] == [record["of"] for record in died]
-    assert "no sign of life" in died[0]["reason"]
+    assert died[0]["reason"].startswith(reason)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from acceptance import (
     loads,
     pictures,
     requests,
+    stopping,
     suites,
 )
 from acceptance.figures import Outcome
@@ -233,6 +234,15 @@ ROWS = (
         cancelling.cancel,
         {Size.SHORT: {"count": 100}},
         ("tests/contract/test_deadlines.py", "tests/core/serving/test_call.py"),
+    ),
+    Row(
+        "D8",
+        CHAOS,
+        "SIGSTOP of each kind of process, 20 times, every other time under a watchdog",
+        "not ready within 3 s; 0 failed requests to other processes; replaced within 15 s",
+        stopping.stop_each,
+        {Size.SHORT: {"count": 2, "kinds": "worker,process of a Python model", "timed": False}},
+        ("tests/processes/test_silence.py", "tests/contract/test_stopped_processes.py"),
     ),
     Row(
         "F2",

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +116,8 @@ class Launch:
     process: "subprocess.Popen[bytes] | None" = None
     addresses: Mapping[str, str] | None = None
     starts: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
 
     @property
     def log(self) -> Path:
@@ -138,7 +140,9 @@ class Launch:
         arguments += ["--grpc-endpoint", ports["grpc"], "--http-endpoint", ports["http"]]
         with self.log.open("w") as written:
             self.process = subprocess.Popen(
-                [*arguments, *flags], stderr=written, env=os.environ | ENVIRONMENT
+                [*arguments, *flags],
+                stderr=written,
+                env={**os.environ, **ENVIRONMENT, **self.variables},
             )
 
     def started(self) -> Subject:
@@ -147,7 +151,7 @@ class Launch:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             events = self.events()
-            if "started" in events:
+            if "started" in events and "listening" in events:
                 self.addresses = {name: events["listening"][name] for name in ("grpc", "http")}
                 process = psutil.Process(self.process.pid)
                 return Subject(process, self.addresses["grpc"], self.addresses["http"])
@@ -160,7 +164,9 @@ class Launch:
         for line in self.log.read_text().splitlines():
             with suppress(ValueError):
                 record = json.loads(line)
-                found[str(record.get("event"))] = record
+                # An engine listens to no client.
+                if record.get("event") != "listening" or record.get("http"):
+                    found[str(record.get("event"))] = record
         return found
 
     def kill(self) -> None:

@@ -406,7 +406,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
-        "models/trial.py: try_loading",
+        "models/trial.py: _run",
         "a process",
         "tries a model whose files a client has sent, before the server loads it",
         "the files, nothing of the server",
@@ -455,7 +455,7 @@ WORKERS: tuple[Worker, ...] = (
         "`Slots.add`, the error of a request, or a future",
     ),
     Worker(
-        "language/limited.py: LimitedProcess.__init__",
+        "language/limited.py: _started",
         "processes of a model: for its chat template, grammars, and a tokenizer that may take long",
         "computes texts of clients within limits of time and memory, grammars and tokens in a fork",
         "texts of the request; no file, no socket, nothing of the server",
@@ -477,9 +477,9 @@ WORKERS: tuple[Worker, ...] = (
         "a program with its key and its sha256 on their standard output",
     ),
     Worker(
-        "models/compilers/process.py: CompilerProcess.ask",
+        "models/compilers/process.py: CompilerProcess._watched",
         "a thread for each question to such a process",
-        "kills it where its time, or what it may hold, is over",
+        "kills it where its time, or what it may hold, is over, or where somebody has stopped it",
         "the id of the process",
         "nothing; the reader of its pipe learns of the end",
     ),

@@ -3,9 +3,11 @@
 It needs nothing of the server: those scripts read it from their own directory.
 """
 
+import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import struct
 import sys
@@ -26,6 +28,21 @@ def receive(stream: BinaryIO) -> Any:
 def send(stream: BinaryIO, message: Any) -> None:
     """Write a message."""
     _write(stream, json.dumps(message).encode())
+
+
+def end_with(life: int) -> None:
+    """Have the system kill this process, and what it forks, once a pipe has no other end any more.
+
+    The server holds that; a process that computes, or is stopped, reads no end of its input.
+    """
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    # Its group, which nobody else is of: it leads a session.
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    seen = select.poll()
+    seen.register(life, 0)
+    if seen.poll(0):  # it was closed before
+        os._exit(1)
 
 
 def confine(memory_bytes: int) -> None:
@@ -52,6 +69,7 @@ def serve(begin: Callable[[Any], Answer]) -> None:
     A fork ends where it takes too much, and the next message has another: no work is lost with it.
     Exceptions are answered as `failed`, and a fork that has ended as `over`.
     """
+    end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     first = receive(source)
     if first is None:

@@ -17,10 +17,15 @@ from typing import Any
 import msgspec
 
 from xlaserve import last_words
+from xlaserve.silence import Stopped, is_stopped
 
 _SIZE_BYTES = 4
 _END_SECONDS = 5.0
 """Seconds that a process may take to end once it has closed its pipe."""
+_LOOK_SECONDS = 0.25
+"""Between two looks whether a process that is asked can answer."""
+_ATTEMPTS = 2
+"""Processes for one question: the first may be stopped, which is no fault of what is asked."""
 _SAID_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 300
 _ENCODER = msgspec.json.Encoder()
@@ -48,6 +53,10 @@ class TookTooMuch(Exception):
     """What was asked has used up a limit, and its process has ended."""
 
 
+class _WasStopped(Exception):
+    """Somebody has stopped a process (SIGSTOP), which has ended; another one can do the same."""
+
+
 class LimitedProcess:
     """One process, which is ended at the latest when nothing refers to it any more."""
 
@@ -55,25 +64,32 @@ class LimitedProcess:
         """Start it; raises OSError."""
         self._limits = limits
         self._called, self._model = called, model
-        # Nothing of the server's environment: its secrets are no business of what runs there.
-        self._process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-X", "utf8", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A pipe: a process without files may write no other, and one that fills it is ended.
-            stderr=subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            cwd="/",
-            bufsize=0,
-            start_new_session=True,
-        )
+        # Nothing is ever written to it: it closes with this process, whatever ends that.
+        life, held = os.pipe()
+        try:
+            self._process = _started(script, life)
+        except OSError:
+            os.close(held)
+            raise
+        finally:
+            os.close(life)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self.end = weakref.finalize(self, _end, self._process)
+        self.end = weakref.finalize(self, _end, self._process, held)
         """Kills it, once; it holds nothing that could be lost."""
 
+    @property
+    def pid(self) -> int:
+        """Return its id."""
+        return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether somebody has stopped it, or what it has forked."""
+        return is_stopped(self.pid, with_forks=True)
+
     def ask(self, message: bytes) -> Mapping[str, Any]:
-        """Send a message, and return the answer. Raises OSError and TookTooMuch."""
+        """Send a message, and return the answer. Raises OSError, TookTooMuch and _WasStopped."""
         until = time.monotonic() + self._limits.seconds
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -123,9 +139,14 @@ class LimitedProcess:
     def _wait(self, until: float, file: int, event: int) -> None:
         poll = select.poll()
         poll.register(file, event)
-        left = until - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
+        stopped = Stopped(self.pid, with_forks=True)
+        while (left := until - time.monotonic()) > 0:
+            if poll.poll(min(left, _LOOK_SECONDS) * 1000):
+                return
+            stopped.look()
+            if stopped.is_over:
+                raise _WasStopped
+        raise TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
 
 
 class Limited:
@@ -157,22 +178,28 @@ class Limited:
         """
         asked = _ENCODER.encode(message)
         with self._asking:
-            has_failed = True
-            try:
-                process = self._begun()
-                found = process.ask(asked) if isinstance(process, LimitedProcess) else process
-                # What has run out of memory may have left anything behind.
-                has_failed = "lost" in found or process is found
-            except msgspec.DecodeError as error:
-                raise OSError(str(error)) from None
-            finally:
-                if has_failed:
-                    self._end()
-            return found
+            for _ in range(_ATTEMPTS):
+                with suppress(_WasStopped):
+                    return self._asked(asked)
+        raise OSError("it is stopped (SIGSTOP)")
+
+    def _asked(self, asked: bytes) -> Mapping[str, Any]:
+        has_failed = True
+        try:
+            process = self._begun()
+            found = process.ask(asked) if isinstance(process, LimitedProcess) else process
+            # What has run out of memory may have left anything behind.
+            has_failed = "lost" in found or process is found
+        except msgspec.DecodeError as error:
+            raise OSError(str(error)) from None
+        finally:
+            if has_failed:
+                self._end()
+        return found
 
     def begin(self) -> None:
         """Start the process before it is asked; what goes wrong, the first question says."""
-        with self._asking, suppress(OSError, TookTooMuch, msgspec.DecodeError):
+        with self._asking, suppress(OSError, TookTooMuch, _WasStopped, msgspec.DecodeError):
             self._begun()
 
     def close(self) -> None:
@@ -183,6 +210,9 @@ class Limited:
     def _begun(self) -> LimitedProcess | Mapping[str, Any]:
         """Return the process, or its answer where it says that it cannot begin."""
         process = self._process
+        if process is not None and process.is_stopped:
+            self._end()
+            process = None
         if process is not None:
             return process
         process = self._process = LimitedProcess(self._script, self.limits, *self._named)
@@ -195,10 +225,27 @@ class Limited:
             process.end()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
+    # Nothing of the server's environment: its secrets are no business of what runs there.
+    return subprocess.Popen(
+        [sys.executable, "-s", "-P", "-X", "utf8", str(script), str(life)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A pipe: a process without files may write no other, and one that fills it is ended.
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd="/",
+        bufsize=0,
+        pass_fds=[life],
+        start_new_session=True,
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
     # With those that it has started: it leads a session.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    os.close(held)
     for stream in (process.stdin, process.stdout, process.stderr):
         assert stream is not None
         stream.close()

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any
 
 from xlaserve import last_words
 from xlaserve.confinement import confine, limit_processor
+from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.models import manifest, plain_artifact
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.onnx_source import OnnxSource
+from xlaserve.silence import Stopped
 from xlaserve.temporary import TemporaryDirectory
 
 # -P: what lies in the working directory is not imported.
@@ -38,7 +41,9 @@ OPEN_FILES = 256
 
 _PROCESS = "trial load"
 _GRACE_SECONDS = 5.0
-"""Seconds beyond its time after which a trial ends itself: its parent may be gone by then."""
+"""Seconds beyond its time after which a trial ends itself."""
+_ATTEMPTS = 2
+"""Processes for one trial: the first may be stopped, which is no fault of the model."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -66,20 +71,14 @@ def try_loading(
         "parameters": dict(parameters or {}),
         "onnx": source and {**asdict(source), "path": str(source.path)},
     }
-    try:
-        trial = subprocess.run(
-            [*command, str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes)],
-            # Not as an argument: those have a limit, and everybody may read them.
-            input=json.dumps(said),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        last_words.tell(_PROCESS, f"killed after {seconds:g} seconds", expired.stderr)
-        raise InvalidModel(_late(seconds)) from None
+    arguments = str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes), str(os.getpid())
+    for _ in range(_ATTEMPTS):
+        # Not as an argument: those have a limit, and everybody may read them.
+        trial = _run([*command, *arguments], json.dumps(said), seconds)
+        if trial is not None:
+            break
+    else:
+        raise InvalidModel("a trial load was stopped (SIGSTOP)")
     if trial.returncode == _REFUSED:
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode:
@@ -95,6 +94,42 @@ def try_loading(
             f"a trial load failed with exit status {trial.returncode}"
             f"{_behind(last_words.last_line(trial.stderr))}"
         )
+
+
+def _run(
+    command: Sequence[str], given: str, seconds: float
+) -> "subprocess.CompletedProcess[str] | None":
+    """Return how a process ended and what it printed; None for one that was stopped.
+
+    Raises InvalidModel where it takes longer.
+    """
+    said: str | None = given
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        stopped, until = Stopped(process.pid), time.monotonic() + seconds
+        try:
+            while not stopped.is_over:
+                left = until - time.monotonic()
+                try:
+                    printed = process.communicate(said, max(0.0, min(left, stopped.step)))
+                except subprocess.TimeoutExpired as expired:
+                    if left <= 0:
+                        last_words.tell(_PROCESS, f"killed after {seconds:g} s", expired.stderr)
+                        raise InvalidModel(_late(seconds)) from None
+                else:
+                    return subprocess.CompletedProcess(command, process.returncode, *printed)
+                said = None
+                stopped.look()
+            last_words.tell(_PROCESS, "killed, as it was stopped (SIGSTOP)", "")
+            return None
+        finally:
+            process.kill()
 
 
 def _behind(line: str) -> str:
@@ -171,6 +206,7 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
     # Its default action ends the process, whatever XLA does.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
     limits = float(sys.argv[2]), int(sys.argv[3])

@@ -1,7 +1,8 @@
 """Changes of the server, in the parent: each is made by the worker that asks, then by all others.
 
 The worker that asks goes first, since it has the client's call: what the client may not do, and
-a model that cannot be loaded, fail there and change nothing elsewhere.
+a model that cannot be loaded, fail there and change nothing elsewhere. What can be taken back is
+made by all side by side: the first load of a model, by a client that sees every model.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from xlaserve.processes.messages import (
     AskAll,
     Did,
     Do,
+    Done,
     Failure,
     GiveUp,
     Go,
@@ -144,31 +146,75 @@ class Control:
         change, purges = ask.change, self._purges
         async with (
             self._turns.of((change.kind in _MODELS, change.subject)),
-            self._held(change),
+            self._held(change) as is_loaded,
         ):
             if purges != self._purges or asked.is_given_up or self._is_stopping:
                 return self._refused(change)
             if not origin.makes(change.kind):
                 return await self._by_engine(asked)
+            if change.kind in OF_LOADS and not is_loaded and not ask.is_limited:
+                return await self._side_by_side(origin, ask, asked, purges)
             done = await origin.expect(Go(ask.number), ("done", ask.number))
             if done.failure is not None:
                 return self._refused(change)
             asked.has_no_way_back = done.was_loaded
-            others, failed = await self._by_others(origin, asked)
-            if not failed and purges == self._purges and not asked.is_given_up:
-                self._remember(change)
+            dids = await self._by_others(origin, asked)
+            made = [origin, *(one for one in dids if one not in _failures(dids))]
+            return await self._settled(
+                asked, made, _failures(dids), purges, was_loaded=done.was_loaded
+            )
+
+    async def _side_by_side(
+        self, origin: WorkerProcess, ask: Ask, asked: _Asked, purges: int
+    ) -> Failure | None:
+        """Have all begin with a change at once; say how it went."""
+
+        async def here() -> Done | None:
+            try:
+                done: Done = await origin.expect(Go(ask.number), ("done", ask.number))
+            except WorkerGone:
+                # As where another one dies: its replacement has what the others have.
                 return None
-            for worker, failure in {} if asked.is_given_up else failed.items():
-                _log.error(
-                    "a worker could not make a change that others made",
-                    of=worker.role.worker,
-                    kind=change.kind,
-                    subject=change.subject,
-                    error=failure.text,
-                )
-            made = [worker for worker in (origin, *others) if worker not in failed]
-            await self._undo(change, made, failed, was_loaded=done.was_loaded)
-            return next(iter(failed.values()), None) or self._refused(change)
+            if done.failure is not None:
+                asked.give_up()
+            return done
+
+        done, dids = await asyncio.gather(here(), self._by_others(origin, asked))
+        made = [one for one, did in dids.items() if did is not None and did.failure is None]
+        failed = _failures(dids)
+        if done is not None and done.failure is not None:
+            failed = {origin: done.failure, **failed}
+        elif done is not None:
+            made.append(origin)
+        if not made:
+            return next(iter(failed.values()), None) or self._refused(ask.change)
+        was_loaded = done is not None and done.was_loaded
+        return await self._settled(asked, made, failed, purges, was_loaded=was_loaded)
+
+    async def _settled(
+        self,
+        asked: _Asked,
+        made: Sequence[WorkerProcess],
+        failed: Mapping[WorkerProcess, Failure],
+        purges: int,
+        *,
+        was_loaded: bool,
+    ) -> Failure | None:
+        """Remember a change that all have made, else take it back where it was; say how it went."""
+        change = asked.change
+        if not failed and purges == self._purges and not asked.is_given_up:
+            self._remember(change)
+            return None
+        for worker, failure in {} if asked.is_given_up else failed.items():
+            _log.error(
+                "a worker could not make a change that others made",
+                of=worker.role.worker,
+                kind=change.kind,
+                subject=change.subject,
+                error=failure.text,
+            )
+        await self._undo(change, made, failed, was_loaded=was_loaded)
+        return next(iter(failed.values()), None) or self._refused(change)
 
     async def _by_engine(self, asked: _Asked) -> Failure | None:
         """Have the engine make a change that a front end asks for; all front ends show it then."""
@@ -187,52 +233,54 @@ class Control:
 
     async def _by_others(
         self, origin: WorkerProcess, asked: _Asked
-    ) -> tuple[list[WorkerProcess], dict[WorkerProcess, Failure]]:
-        """Have all others make a change; return them, and why it failed in some.
+    ) -> dict[WorkerProcess, Did | None]:
+        """Have all others make a change, and return how it went; None where one has died.
 
         Those that begin to make changes meanwhile too: what replays the journal to them does not
         know the change yet.
         """
         change = asked.change
-        others: list[WorkerProcess] = []
-        failed: dict[WorkerProcess, Failure] = {}
-        while new := [
-            one
-            for one in self._workers()
-            if one not in (origin, *others) and one.makes(change.kind)
-        ]:
+        found: dict[WorkerProcess, Did | None] = {}
+        while not asked.is_given_up and (
+            new := [
+                one
+                for one in self._workers()
+                if one not in (origin, *found) and one.makes(change.kind)
+            ]
+        ):
             results = await asyncio.gather(*(self._do(worker, change, asked) for worker in new))
-            for worker, did in zip(new, results, strict=True):
-                if did is not None and did.failure is not None:
-                    failed[worker] = did.failure
-            others += new
-        return others, failed
+            found.update(zip(new, results, strict=True))
+        return found
 
     @asynccontextmanager
-    async def _held(self, change: ChangeText) -> AsyncIterator[None]:
+    async def _held(self, change: ChangeText) -> AsyncIterator[bool]:
         """Have no worker say, within a block, that a model is ready which others lack.
 
-        Each has noted it before the block begins, and before what follows the block.
+        Each has noted it before the block begins, and before what follows the block. Yields whether
+        one of them has it already.
         """
         if change.kind not in _MODELS:
-            yield
+            yield False
             return
         number, workers = next(self._numbers), self._workers()
         unloads = change.kind in (ChangeKind.UNLOAD, ChangeKind.EVICT)
         models = list(change.arguments.get("models") or [change.subject])
         try:
-            await self._noted(workers, Hold(number, models, not unloads), number)
-            yield
+            yield await self._noted(workers, Hold(number, models, not unloads), number)
         finally:
             await self._noted(workers, Release(number), number)
 
     async def _noted(
         self, workers: Sequence[WorkerProcess], message: Hold | Release, number: int
-    ) -> None:
+    ) -> bool:
         noted = (worker.expect(message, ("noted", number)) for worker in workers)
+        is_loaded = False
         for result in await asyncio.gather(*noted, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, WorkerGone):
+            if not isinstance(result, BaseException):
+                is_loaded |= result.is_loaded
+            elif not isinstance(result, WorkerGone):
                 raise result
+        return is_loaded
 
     async def _purge(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
         """Have everything unloaded; what is being loaded meanwhile is cancelled."""
@@ -339,8 +387,8 @@ class Control:
                 last = self._journal.last(change)
                 if last is not None and (last.arguments or last.files):
                     continue  # loaded with what is not in the repository: all have the same
-                _, failed = await self._by_others(worker, _Asked(change))
-            for other, failure in failed.items():
+                dids = await self._by_others(worker, _Asked(change))
+            for other, failure in _failures(dids).items():
                 _log.error(
                     "a worker has other files of a model than one that was started anew",
                     of=other.role.worker,
@@ -423,6 +471,10 @@ class Control:
         """Remove the files of changes."""
         for change in self._journal.changes():
             _remove(change)
+
+
+def _failures(dids: Mapping[WorkerProcess, Did | None]) -> dict[WorkerProcess, Failure]:
+    return {one: did.failure for one, did in dids.items() if did and did.failure is not None}
 
 
 def _remove(change: ChangeText) -> None:

@@ -23,6 +23,7 @@ from xlaserve.core.event_notes import because
 from xlaserve.core.events import Cause
 from xlaserve.core.handover import spool
 from xlaserve.core.residence.exhaustion import write_failure
+from xlaserve.core.serving.sight import everything, seen_now
 from xlaserve.errors import (
     LoadCancelled,
     ProcessSilent,
@@ -174,7 +175,7 @@ class Link:
         try:
             if change.files:
                 text = msgspec.structs.replace(text, files=await self._spooled(change))
-            self._channel.send(Ask(number, text))
+            self._channel.send(Ask(number, text, seen_now() is not everything))
             await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
             if settled.done():
                 failure = settled.result()
@@ -249,7 +250,9 @@ class Link:
             self._held[number] = {model: kept(model) for model in message.models}
         else:
             self._held.pop(number, None)
-        self._noted(number)
+        is_loaded = isinstance(message, Hold) and any(map(self.is_loaded, message.models))
+        self.on_state()
+        self._tell(Noted(number, is_loaded))
 
     def hears(self, hears: bool) -> None:
         """Know whether the parent gives signs of life: without them no process is known to."""
@@ -263,10 +266,6 @@ class Link:
         for asked in waiting:
             if not asked.done():
                 asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
-
-    def _noted(self, number: int) -> None:
-        self.on_state()
-        self._tell(Noted(number))
 
     async def _do(self, number: int, text: ChangeText) -> None:
         was_loaded = self.is_loaded(text.subject)

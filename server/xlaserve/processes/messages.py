@@ -201,6 +201,8 @@ class Ask(_Message, frozen=True):
 
     number: int
     change: ChangeText
+    is_limited: bool = False
+    """Whether its client may not see every model: what it may, only that worker knows."""
 
 
 class Done(_Message, frozen=True):
@@ -224,6 +226,8 @@ class Noted(_Message, frozen=True):
     """Says that the worker does what Hold or Release says."""
 
     number: int
+    is_loaded: bool = False
+    """Whether it has one of the models that are held."""
 
 
 class AskAll(_Message, frozen=True):

@@ -49,6 +49,7 @@ from xlaserve.processes.shares import (
 )
 from xlaserve.processes.worker_process import Role, WorkerProcess
 from xlaserve.settings import Settings
+from xlaserve.silence import Stopped
 from xlaserve.successor import Successor
 from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import Listener
@@ -327,25 +328,37 @@ class Supervisor:
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Ask a worker for signs of life, and end it where it gives none for too long."""
-        silence = worker.silence
+        silence, stopped = worker.silence, Stopped(worker.process.pid)
         while not self._stopping:
             worker.ping()
-            await asyncio.sleep(silence.step)
+            await asyncio.sleep(min(silence.step, stopped.step))
             silence.look()
-            limit = silence.limit if worker.is_ready else max(silence.limit, _START_SECONDS)
-            if silence.seconds >= limit and not self._stopping:
-                worker.failure = f"it gave no sign of life for {silence.seconds:.0f} s"
+            stopped.look()
+            if reason := self._overdue(worker, stopped):
+                worker.failure = reason
                 worker.kill()
                 return
-            is_silent = worker.is_ready and silence.is_long
+            is_silent = worker.is_ready and (silence.is_long or stopped.is_long)
             if is_silent is not worker.is_silent:
-                self._say_silent(worker, is_silent)
+                seconds = stopped.limit if stopped.is_long else silence.limit
+                self._say_silent(worker, is_silent, seconds)
 
-    def _say_silent(self, worker: WorkerProcess, is_silent: bool) -> None:
+    def _overdue(self, worker: WorkerProcess, stopped: Stopped) -> str:
+        """Say why a worker is to be ended, if it is."""
+        silence = worker.silence
+        limit = silence.limit if worker.is_ready else max(silence.limit, _START_SECONDS)
+        if self._stopping:
+            return ""
+        if silence.seconds >= limit:
+            return f"it gave no sign of life for {silence.seconds:.0f} s"
+        if stopped.is_over and self.was_ready:
+            return f"it was stopped for {stopped.seconds:.0f} s (SIGSTOP)"
+        return ""
+
+    def _say_silent(self, worker: WorkerProcess, is_silent: bool, seconds: float) -> None:
         worker.is_silent = is_silent
         said = {"of": worker.role.worker, "pid": worker.process.pid}
         if is_silent:
-            seconds = worker.silence.limit
             _log.error("worker gives no sign of life", **said, replaced_after_seconds=seconds)
             self._hand_again(worker)
         else:

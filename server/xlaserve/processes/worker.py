@@ -1,7 +1,6 @@
 """A worker: `python -m` this module, with the descriptor of its channel to the parent."""
 
 import asyncio
-import ctypes
 import faulthandler
 import os
 import signal
@@ -26,6 +25,7 @@ from xlaserve.core.others import Others
 from xlaserve.core.serving.access.quota_table import QuotaTable
 from xlaserve.core.serving.access.quotas import Admits
 from xlaserve.core.serving.access.shared_quotas import SharedQuotas
+from xlaserve.endings import end_with_parent
 from xlaserve.errors import XlaserveError
 from xlaserve.log_everything import taken_stderr
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
@@ -55,12 +55,11 @@ from xlaserve.processes.offload.offloading import Offloading
 from xlaserve.processes.others import OtherWorkers
 from xlaserve.processes.parent_events import ParentEvents
 from xlaserve.processes.shares import decoded
-from xlaserve.processes.silence import Silence
 from xlaserve.settings import Settings
+from xlaserve.silence import Silence
 from xlaserve.systemd import ServiceManager
 from xlaserve.transport.endpoints import Listener
 
-_PR_SET_PDEATHSIG = 1
 _REPORT_SECONDS = 0.02
 """Seconds between two looks at how many connections there are, while they change."""
 _FAILED = 1
@@ -314,7 +313,7 @@ async def _listen(silence: Silence, link: Link) -> None:
         await asyncio.sleep(silence.step)
         silence.look()
         link.hears(not silence.is_long)
-        if silence.seconds >= silence.limit:
+        if silence.is_over:
             link.hears_no_more()
 
 
@@ -345,7 +344,7 @@ async def _count(parent: Parent, listeners: HandedListeners, application: Applic
 
 def main() -> None:
     """Serve as a worker until the parent says stop, or is gone."""
-    _end_with_parent(int(sys.argv[2]))
+    end_with_parent(int(sys.argv[2]))
     # The parent alone decides: a terminal and systemd send their signals to all processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -359,13 +358,6 @@ def main() -> None:
     if left:
         # The interpreter would wait for threads that do not end.
         os._exit(0)
-
-
-def _end_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(_FAILED)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from xlaserve.processes.messages import (
     Ping,
     Reply,
 )
-from xlaserve.processes.silence import Silence
+from xlaserve.silence import Silence
 
 BRIDGES = "bridges"
 """Stands for the setting of an endpoint, for ends of bridges."""

@@ -7,7 +7,6 @@ niced with the first job that says so: requests come first.
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-import ctypes
 import hashlib
 import os
 import signal
@@ -26,6 +25,7 @@ import msgspec
 from jax.sharding import SingleDeviceSharding
 
 from xlaserve.confinement import confine, limit_processor
+from xlaserve.endings import end_with_parent
 from xlaserve.models import cache_key, jax_runtime, serialized, trying
 from xlaserve.models.compilation import flags
 from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof, Trial
@@ -37,7 +37,6 @@ from xlaserve.models.sites import Site
 
 _NICENESS = 10
 _THREADS = Path("/proc/self/task")
-_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -197,17 +196,9 @@ def _nice() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, wanted)
 
 
-def _end_with_parent(parent: int) -> None:
-    """Have the system kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        os._exit(0)
-
-
 def serve(parent: int, memory_bytes: int) -> None:
     """Do the jobs that stdin has, and answer on stdout alone."""
-    _end_with_parent(parent)
+    end_with_parent(parent)
     # Of a terminal they are meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is printed is not for the one who reads the answers.

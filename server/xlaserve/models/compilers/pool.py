@@ -20,6 +20,7 @@ from xlaserve import last_words
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
 from xlaserve.models.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
+from xlaserve.silence import is_stopped
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.compilers.child")
 """-P: what lies in the working directory is not imported. Its arguments are the id of its parent,
@@ -213,6 +214,9 @@ class CompilerProcesses:
     def _do(self, task: "_Task", process: "_Process | None") -> "_Process | None":
         """Do a task, and return the process that may do the next one."""
         for attempt in range(_ATTEMPTS):
+            if process is not None and is_stopped(process.of.pid):
+                process.end("it is stopped")
+                process = None
             if process is None:
                 process = self._started(task)
             if process is None or not task.begin(process.of):
@@ -252,6 +256,8 @@ class CompilerProcesses:
         except ProcessEndedError as error:
             last_words.tell("compile process", str(error), error.said, task.job.model)
             process.of.stop()
+            if error.was_stopped:
+                return self._started(task)
             task.fail(Refused(f"a process does not start: {error}"))
             return None
         self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
@@ -380,7 +386,7 @@ class _Task:
             if self._is_cancelled:
                 return True
             is_too_large = self._is_too_large
-        if self.job.trial is not None:
+        if self.job.trial is not None and not ended.was_stopped:
             # Another attempt would take as long.
             if is_too_large:
                 reason = f"it took more than {most_bytes} bytes"

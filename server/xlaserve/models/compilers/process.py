@@ -4,17 +4,18 @@ Bytes that the line announces follow it. Used for the loads of a server (`pool.p
 that are not there (`targets/compiling.py`).
 """
 
+import math
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import Signals
-from threading import Event
 
 from xlaserve import last_words
+from xlaserve.silence import Stopped
 
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
@@ -37,15 +38,18 @@ class ProcessEndedError(Exception):
         *,
         is_late: bool = False,
         is_limit: bool = False,
+        was_stopped: bool = False,
         doing: str = "",
         said: str = "",
     ) -> None:
         super().__init__(reason)
+        self.was_stopped = was_stopped
+        """Whether it was killed since somebody had stopped it: another one may do the same."""
         self.said = said
         """What it printed on stderr."""
         self.is_late = is_late
         """Whether it was killed since its time was over."""
-        self.is_limit = is_late or is_limit
+        self.is_limit = is_limit
         """Whether its time was over, be it that of the processor."""
         self.doing = doing
         """The last thing that it said it was doing; empty where it says no such thing."""
@@ -57,6 +61,8 @@ class CompilerProcess:
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start it; raises OSError where the system refuses."""
         self.variables = variables
+        self._killed_for: ProcessEndedError | None = None
+        """Why it was killed by whoever watched it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
             self._process = subprocess.Popen(
@@ -91,39 +97,24 @@ class CompilerProcess:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        late, over, done = Event(), Event(), Event()
-
-        def watch() -> None:
-            until = time.monotonic() + seconds
-            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
-                is_over = 0 < most_bytes < self.resident_bytes
-                if is_over or time.monotonic() >= until:
-                    # First: whoever reads learns of the end before `kill` returns.
-                    (over if is_over else late).set()
-                    self._process.kill()
-                    return
-
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            stdin.write(line + b"\n")
-            for part in attached:
-                stdin.write(part)
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            done.set()
+        with self._watched(seconds, most_bytes):
+            try:
+                stdin.write(line + b"\n")
+                for part in attached:
+                    stdin.write(part)
+                stdin.flush()
+                answer = stdout.readline()
+            except BrokenPipeError:
+                answer = b""
         if not answer.endswith(b"\n"):
-            if over.is_set():
-                raise ProcessEndedError(f"its compilation took more than {most_bytes} bytes")
-            raise self._ended(seconds if late.is_set() else None)
+            raise self._ended()
         return answer
 
     def read(self, count: int) -> bytes:
         """Return what is attached to an answer; raises ProcessEndedError unless it is whole."""
         assert self._process.stdout is not None
-        data = self._process.stdout.read(count)
+        with self._watched():
+            data = self._process.stdout.read(count)
         if len(data) < count:
             raise self._ended()
         return data
@@ -131,10 +122,45 @@ class CompilerProcess:
     def line(self) -> bytes:
         """Return a line that was not asked for; raises ProcessEndedError."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        with self._watched():
+            line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             raise self._ended()
         return line
+
+    @contextmanager
+    def _watched(self, seconds: float = math.inf, most_bytes: int = 0) -> Iterator[None]:
+        """Have the process killed where it takes longer within a block, more, or is stopped."""
+        done, until = threading.Event(), time.monotonic() + seconds
+        stopped = Stopped(self.pid)
+
+        def watch() -> None:
+            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+                stopped.look()
+                # First: whoever reads learns of the end before `kill` returns.
+                self._killed_for = self._excess(most_bytes, seconds, until, stopped)
+                if self._killed_for is not None:
+                    self._process.kill()
+                    return
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _excess(
+        self, most_bytes: int, seconds: float, until: float, stopped: Stopped
+    ) -> ProcessEndedError | None:
+        if 0 < most_bytes < self.resident_bytes:
+            return ProcessEndedError(f"its compilation took more than {most_bytes} bytes")
+        if time.monotonic() >= until:
+            text = f"its compilation did not end in {seconds:g} seconds"
+            return ProcessEndedError(text, is_late=True, is_limit=True)
+        if stopped.is_over:
+            text = f"it was stopped for {stopped.seconds:.0f} seconds (SIGSTOP)"
+            return ProcessEndedError(text, was_stopped=True)
+        return None
 
     def forget_errors(self) -> None:
         """Drop what it has printed by now, so that a process which lives long fills no disk."""
@@ -163,16 +189,16 @@ class CompilerProcess:
             pass
         self._errors.close()
 
-    def _ended(self, late: float | None = None) -> ProcessEndedError:
-        """Return why it wrote no more; `late`: the seconds that it had."""
+    def _ended(self) -> ProcessEndedError:
+        """Return why it wrote no more."""
         status = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         phrases = [line.removeprefix(DOING) for line in said if line.startswith(DOING)]
         doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
-        if late is not None:
-            text = f"its compilation did not end in {late:g} seconds"
-            return ProcessEndedError(text, is_late=True, doing=doing, said="\n".join(said))
+        if self._killed_for is not None:
+            self._killed_for.doing, self._killed_for.said = doing, "\n".join(said)
+            return self._killed_for
         how = last_words.how(status)
         others = [line for line in said if not line.startswith(DOING)]
         last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""

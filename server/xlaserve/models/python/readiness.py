@@ -51,7 +51,20 @@ class CodeReadiness:
         return said
 
 
+class PresentReadiness:
+    """What a copy says of itself, whose code is not asked."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+
+    def ask(self) -> "Future[bool]":
+        """Return the answer."""
+        answer = Future[bool]()
+        answer.set_result(self._is_ready())
+        return answer
+
+
 def ask_all(copies: Sequence[object]) -> "list[Future[bool]]":
-    """Return what the copies are asked that have an `is_ready`."""
+    """Return what the copies are asked that have something to say."""
     found = (getattr(copy, "readiness", None) for copy in copies)
-    return [one.ask() for one in found if isinstance(one, CodeReadiness)]
+    return [one.ask() for one in found if isinstance(one, CodeReadiness | PresentReadiness)]

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import jax_runtime
 from xlaserve.models.config import ModelConfig
@@ -214,4 +215,5 @@ def serve(make: Callable[[], Child]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     serve(Child)

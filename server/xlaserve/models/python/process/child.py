@@ -3,7 +3,6 @@
 It has one end of a pair of sockets, does what comes there, and ends when the other end is closed.
 """
 
-import ctypes
 import itertools
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from xlaserve.endings import end_session_with_this, end_with_parent
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json
@@ -38,8 +38,6 @@ from xlaserve.models.python.process.printing import log_to
 from xlaserve.models.python.process.slab import SlabReader, SlabWriter
 from xlaserve.models.roots import Roots
 from xlaserve.tensors import Tensor
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildRequest:
@@ -335,9 +333,8 @@ class Child:
 def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     """Serve the pipe and the slabs of three descriptors; ends the process."""
     # Nothing may outlive the server, whatever the code of the model does meanwhile.
-    _end_with_parent()
-    if sys.platform == "linux" and os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
+    end_session_with_this()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
@@ -348,18 +345,13 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
             os.close(slab)
     # What the code forks must not speak in its place, and ends with it.
     os.register_at_fork(after_in_child=end.close)
-    os.register_at_fork(after_in_child=_end_with_parent)
+    os.register_at_fork(after_in_child=end_with_parent)
     pipe = Pipe(end, writer, reader)
     log_to(pipe)
     try:
         Child(pipe).run()
     except PipeError:
         os._exit(0)
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from xlaserve.models.python.process.pipe import MessageTooLarge, Pipe, PipeError
 from xlaserve.models.python.process.printing import ProcessLog
 from xlaserve.models.python.process.running import RunningProcess
 from xlaserve.models.python.process.services import Header, Services
+from xlaserve.models.python.readiness import PresentReadiness
 from xlaserve.tensors import Tensor
 
 _LOOK_SECONDS = 0.25
@@ -75,6 +76,9 @@ class ProcessCopy:
         self._paused: set[int] = set()
         """Requests whose clients have to read first."""
         self._lost = ""
+        self._is_stopped = False
+        """Whether somebody has stopped the process, which is handed nothing then."""
+        self.readiness = PresentReadiness(lambda: self._pipe is not None and not self._is_stopped)
         self.resident_bytes = 0
         """Memory that the process holds, as measured last; 0 where that is not known."""
         self.on_memory: Callable[[], None] = lambda: None
@@ -104,15 +108,17 @@ class ProcessCopy:
         numbered = {next(self._numbers): request for request in requests}
         number = next(self._numbers)
         with self._lock:
-            pipe = self._pipe
+            pipe = None if self._is_stopped else self._pipe
             if pipe is not None:
                 group = _Group(numbered, freed, set(numbered), is_together=together)
                 self._groups[number] = group
                 if len(self._groups) == 1:
                     self._heard = time.monotonic()
         if pipe is None:
+            why = "it is stopped (SIGSTOP)" if self._is_stopped else self._lost
+            why = why or "it is not there"
             for request in requests:
-                request.fail(ProcessAbsent(self._name, self._lost or "it is not there"))
+                request.fail(ProcessAbsent(self._name, why))
             freed()
             return
         self._outgoing.put(partial(self._send_requests, pipe, number, numbered, together=together))
@@ -158,7 +164,7 @@ class ProcessCopy:
             process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
-        self._process = process
+        self._process, self._is_stopped = process, False
         if self._is_closing:
             process.kill()
         pipe = process.pipe
@@ -183,7 +189,7 @@ class ProcessCopy:
             reason = "it sent what cannot be"
         finally:
             with self._lock:
-                self._pipe = None
+                self._pipe, self._is_stopped = None, False
             reason = process.end(reason)
             services.close()
         return reason
@@ -234,7 +240,12 @@ class ProcessCopy:
             self.on_memory()
 
     def _check(self, process: RunningProcess, services: Services) -> None:
-        """Receive no more of a process that is gone, or silent though it is its turn."""
+        """Receive no more of a process that is gone, stopped, or silent though it is its turn."""
+        stopped = process.stopped
+        stopped.look()
+        if stopped.is_over:
+            raise _ToBeEnded(f"it was stopped for {stopped.seconds:.0f} seconds and was ended")
+        self._is_stopped = stopped.is_long
         # What it forked may hold its end of the pipe.
         if process.has_ended:
             raise PipeError("the process has ended")
@@ -243,6 +254,7 @@ class ProcessCopy:
 
     def _has_been_heard(self) -> None:
         self._heard = time.monotonic()
+        self._is_stopped = False
 
     def _tell_cancelled(self, pipe: Pipe) -> None:
         """Tell the process which of its requests nobody waits for any more."""

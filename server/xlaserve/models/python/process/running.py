@@ -13,6 +13,7 @@ from pathlib import Path
 from xlaserve.models.python.process.pipe import Pipe
 from xlaserve.models.python.process.printing import ProcessLog, log_printed
 from xlaserve.models.python.process.slab import SlabReader, SlabWriter, make_slab
+from xlaserve.silence import Stopped
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
 _END_SECONDS = 5.0
@@ -51,6 +52,8 @@ class RunningProcess:
                 start_new_session=True,
             )
             failed.pop_all()
+        self.stopped = Stopped(self._process.pid)
+        """For how long somebody has stopped it (SIGSTOP)."""
         self._ending = threading.Lock()
         """Held while it is killed, and while its number is given back."""
         self.pipe = Pipe(ours, writer, reader)

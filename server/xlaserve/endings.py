@@ -1,0 +1,92 @@
+"""Processes that end with the one that started them, and sessions that end with their leader."""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_FAILED = 1
+_MOST_DESCRIPTORS = 1 << 30
+_ROUND_SECONDS = 0.01
+_MOST_ROUNDS = 1000
+"""Looks for what is left of a session: a process in the kernel ends when that lets go of it."""
+
+
+def end_with_parent(parent: int = 0) -> None:
+    """Have the system kill this process when the thread that started it ends.
+
+    With the id of the process that has started it, one that is gone by now counts too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(_FAILED)
+
+
+def end_session_with_this() -> None:
+    """Have all of the session that this process leads killed once it has ended, however it does.
+
+    A process that leads a session of its own is not of it. Called before there are threads: it
+    forks. Whoever looks is no child of this process, whose code may wait for all that it has.
+    """
+    leader = os.getpid()
+    try:
+        ended = os.pidfd_open(leader)
+    except (AttributeError, OSError):
+        return  # a system without it: what this process starts ends where the server asks for it
+    with warnings.catch_warnings():
+        # Libraries that are imported may have threads; what is forked here calls none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        first = os.fork()
+    if first:
+        os.close(ended)
+        os.waitpid(first, 0)
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            if os.fork():
+                return
+        _watch(leader, ended)
+    finally:
+        os._exit(0)
+
+
+def _watch(leader: int, ended: int) -> None:
+    """Wait for the end of a process, and kill what is left of its session."""
+    # Not of its group, which is killed as a whole.
+    os.setpgid(0, 0)
+    # Others learn of ends by pipes and sockets that nobody has any more.
+    os.closerange(0, ended)
+    os.closerange(ended + 1, _MOST_DESCRIPTORS)
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.poll()
+    for _ in range(_MOST_ROUNDS):
+        ours = leader, os.getpid()
+        left = [pid for pid in _processes() if pid not in ours and _is_of(pid, leader)]
+        if not left:
+            return
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_ROUND_SECONDS)
+
+
+def _processes() -> Iterator[int]:
+    return (int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit())
+
+
+def _is_of(pid: int, session: int) -> bool:
+    """Tell whether a process is of a session, and runs."""
+    with suppress(OSError, IndexError):
+        state, _, _, found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return int(found) == session and state not in "ZX"
+    return False

@@ -1,0 +1,159 @@
+"""A process that somebody has stopped is given nothing, then replaced: those below a server."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import python_models, several
+from support.server import Serve
+
+from xlaserve.language.limited import Limited, LimitedProcess, Limits
+from xlaserve.language.templates import Template
+from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
+from xlaserve.silence import LOOKS, Stopped, is_stopped
+
+MOST_SECONDS = 120
+IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
+SLEEPS = "import time; time.sleep(3600)"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once something holds."""
+    async with asyncio.timeout(MOST_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_silence_counts_while_a_process_is_stopped() -> None:
+    """One that is busy says nothing for as long as it likes."""
+    with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+        [sys.executable, "-c", SLEEPS]
+    ) as process:
+        try:
+            now = [0.0]
+            stopped = Stopped(process.pid, 10, lambda: now[0])
+
+            def look_often() -> bool:
+                for _ in range(2 * LOOKS):
+                    now[0] += stopped.step
+                    stopped.look()
+                return stopped.is_over
+
+            while_it_sleeps = look_often()
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: is_stopped(process.pid))
+            while_it_is_stopped = look_often()
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: not is_stopped(process.pid))
+            behind_it = look_often()
+        finally:
+            process.kill()
+
+    assert (False, True, False) == (while_it_sleeps, while_it_is_stopped, behind_it)
+    assert not is_stopped(process.pid)
+
+
+def running(limited: Limited) -> LimitedProcess:
+    """Return the process that one has now."""
+    assert limited._process is not None
+    return limited._process
+
+
+FORKS = """
+import os, time
+from xlaserve.language import confining
+
+def answer(asked):
+    if asked["sleeps_in"] == os.getppid():
+        time.sleep(3600)
+    return {"fork": os.getpid()}
+
+confining.serve(lambda first: answer)
+"""
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path) -> None:
+    """Whether it is asked already, or is about to be."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    try:
+        fork = limited.ask({"sleeps_in": 0})["fork"]
+        asked = {"sleeps_in": running(limited).pid if is_busy else 0}
+        if is_busy:
+            asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked))
+            await asyncio.sleep(0)
+            os.kill(fork, signal.SIGSTOP)
+        else:
+            os.kill(fork, signal.SIGSTOP)
+            await until(lambda: is_stopped(fork))
+            asking = asyncio.create_task(asyncio.to_thread(limited.ask, asked))
+        found = await asking
+    finally:
+        limited.close()
+
+    assert found["fork"] != fork
+
+
+async def test_a_template_is_rendered_by_another_process() -> None:
+    template = Template({"default": "a text"}, {})
+    try:
+        template.render([])
+        victim = running(template._process).pid
+        os.kill(victim, signal.SIGSTOP)
+        await until(lambda: is_stopped(victim))
+        text = await asyncio.to_thread(template.render, [])
+        by = running(template._process).pid
+    finally:
+        template.close()
+
+    assert ("a text", True) == (text, by != victim)
+
+
+async def test_a_process_that_compiles_is_ended() -> None:
+    """Whoever asks it is told that it was stopped, and asks another one."""
+    made = CompilerProcess((sys.executable, "-c", SLEEPS), dict(os.environ))
+    try:
+        os.kill(made.pid, signal.SIGSTOP)
+        with pytest.raises(ProcessEndedError, match=r"stopped for \d+ seconds") as found:
+            await asyncio.to_thread(made.line)
+    finally:
+        made.stop()
+
+    assert (True, False) == (found.value.was_stopped, found.value.is_limit)
+
+
+async def test_a_python_model_is_not_ready_then_has_another_process(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Requests to others are answered meanwhile, and its own are refused rather than kept."""
+    python_models.write_function(tmp_path, "spawned", several.WHO, several.CONFIG + IN_PROCESS)
+    python_models.write_function(tmp_path, "who", several.WHO, several.CONFIG)
+    start = python_models.starting(serve, tmp_path)
+    async with start() as client, asyncio.timeout(MOST_SECONDS):
+
+        async def by(model: str) -> int:
+            answer = await client.infer(model, x=np.ones(1, np.float32))
+            return int(answer["y"][0])
+
+        victim = await by("spawned")
+        os.kill(victim, signal.SIGSTOP)
+        while await client.grpc.is_model_ready("spawned"):
+            await asyncio.sleep(0.01)
+        refused = await client.fails("spawned", x=np.ones(1, np.float32))
+        other = await by("who")
+        while not await client.grpc.is_model_ready("spawned"):
+            await asyncio.sleep(0.01)
+        then = await by("spawned")
+
+    assert refused.startswith("UNAVAILABLE: "), refused
+    assert "it is stopped (SIGSTOP)" in refused
+    assert os.getpid() == other
+    assert then not in (victim, other)

@@ -1,0 +1,471 @@
+"""D8: SIGSTOP of each kind of process, with and without a watchdog."""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import json
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+from support import python_models, several, tiny_chat
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from acceptance.figures import Outcome
+from acceptance.subjects import Launch, export_plus
+
+UNREADY_SECONDS = 3.0
+REPLACED_SECONDS = 15.0
+_MOST_SECONDS = 90.0
+_PACE_SECONDS = 0.02
+_WATCHDOG_SECONDS = 6.0
+_TURN_SECONDS = 16.0
+"""Between two turns of processes of which five deaths in a minute end the server."""
+_IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
+
+
+@dataclass
+class Stage:
+    """A server, and connections that stay with one of its processes each."""
+
+    launch: Launch
+    http: str = ""
+    grpc: str = ""
+    connections: dict[int, list[HTTPConnection]] = field(default_factory=dict)
+    """By the process that answers on them: to look whether it is ready, and to ask meanwhile."""
+
+    def started(self) -> list[tuple[int, int]]:
+        """Return the numbers and ids of all workers that were started, in order."""
+        found = []
+        for line in self.launch.log.read_text().splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if record.get("event") == "worker started":
+                    found.append((record["of"], record["pid"]))
+        return found
+
+    def worker(self, number: int) -> int:
+        """Return the process that a worker is now."""
+        return dict(self.started())[number]
+
+    def ask(self, connection: HTTPConnection, model: str = "who") -> int:
+        """Return the process that a request is answered by; raises OSError."""
+        body = json.dumps(several.who())
+        connection.request("POST", f"/v2/models/{model}/infer", body)
+        answer = connection.getresponse()
+        said = answer.read()
+        if answer.status != 200:
+            raise OSError(f"{answer.status} {said[:200]!r}")
+        return int(json.loads(said)["outputs"][0]["data"][0])
+
+    def connect(self) -> HTTPConnection:
+        """Return a new connection."""
+        return HTTPConnection(self.http, timeout=_MOST_SECONDS)
+
+    def connect_all(self, count: int) -> None:
+        """Have two connections to each of so many processes."""
+        for pid in [pid for pid in self.connections if not psutil.pid_exists(pid)]:
+            self.leave(pid)
+        while sum(len(found) for found in self.connections.values()) < 2 * count:
+            connection = self.connect()
+            with suppress(OSError, HTTPException):
+                self.ask(connection)
+                found = self.connections.setdefault(self.owner(connection), [])
+                if len(found) < 2:
+                    found.append(connection)
+                    continue
+            connection.close()
+            time.sleep(_PACE_SECONDS)
+
+    def owner(self, connection: HTTPConnection) -> int:
+        """Return the process that has the other end of a connection; raises OSError."""
+        assert connection.sock is not None
+        assert self.launch.process is not None
+        _, port = connection.sock.getsockname()[:2]
+        server = psutil.Process(self.launch.process.pid)
+        for one in (*server.children(recursive=True), server):
+            with suppress(psutil.Error):
+                listed = getattr(one, "net_connections", None) or one.connections
+                if any(end.raddr and end.raddr.port == port for end in listed("tcp")):
+                    return one.pid
+        raise OSError("nobody has it")
+
+    def leave(self, pid: int) -> None:
+        """Close the connections to a process."""
+        for connection in self.connections.pop(pid, ()):
+            connection.close()
+
+    @property
+    def looking(self) -> HTTPConnection:
+        """Return a connection to one that is not stopped, to look."""
+        return next(iter(self.connections.values()))[0]
+
+    def says(self, connection: HTTPConnection, path: str) -> bool:
+        """Tell whether something is ready."""
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status == 200
+
+    def descendants(self, module: str) -> list[int]:
+        """Return the processes below the server that run a module, or script."""
+        assert self.launch.process is not None
+        found = []
+        for one in psutil.Process(self.launch.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any(module in part for part in one.cmdline()):
+                    found.append(one.pid)
+        return found
+
+    @property
+    def stub(self) -> "service_pb2_grpc.GRPCInferenceServiceStub":
+        """Return a client over gRPC."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        return service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(self.grpc, options))
+
+    def load_sent(self) -> None:
+        """Load a model whose files come with the request, and unload it; raises RpcError."""
+        request = pb.RepositoryModelLoadRequest(model_name="sent")
+        # One that was not compiled before.
+        config = {"max_batch_size": 4, "parameters": {"batch_sizes": {"string_value": "1,2,4"}}}
+        request.parameters["config"].string_param = json.dumps(config)
+        for path in (self.launch.folder / "plus" / "1").iterdir():
+            request.parameters[f"file:1/{path.name}"].bytes_param = path.read_bytes()
+        self.stub.RepositoryModelLoad(request, timeout=_MOST_SECONDS)
+        self.stub.RepositoryModelUnload(
+            pb.RepositoryModelUnloadRequest(model_name="sent"), timeout=_MOST_SECONDS
+        )
+
+    def chat(self) -> None:
+        """Have a template rendered; raises OSError."""
+        connection = self.connect()
+        body = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        said = answer.read()
+        connection.close()
+        if answer.status != 200:
+            raise OSError(f"{answer.status} {said[:200]!r}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of process, and what is seen of one that is stopped."""
+
+    layout: str
+    stop: Callable[[Stage], "Stopped"]
+
+
+@dataclass
+class Stopped:
+    """One that was stopped: when, what is not ready while it is, and how it comes to its end."""
+
+    pid: int
+    unready: str
+    """The path that says so; empty where nothing does, as what waits for it is answered."""
+    wait: Callable[[], None]
+    """Returns once another one does its work; raises where it failed."""
+    end: Callable[[], None] = lambda: None
+    """Returns once what waits for that work has ended; raises where it failed."""
+    began: float = field(default_factory=time.monotonic)
+    asks: Callable[[Stage, HTTPConnection], object] = Stage.ask
+    """What others are asked meanwhile; raises OSError."""
+    is_kept: bool = False
+    """Whether it goes on rather than being replaced: nobody else may do its work."""
+
+
+def _stopped(pid: int) -> int:
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + _MOST_SECONDS
+    while time.monotonic() < end:
+        with suppress(OSError, HTTPException):
+            if holds():
+                return
+        time.sleep(_PACE_SECONDS)
+    raise TimeoutError("it did not come")
+
+
+def _of_server(number: int) -> Callable[[Stage], Stopped]:
+    def stop(stage: Stage) -> Stopped:
+        victim = _stopped(stage.worker(number))
+        stage.leave(victim)
+        seen = stage.looking
+
+        def is_replaced() -> bool:
+            is_new = stage.worker(number) != victim
+            return is_new and stage.says(seen, "/v2/health/ready")
+
+        # All inferences of front ends are the engine's: what they answer alone is asked.
+        asks = _live if number == 0 and "process_roles" in stage.launch.flags else Stage.ask
+        return Stopped(victim, "/v2/health/ready", lambda: _until(is_replaced), asks=asks)
+
+    return stop
+
+
+def _live(stage: Stage, connection: HTTPConnection) -> None:
+    if not stage.says(connection, "/v2/health/live"):
+        raise OSError("not live")
+
+
+def _parent(stage: Stage) -> Stopped:
+    assert stage.launch.process is not None
+    victim = _stopped(stage.launch.process.pid)
+    seen, before = stage.looking, stage.started()
+
+    def wait() -> None:
+        os.kill(victim, signal.SIGCONT)
+        _until(lambda: stage.says(seen, "/v2/health/ready"))
+        if stage.started() != before:
+            raise OSError("a worker was replaced")
+
+    return Stopped(victim, "/v2/health/ready", wait, is_kept=True)
+
+
+def _model(stage: Stage) -> Stopped:
+    with_model = stage.connect()
+    victim = _stopped(stage.ask(with_model, "spawned"))
+
+    def is_replaced() -> bool:
+        return stage.ask(stage.connect(), "spawned") != victim
+
+    return Stopped(victim, "/v2/models/spawned/ready", lambda: _until(is_replaced))
+
+
+def _template(stage: Stage) -> Stopped:
+    stage.chat()
+    (pid,) = stage.descendants("template_process")
+    return Stopped(_stopped(pid), "", stage.chat)
+
+
+def _loading(module: str) -> Callable[[Stage], Stopped]:
+    """Stop a process while a load waits for it, which ends as if nothing had been."""
+
+    def stop(stage: Stage) -> Stopped:
+        errors: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                stage.load_sent()
+            except BaseException as error:
+                errors.append(error)
+
+        before = set(stage.descendants(module)) if module.endswith("trial") else set[int]()
+        loading = threading.Thread(target=load, daemon=True)
+        loading.start()
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [pid for pid in stage.descendants(module) if pid not in before]
+            return bool(found) or not loading.is_alive()
+
+        _until(is_there)
+        victim = _stopped(found[0])
+
+        def is_replaced() -> bool:
+            return not set(stage.descendants(module)) <= {victim, *before} or bool(errors)
+
+        def end() -> None:
+            loading.join(_MOST_SECONDS)
+            if errors or loading.is_alive():
+                raise OSError(f"the load: {errors or 'no end'}")
+
+        return Stopped(victim, "", lambda: _until(is_replaced), end)
+
+    return stop
+
+
+KINDS: Mapping[str, Kind] = {
+    "worker": Kind("workers", _of_server(0)),
+    "parent": Kind("workers", _parent),
+    "front end": Kind("front ends", _of_server(1)),
+    "engine": Kind("front ends", _of_server(0)),
+    "process of a Python model": Kind("models", _model),
+    "process of a template": Kind("models", _template),
+    "process that compiles": Kind("models", _loading("xlaserve.models.compilers.child")),
+    "trial load": Kind("models", _loading("xlaserve.models.trial")),
+}
+"""Every kind of process that a server has."""
+_LAYOUTS: Mapping[str, tuple[int, Mapping[str, object]]] = {
+    "workers": (2, {"processes": 2}),
+    "front ends": (2, {"processes": 3, "process_roles": "front-ends"}),
+    "models": (1, {"compile_processes": 1}),
+}
+"""How many processes answer clients, and the flags."""
+
+
+def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = True) -> Outcome:
+    """Stop a process of each kind so many times, every other time under a watchdog.
+
+    `timed` judges how long it takes: a machine that is busy may take longer to start a process.
+    """
+    wanted = {name: kind for name, kind in KINDS.items() if not kinds or name in kinds.split(",")}
+    outcome, seen = Outcome(), {name: _Seen() for name in wanted}
+    for layout in dict.fromkeys(kind.layout for kind in wanted.values()):
+        of_layout = [name for name, kind in wanted.items() if kind.layout == layout]
+        for has_watchdog in (False, True):
+            turns = count // 2 + (count % 2 if not has_watchdog else 0)
+            if not turns:
+                continue
+            place = folder / f"{layout.replace(' ', '-')}-{has_watchdog}"
+            with _serving(place, layout, has_watchdog=has_watchdog) as stage:
+                for _ in range(turns):
+                    until = time.monotonic() + _TURN_SECONDS
+                    for name in of_layout:
+                        _turn(stage, layout, wanted[name], seen[name])
+                    if "processes" in _LAYOUTS[layout][1]:
+                        time.sleep(max(0.0, until - time.monotonic()))
+    for name, one in seen.items():
+        _judge(name, one, count, outcome, timed=timed)
+    return outcome
+
+
+@dataclass
+class _Seen:
+    unready: list[float] = field(default_factory=list)
+    replaced: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    asked: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def _judge(name: str, seen: _Seen, count: int, outcome: Outcome, *, timed: bool) -> None:
+    outcome.at_least(f"{name}: stopped", len(seen.replaced), count)
+    outcome.none(f"{name}: not as expected", seen.problems)
+    outcome.none(f"{name}: failed of {seen.asked} requests to others", seen.failed)
+    for what, seconds, most in (
+        ("not ready within", seen.unready, UNREADY_SECONDS),
+        ("replaced within", seen.replaced, REPLACED_SECONDS),
+    ):
+        if seconds:
+            outcome.note(f"{name}: {what}, median", f"{statistics.median(seconds):.2f} s")
+        if seconds and timed:
+            outcome.at_most(f"{name}: {what}", round(max(seconds), 2), most, " s")
+        elif seconds:
+            outcome.note(f"{name}: {what}", f"{max(seconds):.2f} s")
+
+
+def _turn(stage: Stage, layout: str, kind: Kind, seen: _Seen) -> None:
+    stage.connect_all(_LAYOUTS[layout][0])
+    stopped = kind.stop(stage)
+    with _others_asked(stage, seen, stopped):
+        try:
+            if stopped.unready:
+                looking = stage.looking
+                _until(lambda: not stage.says(looking, stopped.unready))
+                seen.unready.append(time.monotonic() - stopped.began)
+            again = time.monotonic() if stopped.is_kept else stopped.began
+            stopped.wait()
+            seconds = time.monotonic() - again
+            stopped.end()
+            seen.replaced.append(seconds)
+        except (OSError, HTTPException) as error:
+            seen.problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(stopped.pid, signal.SIGCONT)
+
+
+@contextmanager
+def _others_asked(stage: Stage, seen: _Seen, stopped: Stopped) -> Iterator[None]:
+    """Have those that are not stopped asked for the length of a block, also on new connections."""
+    is_over = threading.Event()
+
+    def ask(connection: HTTPConnection | None) -> None:
+        while not is_over.is_set():
+            one = stage.connect() if connection is None else connection
+            try:
+                stopped.asks(stage, one)
+            except (OSError, HTTPException) as error:
+                kind = "a new connection" if connection is None else "a connection"
+                seen.failed.append(f"{kind}: {type(error).__name__} {error}")
+                one.close()
+            seen.asked += 1
+            if connection is None:
+                one.close()
+            is_over.wait(_PACE_SECONDS)
+
+    # Where the parent is stopped, which accepts them, new ones wait.
+    own: list[HTTPConnection | None] = [None] if not stopped.is_kept else []
+    kept = [found[1] for found in stage.connections.values()]
+    threads = [threading.Thread(target=ask, args=(one,)) for one in (*own, *kept)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(_MOST_SECONDS)
+
+
+@contextmanager
+def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage]:
+    _, flags = _LAYOUTS[layout]
+    models = folder / "models"
+    python_models.write_function(models, "who", several.WHO, several.CONFIG)
+    if layout == "models":
+        python_models.write_function(models, "spawned", several.WHO, several.CONFIG + _IN_PROCESS)
+        tiny_chat.export(models / "chat")
+        export_plus(folder, "plus", 1)
+    # Idle ones end at once: each load starts one.
+    given: dict[str, Any] = {"allow_python_models": True, "readiness": "startup", **flags}
+    with ExitStack() as stack:
+        variables = {}
+        if has_watchdog:
+            manager = stack.enter_context(_manager(folder / "notify"))
+            variables = dict(manager)
+        launch = Launch(folder, given, variables=variables)
+        try:
+            subject = launch.start()
+            stage = Stage(launch, subject.http, subject.grpc)
+            if "processes" in flags:
+                connection = stage.connect()
+                _until(lambda: stage.says(connection, "/v2/health/ready"))
+            yield stage
+        finally:
+            if launch.process is not None:
+                launch.stop()
+                launch.process.wait()
+
+
+@contextmanager
+def _manager(path: Path) -> Iterator[Mapping[str, str]]:
+    """Listen as systemd does, and yield what it says to a service that it watches."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        # The path of a socket has few characters.
+        name = f"\0xlaserve-{os.getpid()}-{path.parent.name}"
+        listening.bind(name)
+        listening.settimeout(0.2)
+        is_over = threading.Event()
+
+        def listen() -> None:
+            while not is_over.is_set():
+                with suppress(TimeoutError):
+                    listening.recv(1 << 16)
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield {
+            "NOTIFY_SOCKET": f"@{name[1:]}",
+            "WATCHDOG_USEC": str(round(_WATCHDOG_SECONDS * 1e6)),
+        }
+        is_over.set()
+        thread.join()
