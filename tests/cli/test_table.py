@@ -56,7 +56,7 @@ def test_help_is_that_of_the_command() -> None:
 
 
 def test_a_mistyped_command_is_answered_by_the_one_that_was_meant() -> None:
-    result = CliRunner().invoke(application(), ["modles"])
+    result = CliRunner().invoke(application(), ["modelz"])
 
     assert result.exit_code == 2
     assert "'models'" in result.output
