@@ -28,7 +28,7 @@ from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
 import xlaserve
-from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.control_plane import ChangeKind, ChangeText
 from xlaserve.core.residence.predictions import FilesLook, FilesSeen
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.host import HostThreads
@@ -39,7 +39,7 @@ from xlaserve.models.python.readiness import CodeReadiness
 from xlaserve.models.python.threads import LoopThread, PlainThread, wait_for
 from xlaserve.processes.fronts import texts
 from xlaserve.processes.link import Link
-from xlaserve.processes.messages import ChangeText, Do, Question
+from xlaserve.processes.messages import Do, Question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

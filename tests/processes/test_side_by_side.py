@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, ChangeKind
+from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, ChangeKind, ChangeText
 from xlaserve.processes.control import Control
 from xlaserve.processes.messages import (
     Ask,
-    ChangeText,
     Did,
     Do,
     Done,
@@ -102,7 +102,7 @@ class Change:
     ) -> "Change":
         """Have the first one ask."""
         asked = cast("Callable[[], Sequence[WorkerProcess]]", lambda: workers)
-        control = Control(asked)
+        control = Control(asked, Path("/nowhere"))
         ask = Ask(0, ChangeText(kind, "m", {"models": ["m"]}), is_limited)
         origin = cast("WorkerProcess", workers[0])
         return cls(control, workers, asyncio.ensure_future(control.change(origin, ask)))

@@ -13,9 +13,20 @@ from xlaserve.core.serving.spans import CallSpan
 
 SECONDS = 60
 CALL = CallSpan(
-    *("m", "1", "", "infer", "grpc_endpoint"),
-    *(CallRecord(1), 2, 3, 4, 5, 1),
-    *(None, None, ()),
+    name="m",
+    version="1",
+    id="",
+    operation="infer",
+    listener="grpc_endpoint",
+    record=CallRecord(1),
+    submitted=2,
+    execute_begun=3,
+    execute_ended=4,
+    ended=5,
+    rows=1,
+    error=None,
+    parent=None,
+    parts=(),
     trace_id=7,
 )
 EACH = 5
