@@ -314,7 +314,7 @@ class Application:
 
     async def _prepare_devices(self) -> None:
         platform = await self.workers.wait(self._start_device)
-        await self.workers.wait(loaders.import_all)
+        await self.workers.wait(loaders.load_modules)
         if self.settings.processes > 1 and platform != Device.CPU:
             expected = f"1 with a device of {platform}, which one process owns"
             raise InvalidSettings("processes", expected, int(self.settings.processes))

@@ -23,6 +23,7 @@ RUNS_CODE = {
     "models/python": "models that are code, behind allow_python_models",
     "references.py": "what the command line names",
     "__init__.py": "the homes of public names, a table of its own",
+    "cli/commands.py": "commands, by a table of its own",
     "content_types.py": "codecs, by a table of its own",
     "core/serving/opentelemetry.py": "an optional package, by its name",
     "models/custom_calls.py": "libraries of jaxlib, by a table of its own",

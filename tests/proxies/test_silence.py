@@ -65,10 +65,10 @@ async def kept_client(place: Place, silence: Silence) -> None:
     async with place.client() as client:
         first = await client.ask("POST", "/v2/models/m/infer", body=body_of(1, 2))
         await silence.keep()
-        was_closed = client.reader.at_eof()
-        if not was_closed:
+        second = None
+        if not client.reader.at_eof():
             second = await client.ask("POST", "/v2/models/m/infer", body=body_of(3, 4))
-    if was_closed:
+    if second is None:
         async with place.client() as client:
             second = await client.ask("POST", "/v2/models/m/infer", body=body_of(3, 4))
 

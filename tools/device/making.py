@@ -41,10 +41,12 @@ def of_architecture(name: str, *, half: bool = False) -> Callable[[Place, Path],
                 lambda one: one.astype(narrow) if one.dtype == np.float32 else one, params
             )
 
-            def function(p: Any, x: Any) -> Any:
+            def computed_in_half(p: Any, x: Any) -> Any:
                 x = x.astype(narrow) if x.dtype == np.float32 else x
                 found: Any = made.fn(p, x)
                 return {key: value.astype(np.float32) for key, value in found.items()}
+
+            function = computed_in_half
 
         most = place.batches[-1]
         exportable = Exportable(

@@ -178,7 +178,7 @@ _START_SECONDS = 60.0
 a mesh sends requests elsewhere meanwhile, and behind it would have them wait."""
 
 
-def import_all() -> None:
+def load_modules() -> None:
     """Import what loads any kind of model: files that are replaced later change no load. Blocks.
 
     A kind whose libraries are not installed is left to its first load, which says so.

@@ -149,14 +149,14 @@ class Control:
             self._held(change) as is_loaded,
         ):
             if purges != self._purges or asked.is_given_up or self._is_stopping:
-                return self._refused(change)
+                return _refused(change, is_stopping=self._is_stopping)
             if not origin.makes(change.kind):
                 return await self._by_engine(asked)
             if change.kind in OF_LOADS and not is_loaded and not ask.is_limited:
                 return await self._side_by_side(origin, ask, asked, purges)
             done = await origin.expect(Go(ask.number), ("done", ask.number))
             if done.failure is not None:
-                return self._refused(change)
+                return _refused(change, is_stopping=self._is_stopping)
             asked.has_no_way_back = done.was_loaded
             dids = await self._by_others(origin, asked)
             made = [origin, *(one for one in dids if one not in _failures(dids))]
@@ -187,7 +187,9 @@ class Control:
         elif done is not None:
             made.append(origin)
         if not made:
-            return next(iter(failed.values()), None) or self._refused(ask.change)
+            return next(iter(failed.values()), None) or _refused(
+                ask.change, is_stopping=self._is_stopping
+            )
         was_loaded = done is not None and done.was_loaded
         return await self._settled(asked, made, failed, purges, was_loaded=was_loaded)
 
@@ -214,7 +216,7 @@ class Control:
                 error=failure.text,
             )
         await self._undo(change, made, failed, was_loaded=was_loaded)
-        return next(iter(failed.values()), None) or self._refused(change)
+        return next(iter(failed.values()), None) or _refused(change, is_stopping=self._is_stopping)
 
     async def _by_engine(self, asked: _Asked) -> Failure | None:
         """Have the engine make a change that a front end asks for; all front ends show it then."""
@@ -334,12 +336,6 @@ class Control:
         finally:
             del made_by[number]
         return did
-
-    def _refused(self, change: ChangeText) -> Failure:
-        _remove(change)
-        if self._is_stopping:
-            return _SHUTTING_DOWN
-        return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
 
     # --- workers that come later ---
 
@@ -471,6 +467,13 @@ class Control:
         """Remove the files of changes."""
         for change in self._journal.changes():
             _remove(change)
+
+
+def _refused(change: ChangeText, *, is_stopping: bool) -> Failure:
+    _remove(change)
+    if is_stopping:
+        return _SHUTTING_DOWN
+    return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
 
 
 def _failures(dids: Mapping[WorkerProcess, Did | None]) -> dict[WorkerProcess, Failure]:

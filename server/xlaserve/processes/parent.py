@@ -18,6 +18,7 @@ from xlaserve.core.control_plane import ChangeKind
 from xlaserve.core.events import MAX_TEXT, Event, EventKind, EventLog, cut
 from xlaserve.core.serving.access.quota_table import QuotaTable
 from xlaserve.errors import WorkerDied
+from xlaserve.panics import ENDS, answerable
 from xlaserve.processes.channel import ChannelError
 from xlaserve.processes.control import Control
 from xlaserve.processes.handing import Handing
@@ -296,8 +297,10 @@ class Supervisor:
         if ready == len(self._roles) and not self.was_ready:
             try:
                 await take_changes(self._systemd, self._settings, self.control.make_again)
-            except Exception as error:
-                self._taking.set_exception(error)
+            except BaseException as error:
+                if isinstance(error, ENDS):
+                    raise
+                self._taking.set_exception(answerable(error))
                 return
             self.was_ready = True
             _log.info("workers ready", workers=ready)
