@@ -183,8 +183,9 @@ def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
 def open_standard_streams() -> None:
     """Open those of stdin, stdout and stderr that are closed on /dev/null.
 
-    Otherwise the next socket becomes one of them, and what a library prints goes to a client. The
-    streams of Python are None then; whoever writes to them, or asks for their descriptor, fails.
+    Otherwise the next socket becomes one of them, and what a library prints goes to a client. In
+    such a process sys.stdout and the like are None: to write to them, or to ask for their
+    descriptor, is an error.
     """
     for descriptor, (name, mode) in enumerate(_STANDARD):
         try:

@@ -1,4 +1,4 @@
-"""Where caches lie that the operator has given no directory."""
+"""The default directories of caches."""
 
 from pathlib import Path
 

@@ -196,7 +196,7 @@ def _judge_growth(samples: Sequence[Sample], most_mib: float, outcome: Outcome) 
         ("files", "", 3),
         ("threads", "", 2),
         ("held_bytes", " MiB", most_mib),
-        ("booked_bytes", " MiB", most_mib),
+        ("booked_bytes", " MiB", 0),
     ):
         values = [float(getattr(sample, name)) for sample in samples]
         grown = growth(values) / (MIB if unit else 1)

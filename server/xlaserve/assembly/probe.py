@@ -11,7 +11,7 @@ import structlog
 
 READY = b"ready\n"
 LIVE = b"live\n"
-"""What is answered before the server is ready, and while it drains."""
+"""The answer before the server is ready, and while it drains."""
 _MODE = 0o600
 _BACKLOG = 16
 

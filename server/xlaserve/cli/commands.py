@@ -18,14 +18,14 @@ class Row:
     panel: str
     """The heading of the help that it stands below."""
     text: str
-    """What it does, as its own help says: known without an import."""
+    """The first line of its own help, known here without importing it."""
     module: str
-    """Of this package; it imports what the command needs, and no other command does."""
+    """The module of this package that has it, imported when the command is run."""
     function: str
     is_maker: bool = False
     """Whether the function returns the command, or the group of commands."""
     kind: str = ""
-    """Where it is of a class of its own, that class behind its module."""
+    """Its class as `module.Class`, where it is not typer's."""
 
 
 _SERVE, _ASK, _MAKE = "Serve", "Ask a server", "Make models"

@@ -5,7 +5,8 @@ order for each subject, and only then is the client answered.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -195,6 +196,45 @@ def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
     return ("model" if kind in OF_MODELS else str(kind), subject)
 
 
+class ChangesInProgress:
+    """The changes that are being made, and the kinds that are refused during a replacement.
+
+    A server that replaces this one is told what clients have changed; what they changed afterwards
+    would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._refused: Collection[ChangeKind] = ()
+        self._kinds: list[ChangeKind] = []
+        self._ended = asyncio.Event()
+        """Set when a change has ended."""
+
+    def refuses(self, kind: ChangeKind) -> bool:
+        """Tell whether no change of a kind may begin."""
+        return kind in self._refused
+
+    @contextmanager
+    def making(self, kind: ChangeKind) -> Iterator[None]:
+        """Count a change as in progress within a block."""
+        self._kinds.append(kind)
+        try:
+            yield
+        finally:
+            self._kinds.remove(kind)
+            self._ended.set()
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> None:
+        """Refuse changes of some kinds from now on; return once none of them is in progress."""
+        self._refused = kinds
+        while any(kind in kinds for kind in self._kinds):
+            self._ended.clear()
+            await self._ended.wait()
+
+    def go_on(self) -> None:
+        """Refuse none."""
+        self._refused = ()
+
+
 class OneProcess:
     """The control plane of a server that is one process."""
 
@@ -209,10 +249,7 @@ class OneProcess:
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, Reply] = {}
         self._journal = Journal()
-        self._held: Collection[ChangeKind] = ()
-        """Changes that are refused: whoever replaces this process has been told of the others."""
-        self._in_progress: list[ChangeKind] = []
-        self._ended = asyncio.Event()
+        self._in_progress = ChangesInProgress()
 
     def conceals(self, model: str, version: str = "") -> bool:
         """Return false: there are no others."""
@@ -228,16 +265,12 @@ class OneProcess:
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         """Make the change; raises what `here` raises, and ShuttingDown while changes are held."""
-        if change.kind in self._held:
+        if self._in_progress.refuses(change.kind):
             raise ShuttingDown
-        self._in_progress.append(change.kind)
-        try:
+        with self._in_progress.making(change.kind):
             result = await here()
             self._remember(change)
             return result
-        finally:
-            self._in_progress.remove(change.kind)
-            self._ended.set()
 
     def _remember(self, change: Change) -> None:
         if change.kind is ChangeKind.PURGE:
@@ -253,15 +286,12 @@ class OneProcess:
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
         """Refuse changes from now on; return those that were made, once none is in progress."""
-        self._held = kinds
-        while any(kind in kinds for kind in self._in_progress):
-            self._ended.clear()
-            await self._ended.wait()
+        await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 
     def go_on(self) -> None:
         """Take changes again."""
-        self._held = ()
+        self._in_progress.go_on()
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
         """Return the files of a change; waits for the disk."""

@@ -14,7 +14,7 @@ from xlaserve.settings import Settings
 from xlaserve.settings_choices import ModelControlMode
 
 FORMAT = 1
-"""Of the file; a server of another one reads nothing of it."""
+"""The version of the file's format; a server that has another version refuses the file."""
 MOST_HEAD_BYTES = 64 << 20
 """Most bytes of the changes without their files: their number is that of models and regions."""
 _MOST_NAME_BYTES = 1024
@@ -40,7 +40,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     arguments: dict[str, object]
     bytes: int
-    """Of its files, which follow the head in the order of the entries."""
+    """Bytes of its files; the files of all entries follow the head, in the order of the entries."""
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,8 @@ from xlaserve.models.manifest import FILE_NAME
 _LOOKED_FOR = f"{FILE_NAME}, generator.json, model.py, one *.jaxexp, *.onnx or *.pt2"
 _SHOWN = 4
 """Names of files that are shown."""
+_SHOWN_CHARACTERS = 200
+"""Of a name."""
 _MOST = 1000
 """Entries that are looked at."""
 
@@ -17,9 +19,9 @@ def text(path: Path, named: str = "") -> str:
 
     `named` is the file that the configuration, or its kind, asks for.
     """
-    looked_for = f"{repeatable(named)[:200]}" if named else FILE_NAME
+    missing = _short(named) if named else FILE_NAME
     others = "" if named else f", looked for {_LOOKED_FOR}"
-    return f"{looked_for} is missing: {_there(path)}{others}"
+    return f"{missing} is missing: {_there(path)}{others}"
 
 
 def _there(path: Path) -> str:
@@ -52,7 +54,11 @@ def _found(path: Path, entries: list[Path]) -> str:
 
 def _shown(path: Path) -> str:
     """Return the name of a directory as its owner knows it; the path is the server's."""
-    return repeatable(path.name)[:200]
+    return _short(path.name)
+
+
+def _short(name: str) -> str:
+    return repeatable(name)[:_SHOWN_CHARACTERS]
 
 
 def _listed(entries: list[Path]) -> str:

@@ -21,6 +21,7 @@ from xlaserve.core.control_plane import (
     OF_MODELS,
     Change,
     ChangeKind,
+    ChangesInProgress,
     ChangeText,
     Journal,
 )
@@ -100,33 +101,30 @@ class Control:
         """The changes in progress, by who asked for them and their numbers there."""
         self._is_stopping = False
         self._journal = Journal()
-        self._refusing: Collection[ChangeKind] = ()
-        """Changes that are refused: whoever replaces this server has been told of the others."""
-        self._ended = asyncio.Event()
-        """Set when a change has ended."""
+        self._in_progress = ChangesInProgress()
 
     # --- changes ---
 
     async def change(self, origin: WorkerProcess, ask: Ask) -> None:
         """Make a change that a worker asks for, and tell it how that went."""
-        if ask.change.kind in self._refusing:
+        if self._in_progress.refuses(ask.change.kind):
             _remove(ask.change)
             origin.tell(Settled(ask.number, _SHUTTING_DOWN))
             return
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
         failure: Failure | None = Failure("Exception", "the change failed in the parent")
         try:
-            if ask.change.kind is ChangeKind.PURGE:
-                failure = await self._purge(origin, ask)
-            else:
-                failure = await self._in_turn(origin, ask, asked)
+            with self._in_progress.making(ask.change.kind):
+                if ask.change.kind is ChangeKind.PURGE:
+                    failure = await self._purge(origin, ask)
+                else:
+                    failure = await self._in_turn(origin, ask, asked)
         except WorkerGone:
             return
         except Exception:
             _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
         finally:
             del self._asked[origin, ask.number]
-            self._ended.set()
             # Whatever was raised: the worker waits. One that is gone does not hear it.
             origin.tell(Settled(ask.number, failure))
 
@@ -420,15 +418,12 @@ class Control:
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
         """Refuse changes from now on; return those that were made, once none is in progress."""
-        self._refusing = kinds
-        while any(asked.change.kind in kinds for asked in self._asked.values()):
-            self._ended.clear()
-            await self._ended.wait()
+        await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 
     def go_on(self) -> None:
         """Take changes again."""
-        self._refusing = ()
+        self._in_progress.go_on()
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
         """Return the files of a change; waits for the disk."""

@@ -13,7 +13,7 @@ class RepositoryWatches:
     """The looks at all parts of a repository, as one."""
 
     def __init__(self, repository: Repository, unload_fraction: float = 1.0) -> None:
-        """Where more than a fraction of the models of a part is gone, a second look decides."""
+        """If more than this fraction of the models of a part is gone, a second look decides."""
         self._repository = repository
         self._watches = tuple(RepositoryWatch(part, unload_fraction) for part in repository.parts)
         self._shared: frozenset[str] = frozenset()

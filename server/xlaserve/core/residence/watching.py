@@ -40,7 +40,7 @@ class RepositoryWatch:
     """Remembers what the last look saw, and logs once what is odd."""
 
     def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
-        """Where more than a fraction of its models is gone, or all, a second look decides."""
+        """If all of its models are gone, or more than this fraction, a second look decides."""
         self._repository = repository
         self._unload_fraction = unload_fraction
         self.doubted: frozenset[str] = frozenset()

@@ -305,7 +305,7 @@ class Regions:
         return found
 
     def count(self, kind: str) -> int:
-        """Return how many regions of a kind there are, whoever registered them."""
+        """Count the regions of a kind, of all callers."""
         return sum(region.kind == kind for region in self._regions.values())
 
     def unregister(self, peer: Peer, name: str = "") -> None:
