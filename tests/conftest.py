@@ -14,7 +14,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from support import hanging, unsteady
+from support import costs, hanging, unsteady
 from support.made_once import made_once
 from support.server import Serve, serving
 
@@ -26,8 +26,23 @@ settings.load_profile("shared machines")
 
 pytest_exception_interact = hanging.pytest_exception_interact
 pytest_runtest_protocol = hanging.pytest_runtest_protocol
-pytest_addoption = unsteady.pytest_addoption
-pytest_configure = unsteady.pytest_configure
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for each in (unsteady, costs):
+        each.pytest_addoption(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for each in (unsteady, costs):
+        each.pytest_configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is costly before pytest asks for marks."""
+    costs.mark(items)
+
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

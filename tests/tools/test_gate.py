@@ -157,7 +157,7 @@ def test_every_environment_of_the_gate_has_a_limit_and_the_whole_ends_before_its
     named = re.findall(r"also(?:\+)?=\(([\w -]+)\)", (ROOT / ".ci" / "run").read_text())
     names = [*default[1].split(", "), *" ".join(named).split()]
 
-    assert {"tests", "pyright", "h2", "deploy"} <= set(names)
+    assert {"tests", "costly", "pyright", "h2", "deploy"} <= set(names)
     assert set(names) == set(gate.LIMITS)
     assert max(gate.LIMITS.values()) * 60 <= gate.WHOLE_SECONDS == 40 * 60
     assert set(names[names.index("pyright") + 1 :]) == gate.IF_TIME
