@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 import psutil
-from support import python_models, several, tiny_chat
+from support import python_models, scripted_language, several
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -152,13 +152,13 @@ class Stage:
 
     def chat(self) -> None:
         """Have a template rendered; raises OSError."""
-        self.post("chat/completions", model="chat", messages=[{"role": "user", "content": "a"}])
+        self.post("chat/completions", model="chat", messages=[{"role": "user", "content": "0"}])
 
     def follow(self) -> None:
         """Have a grammar compiled that was not compiled before; raises OSError."""
         self.compiled += 1
         said = {"type": "json_schema", "json_schema": {"name": "a", "schema": self.schema()}}
-        messages = [{"role": "user", "content": "a"}]
+        messages = [{"role": "user", "content": "0"}]
         self.post("chat/completions", model="chat", messages=messages, response_format=said)
 
     def schema(self) -> Mapping[str, Any]:
@@ -167,7 +167,7 @@ class Stage:
 
     def tokenize(self) -> None:
         """Have tokens made of a text by a tokenizer that may take long; raises OSError."""
-        self.post("completions", model="slow", prompt="a")
+        self.post("completions", model="slow", prompt="0")
 
     def post(self, path: str, **body: Any) -> None:
         """Ask as OpenAI's clients do; raises OSError."""
@@ -456,8 +456,10 @@ def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage
     python_models.write_function(models, "who", several.WHO, several.CONFIG)
     if layout == "models":
         python_models.write_function(models, "spawned", several.WHO, several.CONFIG + _IN_PROCESS)
-        tiny_chat.export(models / "chat", grammars="true")
-        _make_slow(tiny_chat.export(models / "slow") / "1" / "tokenizer.json")
+        how = {"template": scripted_language.HERMES, "scripts": ["12"]}
+        scripted_language.export(models / "chat", **how, grammars="true")
+        slow = scripted_language.export(models / "slow", **how)
+        _make_slow(slow / "1" / "tokenizer.json")
         export_plus(folder, "plus", 1)
     # Idle ones end at once: each load starts one.
     given: dict[str, Any] = {"allow_python_models": True, "readiness": "startup", **flags}
@@ -484,7 +486,8 @@ def _make_slow(path: Path) -> None:
     """Give a tokenizer a regular expression that may go back and forth."""
     found = json.loads(path.read_text())
     pattern = {"type": "Split", "pattern": {"Regex": "(?:a|b)+[cx]"}, "behavior": "Isolated"}
-    found["pre_tokenizer"] = pattern | {"invert": False}
+    parts = [pattern | {"invert": False}, found["pre_tokenizer"]]
+    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
     path.write_text(json.dumps(found))
 
 

@@ -65,6 +65,10 @@ class Kind:
     """Number of a batch that was not begun."""
 
 
+PLACES = {Kind.REQUEST: 4, Kind.ANSWER: 2, Kind.PART: 2, Kind.BATCH: 4}
+"""Where the records of a kind have the place of their tensors."""
+
+
 class Extra:
     """Keys of what few requests have."""
 
