@@ -49,6 +49,9 @@ class FrontCall(InferCall):
     _window: Window | None = None
     """Of answers that are not the last; None where there was none."""
 
+    said_caller = ""
+    """Who takes turns, as its front end says."""
+
     def __init__(
         self, front: "ConnectedFrontEnd", number: int, positions: Mapping[str, int]
     ) -> None:
@@ -57,6 +60,11 @@ class FrontCall(InferCall):
         self.positions = positions
         self._number = number
         self.peer = front.peer
+
+    @property
+    def caller(self) -> str:
+        """Return who takes turns with others."""
+        return self.owner or self.said_caller
 
     @property
     def is_writable(self) -> bool:
@@ -283,6 +291,7 @@ def _take_extra(call: FrontCall, extra: Mapping[str, Any]) -> None:
     call.deadline = extra.get(Extra.DEADLINE)
     if Extra.PRINCIPAL in extra:
         call.principal = Principal(extra[Extra.PRINCIPAL])
+    call.said_caller = extra.get(Extra.CALLER, "")
     call.takes_many = extra.get(Extra.TAKES_MANY, False)
     call.wants_whole = extra.get(Extra.WANTS_WHOLE, False)
 

@@ -79,6 +79,8 @@ class Extra:
     """Seconds of the clock of event loops, which is the same in all processes of a machine."""
     PRINCIPAL = "n"
     """Name of the caller."""
+    CALLER = "c"
+    """Who takes turns with others, where that is no principal: for models that have turns."""
     TAKES_MANY = "m"
     """Whether the client can be given more than one answer: of requests that may have many."""
     WANTS_WHOLE = "w"
