@@ -107,8 +107,5 @@ async def test_a_mesh_loads_and_unloads_in_several_processes_as_in_one(tmp_path:
         assert of_one.keys() == of_two.keys()
         assert all(0 < size <= 2 * of_one[name] for name, size in of_two.items())
         assert all(size % 2 == 0 for size in of_two.values())
-    # Nobody shares a program with these.
-    assert [2 * told["alone"] for _, _, told, _ in one if "alone" in told] == [
-        told["alone"] for _, _, told, _ in two if "alone" in told
-    ]
+    # Nobody shares a program with the first one.
     assert 2 * one[0][2]["alike-1"] == two[0][2]["alike-1"]
