@@ -103,6 +103,7 @@ from xlaserve.language_errors import (
     TextProcessLost,
     TextTooLong,
     TokenizerFailed,
+    TooManyTexts,
 )
 from xlaserve.models.device_failures import device_failure
 from xlaserve.sequence_errors import (
@@ -359,6 +360,11 @@ TEXTS = [
     (
         TextProcessLost("m", "it ended"),
         "model 'm': the process that computes texts of clients was lost: it ended; ask again",
+    ),
+    (
+        TooManyTexts("m", 2),
+        "model 'm': 2 texts of this caller wait to be computed already, expected fewer at a time: "
+        "send the next ones when those are answered",
     ),
     (
         TokenizerFailed("m", "it is late"),

@@ -94,3 +94,13 @@ class TextProcessLost(XlaserveError):
             f"{_named(model)}: the process that computes texts of clients was lost: "
             f"{repeatable(reason)}; ask again"
         )
+
+
+class TooManyTexts(XlaserveError):
+    """Too many texts of one caller wait for the one thread of their model."""
+
+    def __init__(self, model: str, limit: int) -> None:
+        super().__init__(
+            f"{_named(model)}: {limit} texts of this caller wait to be computed already, expected "
+            "fewer at a time: send the next ones when those are answered"
+        )

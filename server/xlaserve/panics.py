@@ -15,7 +15,7 @@ class Panicked(Exception):
     """Code in a thread raised what is no Exception, which is its cause."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {_text(error)}")
+        super().__init__(f"{type(error).__name__}: {text_of(error)}")
         self.__cause__ = error
 
 
@@ -41,7 +41,8 @@ def answering(call: Callable[[], T]) -> Callable[[], T]:
     return run
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, whatever its class makes of that."""
     try:
         return str(error)
     except BaseException:  # code has the last word on its own errors

@@ -13,6 +13,7 @@ import security_page
 from xlaserve.assembly import confined
 from xlaserve.errors import InvalidModel
 from xlaserve.language import files as language_files
+from xlaserve.language import grammars, templates, tokenizing, turns
 from xlaserve.models import artifact, dimensions, manifest, trials, weights
 from xlaserve.models.compilers.limits import FILE_BYTES, OPEN_FILES
 from xlaserve.models.compilers.pool import COMMAND, variables
@@ -191,6 +192,28 @@ def test_modules_of_the_rows_are_there() -> None:
     server = Path(confined.__file__).parents[1]
 
     assert [] == [row.defined for row in ROWS if not (server / row.defined).exists()]
+
+
+OF_TEXTS = {
+    "chat template": templates.LIMITS,
+    "grammar": grammars.TRIAL,
+    "tokenizer": tokenizing.LIMITS,
+}
+
+
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_the_page_names_each_limit_of_a_process_of_texts(name: str) -> None:
+    (row,) = (row for row in confined.PROCESSES if row.name == name)
+    limits = OF_TEXTS[name]
+    sizes = [f"{limits.memory_bytes >> 20} MiB besides", *_answers(limits.output_bytes)]
+
+    assert [] == [size for size in sizes if size not in row.memory]
+    assert f"{limits.cpu_seconds:g} of the processor, {limits.seconds:g} on" in row.seconds
+    assert f"of each of whom {turns.MOST_WAITING} wait" in row.where
+
+
+def _answers(count: int) -> list[str]:
+    return [f"{count >> 20} MiB of answer" if count >> 20 else f"{count >> 10} KiB of answer"]
 
 
 def test_the_page_is_fresh() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -37,6 +38,8 @@ MOST = {"max_tokens": 4, "temperature": 0}
 @dataclass(frozen=True)
 class Place:
     server: RunningServer
+    nameless: RunningServer
+    """Another one with the same models, whose callers have no names."""
 
     async def post(self, path: str, body: Any, token: str = HOSTILE) -> Answer:
         headers = ("Authorization", f"Bearer {token}")
@@ -79,12 +82,15 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     )
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(tokenizing, "LIMITS", Limits(cpu_seconds=0.2, memory_bytes=512 << 20))
-        async with running as server:
+        nameless = serving(
+            folder / "nameless", models, load_model=("slow",), http_endpoint="port:0"
+        )
+        async with running as server, nameless as other:
             # The limit of the library is a number of steps: it has the time for all of them.
             changed.setattr(tokenizing, "LIMITS", Limits(cpu_seconds=60, memory_bytes=512 << 20))
             async with triton.InferenceServerClient(server.url) as client:
                 await client.load_model("words", headers={"authorization": f"Bearer {OPERATOR}"})
-            yield Place(server)
+            yield Place(server, other)
 
 
 def make_slow(path: Path, regex: str) -> None:
@@ -172,5 +178,29 @@ async def test_a_caller_with_many_such_texts_keeps_no_other_waiting(place: Place
     found = await beside_a_crowd(hostile, partial(place.good, "slow"), count)
 
     assert found.good == SCRIPT
+    assert found.before < count // 2
+    assert found.ended == ["400"] * count
+
+
+async def test_callers_without_names_take_turns_by_their_hosts(place: Place) -> None:
+    count = 8
+
+    async def asked(host: str, prompt: str) -> tuple[int, str]:
+        connector = aiohttp.TCPConnector(local_addr=(host, 0))
+        body = {"model": "slow", "prompt": prompt, **MOST}
+        url = f"http://{place.nameless.http}/v1/completions"
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(url, json=body) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def hostile(number: int) -> str:
+        return str((await asked("127.0.0.1", f"{LONG}{number}"))[0])
+
+    found = await beside_a_crowd(hostile, partial(asked, "127.0.0.2", "a0"), count)
+
+    status, text = found.good
+    assert (200, SCRIPT) == (status, json.loads(text)["choices"][0]["text"])
     assert found.before < count // 2
     assert found.ended == ["400"] * count

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from xlaserve.language.turns import CallerThread, Charged
+from xlaserve.language.turns import MOST_WAITING, CallerThread, Charged
+from xlaserve.language_errors import TooManyTexts
 
 
 def test_who_has_taken_least_is_next() -> None:
@@ -71,3 +72,27 @@ def test_a_thread_tells_what_became_of_each_call() -> None:
     thread.close()
     with pytest.raises(RuntimeError, match="the thread has ended"):
         thread.submit("a", panic)
+
+
+def test_the_texts_of_a_caller_that_wait_have_a_limit() -> None:
+    """Whoever has none waiting is not refused for it; one that was answered makes room."""
+    thread, may_go_on, has_begun = CallerThread("test", "m"), threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        has_begun.set()
+        may_go_on.wait()
+
+    try:
+        thread.submit("much", blocks)
+        has_begun.wait()
+        waiting = [thread.submit("much", int) for _ in range(MOST_WAITING)]
+        with pytest.raises(TooManyTexts, match=f"model 'm': {MOST_WAITING} texts of this caller"):
+            thread.submit("much", int)
+        other = thread.submit("little", lambda: "answered")
+        may_go_on.set()
+        assert "answered" == other.result()
+        assert {0} == {one.result() for one in waiting}
+        assert "again" == thread.submit("much", lambda: "again").result()
+    finally:
+        may_go_on.set()
+        thread.close()

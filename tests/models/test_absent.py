@@ -9,7 +9,9 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import loaders
 from xlaserve.models.config import ModelConfig
 
-LOOKED_FOR = ", looked for model.json, generator.json, model.py, one *.jaxexp, *.onnx or *.pt2"
+LOOKED_FOR = (
+    ", looked for model.json, generator.json, model.py, model.onnx, model.pt2 or one *.jaxexp"
+)
 
 
 def lists_versions(path: Path) -> None:
@@ -75,3 +77,14 @@ def test_the_file_that_is_named_is_what_is_missing(
         loaders.predict_size(tmp_path / "m", config)
 
     assert f"{name} is missing: the directory 'm' holds a, b, c, d and 1 more" == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in loaders.LOADERS if row.looked_for], ids=lambda row: row.looked_for
+)
+def test_what_is_said_to_be_looked_for_is(tmp_path: Path, row: loaders.Loader) -> None:
+    """Each file that the text names makes an empty directory a model of its row."""
+    (tmp_path / row.looked_for.replace("one *", "some")).touch()
+
+    assert row is next(one for one in loaders.LOADERS if one.sniff(tmp_path, ModelConfig()))
+    assert row.looked_for in LOOKED_FOR

@@ -1,13 +1,17 @@
 """A mesh drives a server of several processes as one runtime."""
 
 import asyncio
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import identity_models, mesh, several
 from support.mesh import Mesh
+from support.mesh_books import MeshBooks
 from support.process import served
+from support.shelf import export_adder
 
 MIB = 1 << 20
 
@@ -45,3 +49,63 @@ async def test_a_mesh_sees_one_runtime(tmp_path: Path) -> None:
     assert loaded.sizeInBytes == size.sizeInBytes
     assert 0 == size.sizeInBytes % 2
     assert ({200}, {404}, {404}) == (there, gone, purged)
+
+
+STEPS = ("alike-1", "alike-2", "alone", "-alike-1", "alike-1", "-alone", "-alike-2", "-alike-1")
+"""What a mesh loads and evicts: two models of one computation, and another one."""
+
+
+def shelf(root: Path) -> Mapping[str, Path]:
+    """Write the models, and return their paths by name."""
+    export_adder(root / "alike-1" / "1", 1)
+    shutil.copytree(root / "alike-1", root / "alike-2")
+    export_adder(root / "alone" / "1", 2, bytes_besides=MIB, computation=1)
+    return {path.name: path for path in root.iterdir()}
+
+
+async def walked(tmp_path: Path, processes: int) -> list[tuple[str, str, Mapping[str, int], Any]]:
+    """Return what a mesh is told at each step by a server of so many processes, and who answers."""
+    flags = ("--modelmesh", "--model-root", str(tmp_path), "--processes", str(processes))
+    sizes = ("--capacity-bytes", str(1024 * MIB), "--mesh-slack-bytes", str(24 * MIB))
+    paths = {path.name: path for path in (tmp_path / "shelf").iterdir()}
+    until = several.READY if processes > 1 else "started"
+    seen = []
+    async with served(tmp_path / "repository", *flags, *sizes) as server:
+        await server.until(until)
+        async with mesh.dial(server.url) as sidecar:
+            status = await ready_status(sidecar)
+            books = MeshBooks(sidecar, status.capacityInBytes, paths)
+            for step in STEPS:
+                model = step.removeprefix("-")
+                ended = ("OK", "")
+                if step.startswith("-"):
+                    await books.evict(model)
+                else:
+                    ended = await books.load(model)
+                there = await several.connections_ready(server.http, model, 4)
+                told = {one: (await sidecar.size(one)).sizeInBytes for one in books.told}
+                assert told == books.told
+                seen.append((step, ended[0], told, there))
+    return seen
+
+
+@pytest.mark.slow
+async def test_a_mesh_loads_and_unloads_in_several_processes_as_in_one(tmp_path: Path) -> None:
+    """What is told is of all processes: twice that of one, or less where a program is shared.
+
+    The model that carries it is evicted first.
+    """
+    (tmp_path / "repository").mkdir()
+    shelf(tmp_path / "shelf")
+    one, two = [await walked(tmp_path, processes) for processes in (1, 2)]
+
+    assert [step for step, *_ in one] == list(STEPS) == [step for step, *_ in two]
+    assert {"OK"} == {ended for _, ended, *_ in (*one, *two)}
+    statuses = [{404} if step.startswith("-") else {200} for step in STEPS]
+    assert statuses == [there for *_, there in one] == [there for *_, there in two]
+    for (_, _, of_one, _), (_, _, of_two, _) in zip(one, two, strict=True):
+        assert of_one.keys() == of_two.keys()
+        assert all(0 < size <= 2 * of_one[name] for name, size in of_two.items())
+        assert all(size % 2 == 0 for size in of_two.values())
+    # Nobody shares a program with the first one.
+    assert 2 * one[0][2]["alike-1"] == two[0][2]["alike-1"]

@@ -37,14 +37,14 @@ import os, pathlib, time
 
 class Model(PythonModel):
     def load(self, context):
-        (pathlib.Path({begun!r}) / str(os.getpid())).touch()
+        (pathlib.Path({begun!r}) / f"{{os.getpid()}}-{{time.monotonic_ns()}}").touch()
         while not pathlib.Path({gate!r}).exists():
             time.sleep(0.01)
 
     def infer(self, inputs):
         return {{"y": inputs["x"]}}
 """
-"""A model that notes which process has begun to load it, and is loaded once a gate is open."""
+"""A model that notes each load that has begun, and is loaded once a gate is open."""
 IN_PROCESS = "parameters { key: 'execution' value { string_value: 'process' } }\n"
 
 
@@ -180,6 +180,31 @@ async def test_workers_load_side_by_side_and_a_load_given_up_ends_in_both(
 
     assert [(200, {}), (200, {})] == [unloaded, loaded]
     assert [200, 200] == ready
+
+
+async def test_an_unload_behind_a_load_given_up_waits_for_no_other_load(
+    server: Running, tmp_path: Path
+) -> None:
+    """Code in a thread cannot be ended: each worker has begun once, and none begins again."""
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    begun.mkdir()
+    code = WAITS.format(begun=str(begun), gate=str(gate))
+    python_models.write(server.models, "left", code, python_models.VECTORS)
+    async with several.one_each(server.url) as (one, other), asyncio.timeout(MOST_SECONDS):
+        loading = asyncio.ensure_future(ask(one, "/v2/repository/models/left/load"))
+        while len(list(begun.iterdir())) < 2:
+            await asyncio.sleep(0.01)
+        loading.cancel()
+        unloading = asyncio.ensure_future(ask(other, "/v2/repository/models/left/unload"))
+        gate.touch()
+        unloaded = await unloading
+    async with several.one_each(server.url) as sessions:
+        ready = [(await ask_ready(session, "left")) for session in sessions]
+
+    assert (200, {}) == unloaded
+    assert [400, 400] == ready
+    assert 2 == len({file.name.partition("-")[0] for file in begun.iterdir()})
+    assert 2 == len(list(begun.iterdir()))
 
 
 async def test_shared_memory_is_registered_with_all(server: Running) -> None:

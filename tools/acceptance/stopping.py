@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 import psutil
-from support import python_models, several, tiny_chat
+from support import python_models, scripted_language, several
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -45,6 +45,8 @@ class Stage:
     grpc: str = ""
     connections: dict[int, list[HTTPConnection]] = field(default_factory=dict)
     """By the process that answers on them: to look whether it is ready, and to ask meanwhile."""
+    compiled: int = 0
+    """Grammars that were asked for."""
 
     def started(self) -> list[tuple[int, int]]:
         """Return the numbers and ids of all workers that were started, in order."""
@@ -150,10 +152,31 @@ class Stage:
 
     def chat(self) -> None:
         """Have a template rendered; raises OSError."""
+        self.post("chat/completions", model="chat", messages=[{"role": "user", "content": "0"}])
+
+    def follow(self) -> None:
+        """Have a grammar compiled that was not compiled before; raises OSError."""
+        self.compiled += 1
+        said = {"type": "json_schema", "json_schema": {"name": "a", "schema": self.schema()}}
+        messages = [{"role": "user", "content": "0"}]
+        self.post("chat/completions", model="chat", messages=messages, response_format=said)
+
+    def schema(self) -> Mapping[str, Any]:
+        """Return a schema that no other turn has."""
+        return {"type": "integer", "maximum": self.compiled}
+
+    def tokenize(self) -> None:
+        """Have tokens made of a text by a tokenizer that may take long; raises OSError."""
+        self.post("completions", model="slow", prompt="0")
+
+    def post(self, path: str, **body: Any) -> None:
+        """Ask as OpenAI's clients do; raises OSError."""
         connection = self.connect()
-        body = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+            "POST",
+            f"/v1/{path}",
+            json.dumps({**body, "max_tokens": 1}),
+            {"Content-Type": "application/json"},
         )
         answer = connection.getresponse()
         said = answer.read()
@@ -249,10 +272,18 @@ def _model(stage: Stage) -> Stopped:
     return Stopped(victim, "/v2/models/spawned/ready", lambda: _until(is_replaced))
 
 
-def _template(stage: Stage) -> Stopped:
-    stage.chat()
-    (pid,) = stage.descendants("template_process")
-    return Stopped(_stopped(pid), "", stage.chat)
+def _text(script: str, ask: Callable[[Stage], None]) -> Callable[[Stage], Stopped]:
+    """Stop a process that computes texts of clients, and have another one compute the next."""
+
+    def stop(stage: Stage) -> Stopped:
+        ask(stage)
+        # With its fork: the next text waits for either.
+        found = stage.descendants(script)
+        for pid in found:
+            _stopped(pid)
+        return Stopped(found[0], "", lambda: ask(stage))
+
+    return stop
 
 
 def _loading(module: str) -> Callable[[Stage], Stopped]:
@@ -298,7 +329,9 @@ KINDS: Mapping[str, Kind] = {
     "front end": Kind("front ends", _of_server(1)),
     "engine": Kind("front ends", _of_server(0)),
     "process of a Python model": Kind("models", _model),
-    "process of a template": Kind("models", _template),
+    "process of a template": Kind("models", _text("template_process", Stage.chat)),
+    "process of grammars": Kind("models", _text("grammar_process", Stage.follow)),
+    "process of a tokenizer": Kind("models", _text("tokenizer_process", Stage.tokenize)),
     "process that compiles": Kind("models", _loading("xlaserve.models.compilers.child")),
     "trial load": Kind("models", _loading("xlaserve.models.trial")),
 }
@@ -423,7 +456,10 @@ def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage
     python_models.write_function(models, "who", several.WHO, several.CONFIG)
     if layout == "models":
         python_models.write_function(models, "spawned", several.WHO, several.CONFIG + _IN_PROCESS)
-        tiny_chat.export(models / "chat")
+        how = {"template": scripted_language.HERMES, "scripts": ["12"]}
+        scripted_language.export(models / "chat", **how, grammars="true")
+        slow = scripted_language.export(models / "slow", **how)
+        _make_slow(slow / "1" / "tokenizer.json")
         export_plus(folder, "plus", 1)
     # Idle ones end at once: each load starts one.
     given: dict[str, Any] = {"allow_python_models": True, "readiness": "startup", **flags}
@@ -444,6 +480,15 @@ def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage
             if launch.process is not None:
                 launch.stop()
                 launch.process.wait()
+
+
+def _make_slow(path: Path) -> None:
+    """Give a tokenizer a regular expression that may go back and forth."""
+    found = json.loads(path.read_text())
+    pattern = {"type": "Split", "pattern": {"Regex": "(?:a|b)+[cx]"}, "behavior": "Isolated"}
+    parts = [pattern | {"invert": False}, found["pre_tokenizer"]]
+    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    path.write_text(json.dumps(found))
 
 
 @contextmanager

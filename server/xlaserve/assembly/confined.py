@@ -6,7 +6,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve.language import files, grammars, linear, tokenizing
+from xlaserve.language import files, grammars, linear, tokenizing, turns
+from xlaserve.language.limited import Limits
 from xlaserve.language.templates import LIMITS as TEMPLATES
 from xlaserve.models import (
     config_text,
@@ -50,6 +51,13 @@ class Confined:
 def _process_memory(setting: str, value: int) -> str:
     return f"{value // _GIB} GiB besides its start (`{setting}`)"
 
+
+def _answer(limits: Limits) -> str:
+    size = limits.output_bytes
+    return f", {size // _MIB} MiB of answer" if size >= _MIB else f", {size // 1024} KiB of answer"
+
+
+_TURNS = f", in turns of callers, of each of whom {turns.MOST_WAITING} wait"
 
 _COMPILER_FILES = (
     f"{compilers.OPEN_FILES} open, {compilers.FILE_BYTES // _MIB} MiB each; no core dump"
@@ -106,8 +114,8 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "chat template",
         "the template of a model, with a client's messages",
-        "a process for each model",
-        f"{TEMPLATES.memory_bytes // _MIB} MiB besides its start",
+        f"a process for each model{_TURNS}",
+        f"{TEMPLATES.memory_bytes // _MIB} MiB besides its start{_answer(TEMPLATES)}",
         f"{TEMPLATES.cpu_seconds:g} of the processor, {TEMPLATES.seconds:g} on the clock",
         "none",
         "language/template_process.py",
@@ -115,8 +123,10 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "grammar",
         "JSON schemas, regular expressions and Lark grammars of clients",
-        "a process for each model, and a fork of it for grammars; then a thread of the model",
-        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start; "
+        "a process for each model, and a fork of it for grammars; then a thread of the model"
+        f"{_TURNS}",
+        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start{_answer(grammars.TRIAL)}; "
+        f"{grammars.MOST_KNOWN} verdicts kept; "
         f"{grammars.LIMITS['max_grammar_size']} rules, "
         f"{grammars.LIMITS['max_lexer_states']} states",
         f"{grammars.TRIAL.cpu_seconds:g} of the processor, {grammars.TRIAL.seconds:g} on the "
@@ -127,8 +137,9 @@ PROCESSES: tuple[Confined, ...] = (
     Confined(
         "tokenizer",
         "any other tokenizer.json, with its regular expressions; a client's text",
-        "a process for each model, and a fork of it for texts",
-        f"{tokenizing.LIMITS.memory_bytes // _MIB} MiB besides its start",
+        f"a process for each model, and a fork of it for texts{_TURNS}",
+        f"{tokenizing.LIMITS.memory_bytes // _MIB} MiB besides its start"
+        f"{_answer(tokenizing.LIMITS)}; texts of {tokenizing.MOST_CHARACTERS} characters",
         f"{tokenizing.LIMITS.cpu_seconds:g} of the processor, {tokenizing.LIMITS.seconds:g} on the "
         "clock",
         "none",

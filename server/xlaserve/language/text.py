@@ -33,6 +33,10 @@ class LanguageText:
         self._special = special_tokens
         self._template = template
         self._model = model
+        self.thread = tokens.thread
+        """The thread that takes its texts, in callers' turns; None where any may."""
+        self.chat_thread = tokens.thread or CallerThread("chats", model)
+        """The thread that takes messages: a template writes one text after the other."""
         self.digest = digest
         """SHA-256 of the files that it was read from; two that have the same write alike."""
 
@@ -82,11 +86,6 @@ class LanguageText:
     def has_template(self) -> bool:
         """Tell whether it takes messages."""
         return self._template is not None
-
-    @property
-    def thread(self) -> CallerThread | None:
-        """Return the thread that takes its texts, in callers' turns; None where any may."""
-        return self._tokens.thread
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that the tokenizer puts around one.
@@ -142,6 +141,7 @@ class LanguageText:
     def close(self) -> None:
         """End the processes of the tokenizer and the template."""
         self._tokens.close()
+        self.chat_thread.close()
         if self._template is not None:
             self._template.close()
 

@@ -56,7 +56,7 @@ class Tokens:
         if not is_linear(found):
             first = {"file": written, "controls": list(self._controls)}
             self._limited = Limited(_SCRIPT, LIMITS, first, called="tokenizer", model=model)
-            self.thread = CallerThread(f"tokens {model}")
+            self.thread = CallerThread("tokens", model)
         self._check_unknown(unknown, found.get("model"))
         try:
             self.marks = Marks(special.values())

@@ -8,7 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from xlaserve.language_errors import TooManyTexts
 from xlaserve.panics import answerable
+
+MOST_WAITING = 256
+"""Texts of one caller that wait for a thread: more are refused, and those of others are not."""
 
 T = TypeVar("T")
 
@@ -35,6 +39,11 @@ class Charged(Generic[T]):
                 self._taken[caller] = max(self._taken.get(caller, 0), least)
             self._waiting.setdefault(caller, deque()).append(item)
 
+    def count(self, caller: str) -> int:
+        """Return how many items of a caller wait."""
+        with self._lock:
+            return len(self._waiting.get(caller, ()))
+
     def take(self) -> tuple[str, T]:
         """Remove the next item, and return it behind its caller; there has to be one."""
         with self._lock:
@@ -60,18 +69,25 @@ class CallerThread:
     It begins with the first call. Its methods may be called in any thread.
     """
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)
+    def __init__(self, name: str, model: str = "") -> None:
+        """`name` is what the thread does for a model, which errors name."""
+        self._model = model
+        self._thread = ThreadPoolExecutor(1, f"{name} {model}".rstrip())
         self._waiting: Charged[Callable[[], None]] = Charged()
         self._lock = threading.Lock()
         self._is_closed = False
 
     def submit(self, caller: str, call: Callable[[], T]) -> "Future[T]":
-        """Have a call made in a turn of a caller; raises RuntimeError once it is closed."""
+        """Have a call made in a turn of a caller.
+
+        Raises TooManyTexts where too many of its calls wait, and RuntimeError once it is closed.
+        """
         future: Future[T] = Future()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the thread has ended")
+            if self._waiting.count(caller) >= MOST_WAITING:
+                raise TooManyTexts(self._model, MOST_WAITING)
             self._waiting.add(caller, partial(_make, future, call))
             self._thread.submit(self._make_next)
         return future

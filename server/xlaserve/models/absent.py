@@ -1,11 +1,11 @@
 """What is said of a directory in which no kind of model is recognised."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from xlaserve.errors import repeatable
 from xlaserve.models.manifest import FILE_NAME
 
-_LOOKED_FOR = f"{FILE_NAME}, generator.json, model.py, one *.jaxexp, *.onnx or *.pt2"
 _SHOWN = 4
 """Names of files that are shown."""
 _SHOWN_CHARACTERS = 200
@@ -14,13 +14,14 @@ _MOST = 1000
 """Entries that are looked at."""
 
 
-def text(path: Path, named: str = "") -> str:
+def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
     """Return what is missing, what is there instead, and what to do about it.
 
-    `named` is the file that the configuration, or its kind, asks for.
+    `looked_for` are the files that make a directory a model; `named` is the only one where the
+    configuration, or its kind, asks for it.
     """
     missing = _short(named) if named else FILE_NAME
-    others = "" if named else f", looked for {_LOOKED_FOR}"
+    others = "" if named else f", looked for {', '.join(looked_for[:-1])} or {looked_for[-1]}"
     return f"{missing} is missing: {_there(path)}{others}"
 
 

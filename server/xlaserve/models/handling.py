@@ -39,6 +39,8 @@ class Sender(NamedTuple):
     """The name of the caller; empty for anybody."""
     takes_many: bool = True
     """Whether it can be given more than one answer."""
+    caller: str = ""
+    """Who takes turns with others: the principal, or whatever else tells clients apart."""
 
 
 NO_TENSOR_PARAMETERS = TensorParameters()

@@ -70,6 +70,8 @@ class Loader:
         lambda path, config, roots, parts: 0
     )
     """Returns the bytes that its configuration asks for besides, on each device."""
+    looked_for: str = ""
+    """The file by which a directory is one, as errors say it; empty where no file makes it one."""
 
 
 _ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
@@ -141,7 +143,12 @@ _CODE_SUFFIX = ".py"
 
 LOADERS = (
     Loader(
-        JAX_EXPORT, "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported, _OF_EXPORTS
+        JAX_EXPORT,
+        "xlaserve.models.jax_export",
+        _has_manifest,
+        sizes.predict_exported,
+        _OF_EXPORTS,
+        looked_for=manifest.FILE_NAME,
     ),
     Loader(
         JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file, None
@@ -152,6 +159,7 @@ LOADERS = (
         _is_generator,
         generation.predict_size,
         predict_slots=generation.predict_slots,
+        looked_for=GENERATOR_FILE,
     ),
     # What its code will take, nobody can tell.
     Loader(
@@ -160,11 +168,33 @@ LOADERS = (
         _has_code,
         lambda path, parts, roots: 0,
         None,
+        looked_for=_CODE,
     ),
-    Loader(JAX_EXPORT, "xlaserve.models.onnx.loading", _has_onnx, sizes.predict_onnx, None),
-    Loader(JAX_EXPORT, "xlaserve.models.pt2.loading", _has_pt2, sizes.predict_onnx, None),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.models.onnx.loading",
+        _has_onnx,
+        sizes.predict_onnx,
+        None,
+        looked_for=onnx_source.DEFAULT_FILE,
+    ),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.models.pt2.loading",
+        _has_pt2,
+        sizes.predict_onnx,
+        None,
+        looked_for=onnx_source.PT2_FILE,
+    ),
     # Last of what files tell: it may lie beside the source of a model.
-    Loader(JAX_EXPORT, "xlaserve.models.single_file", _has_plain_artifact, _predict_plain, None),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.models.single_file",
+        _has_plain_artifact,
+        _predict_plain,
+        None,
+        looked_for=f"one *{_ARTIFACT_SUFFIX}",
+    ),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
@@ -392,11 +422,12 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
         raise InvalidModel(found)
     if _is_said_to_be_onnx(config):
         name = config.default_model_filename or onnx_source.DEFAULT_FILE
-        raise InvalidModel(absent.text(path, name))
+        raise InvalidModel(absent.text(path, (), name))
     if asked:
         _check_file_name(rows[0], config)
         return rows[0]
-    raise InvalidModel(absent.text(path, config.default_model_filename))
+    looked_for = [row.looked_for for row in LOADERS if row.looked_for]
+    raise InvalidModel(absent.text(path, looked_for, config.default_model_filename))
 
 
 def _check_file_name(row: Loader, config: ModelConfig) -> None:

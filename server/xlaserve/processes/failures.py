@@ -13,7 +13,12 @@ def failure_of(error: BaseException) -> Failure:
     kind, text = named(error)
     if kind in _OURS:
         text = f"{type(error).__name__}: {text}"
-    return Failure(kind, text, getattr(error, "needed_bytes", 0))
+    return Failure(kind, sayable(text), getattr(error, "needed_bytes", 0))
+
+
+def sayable(text: str) -> str:
+    """Return a text that has a form as bytes: code that fails may say half of a surrogate pair."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def error_of(failure: Failure) -> Exception:

@@ -41,6 +41,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needed_bytes: int = 0
     """Bytes that an OutOfMemory says were needed."""
 
+    @property
+    def said(self) -> tuple[str, str, int]:
+        """Return it as records of bridges have it."""
+        return self.error, self.text, self.needed_bytes
+
 
 class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer of one worker, or why there is none."""

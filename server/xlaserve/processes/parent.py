@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from xlaserve import signals
+from xlaserve.assembly.beside import running_beside
 from xlaserve.assembly.listeners import Listeners
 from xlaserve.assembly.probe import probed
 from xlaserve.assembly.replacing import take_changes
@@ -128,7 +129,6 @@ class Supervisor:
 
     async def serve(self) -> None:
         """Keep the workers until cancelled, and drain them; raises what ends the server."""
-        alive = asyncio.ensure_future(self._systemd.keep_alive())
         handings = self._handings = {
             listener.setting: Handing(listener.setting, listener.socket, lambda: self.workers)
             for listener in self._listeners
@@ -150,7 +150,6 @@ class Supervisor:
             for listener in self._listeners:
                 listener.socket.close()
             await self._drain(keeping)
-            alive.cancel()
             self.control.close()
             _log.info("stopped")
 
@@ -413,6 +412,9 @@ async def run(settings: Settings, systemd: Systemd) -> None:
         stack.callback(successor.close)
         serving = asyncio.ensure_future(supervisor.serve())
         handled = signals.handled(serving, supervisor.reload, successor)
-        async with probed(settings.probe_socket, lambda: supervisor.is_ready):
+        async with (
+            running_beside(systemd.keep_alive()),
+            probed(settings.probe_socket, lambda: supervisor.is_ready),
+        ):
             with handled, suppress(asyncio.CancelledError):
                 await serving

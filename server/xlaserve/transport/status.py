@@ -118,6 +118,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         language_errors.TextProcessLost: WireStatus(
             Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
         ),
+        language_errors.TooManyTexts: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

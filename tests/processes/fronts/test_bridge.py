@@ -28,10 +28,16 @@ class End:
     connection: socket.socket
     ledger: Ledger = field(default_factory=lambda: Ledger(64 << 20))
     heard: list[Record] = field(default_factory=list)
+    unsaid: list[Record] = field(default_factory=list)
 
     def __post_init__(self, slabs: Slabs) -> None:
         account = self.ledger.open()
-        self.bridge = Bridge(slabs, account, Purpose.ANSWERS, self._hear, lambda: None)
+        self.bridge = Bridge(
+            slabs, account, Purpose.ANSWERS, self._hear, lambda: None, unsaid=self._unsaid
+        )
+
+    def _unsaid(self, record: Record, error: BaseException) -> None:
+        self.unsaid.append(record)
 
     def _hear(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -190,3 +196,21 @@ async def test_a_bridge_that_is_lost_leaves_its_memory() -> None:
             assert left[2]() is None
         finally:
             gc.enable()
+
+
+async def test_a_record_that_has_no_form_takes_no_other_along() -> None:
+    """Its place in the slab is free again, and whoever said it is told."""
+    async with bridged() as (one, other):
+        await one.open()
+        await other.open()
+        data = bytes(LEAST_BYTES)
+        place = one.bridge.place([data], len(data))
+        formless = (Kind.ANSWER, 1, place, object())
+        for record in ((Kind.CANCEL, 1, False), formless, (Kind.CANCEL, 2, False)):
+            one.bridge.say(record)
+        await until(lambda: len(other.heard) == 2)
+
+        assert [1, 2] == [record[1] for record in other.heard]
+        assert [formless] == one.unsaid
+        assert 0 <= place
+        assert 0 == one.ledger.held

@@ -293,9 +293,11 @@ async def test_an_instance_that_leaves_serves_what_was_passed_to_it(world: World
 
 @pytest.mark.parametrize(
     "record",
-    [(99,), (0, 1), (0, 1, 1, "", 0, [0, [1], 4], 1, (), None, 0, None), "text", (3, [64])],
+    [(99,), (0,), "text", (3, [64])],
 )
-async def test_what_cannot_be_read_ends_the_bridge(world: World, record: Any) -> None:
+async def test_what_is_of_no_request_and_cannot_be_read_ends_the_bridge(
+    world: World, record: Any
+) -> None:
     """Nothing is guessed; the model is not ready then."""
     async with joined(Noting(1, world)) as pair:
         bridge = pair.front_ends[0]._bridge
@@ -304,3 +306,22 @@ async def test_what_cannot_be_read_ends_the_bridge(world: World, record: Any) ->
         await until(lambda: pair.front_ends[0]._bridge is None)
         with pytest.raises(ModelNotReady):
             await pair.ends[0].infer()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [(0, 99), (0, 99, 1, "", 0, [0, [1], 4], 1, (), None, 0, None), (1, 99)],
+)
+async def test_what_cannot_be_read_of_a_request_is_that_requests(world: World, record: Any) -> None:
+    """Those that wait beside it are answered."""
+    async with joined(Noting(1, world)) as pair:
+        bridge = pair.front_ends[0]._bridge
+        assert bridge is not None
+        call = begun(pair.ends[0])
+        bridge.say(record)
+        async with asyncio.timeout(60):
+            answer = await call.answered()
+            await pair.ends[0].infer()
+
+        assert [[1, 1]] == answer.outputs[0].data.tolist()
+        assert bridge is pair.front_ends[0]._bridge

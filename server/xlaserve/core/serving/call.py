@@ -102,6 +102,13 @@ class Peer:
     """Clients of this peer, by what it said of them; for `Proxies` alone."""
 
 
+def host_of(address: str) -> str:
+    """Return the address of a peer without its port: all connections of a host are one client's."""
+    host, _, port = address.rpartition(":")
+    has_port = port.isdecimal() and (":" not in host or host.endswith("]"))
+    return host if has_port and host else address
+
+
 NOBODY = Peer()
 """The peer of calls that the server makes by itself."""
 
@@ -236,6 +243,14 @@ class Call:
         """
         principal = self.principal if self.parent is None else self.root.principal
         return "" if principal is None else principal.name
+
+    @property
+    def caller(self) -> str:
+        """Return who takes turns with others: the principal, else the host that asks.
+
+        Empty where neither is known, so that all are one. A part of a call is its client's.
+        """
+        return self.owner or host_of(self.root.peer.address)
 
     # --- for who answers ---
 

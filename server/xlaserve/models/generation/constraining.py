@@ -25,7 +25,7 @@ class Constraining:
         self._add = add
         self._thread: CallerThread | None = None
         if grammars is not None:
-            self._thread = CallerThread(f"grammars {model}")
+            self._thread = CallerThread("grammars", model)
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
@@ -38,7 +38,7 @@ class Constraining:
             expected = "none, since the configuration of the model has no parameter 'grammars'"
             raise InvalidParameter(grammar.parameter, expected, "one")
         try:
-            self._thread.submit(running.sender.principal, partial(self._compile, running))
+            self._thread.submit(running.sender.caller, partial(self._compile, running))
         except RuntimeError as error:  # it is closed
             raise ModelFailed(self._model, "it is being unloaded") from error
 

@@ -16,6 +16,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel, InvalidTensor, UnknownTensor
 from xlaserve.language.files import TOKENIZER
 from xlaserve.language.grammars import Grammars
+from xlaserve.language_errors import TooManyTexts
 from xlaserve.models import artifact, files, placement, sites, weights
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.failures import invalid_model
@@ -109,7 +110,11 @@ class GeneratorModel(UncompiledModel):
             request.when_cancelled(partial(self._slots.withdraw, request))
             begin = partial(self._begin, request, counted)
             if TEXT in request.inputs and self._prompts is not None:
-                self._prompts.thread.submit(request.sender.principal, begin)
+                try:
+                    self._prompts.thread.submit(request.sender.caller, begin)
+                except TooManyTexts as error:
+                    request.fail(error)
+                    counted()
             else:
                 begin()
 

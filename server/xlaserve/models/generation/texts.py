@@ -93,7 +93,7 @@ class Prompts:
         self._model = model
         self._text = text
         self._most = _CHARACTERS * max_length
-        self.thread = CallerThread(f"text {model}")
+        self.thread = CallerThread("text", model)
         """Begins with the first prompt that is text."""
 
     def encode(self, value: Value) -> Tensor:

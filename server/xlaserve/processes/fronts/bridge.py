@@ -23,8 +23,9 @@ from xlaserve.models.python.process.slab import (
     SlabWriter,
     make_slab,
 )
+from xlaserve.panics import ENDS
 from xlaserve.processes.fronts.begun import BegunBoard
-from xlaserve.processes.fronts.records import LENGTH, NOWHERE, Kind, Record
+from xlaserve.processes.fronts.records import LENGTH, NOWHERE, PLACES, Kind, Record
 from xlaserve.processes.handing import readable
 from xlaserve.tensors import TensorDataError
 
@@ -100,10 +101,13 @@ class Bridge(asyncio.Protocol):
         purpose: Purpose,
         heard: Callable[[Sequence[Record]], None],
         lost: Callable[[], None],
+        *,
+        unsaid: Callable[[Record, BaseException], Record | None],
     ) -> None:
         """`account` counts what is written to the slab, as what `purpose` says.
 
-        `heard` is told the records of a frame, and `lost` that the other end is gone.
+        `heard` is told the records of a frame, and `lost` that the other end is gone. `unsaid` is
+        told of a record that has no form as bytes, and returns what to say instead.
         """
         self.reader = slabs.reader
         self.begun = slabs.begun
@@ -112,6 +116,7 @@ class Bridge(asyncio.Protocol):
         self._purpose: Purpose = purpose
         self._heard = heard
         self._lost = lost
+        self._unsaid = unsaid
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._encoder = msgspec.msgpack.Encoder()
@@ -166,11 +171,36 @@ class Bridge(asyncio.Protocol):
         if not self.is_open or self._transport.is_closing():
             return
         if self.reader is not None and (dropped := self.reader.dropped()):
-            self._viewed -= len(dropped)
+            # One of a request that could not be read was dropped before anybody watched it.
+            self._viewed = max(0, self._viewed - len(dropped))
             waiting.append((Kind.DROPPED, dropped))
         if waiting:
-            data = self._encoder.encode(waiting)
+            data = self._encoded(waiting)
             self._transport.writelines((LENGTH.pack(len(data)), data))
+
+    def _encoded(self, records: Sequence[Record]) -> bytes:
+        """Return the bytes of records; one that has none takes no other one along."""
+        try:
+            return self._encoder.encode(records)
+        except ENDS:
+            raise
+        except BaseException:
+            said = [other for one in records if (other := self._sayable(one)) is not None]
+            return self._encoder.encode(said)
+
+    def _sayable(self, record: Record) -> Record | None:
+        """Return a record that has a form as bytes, or what is said instead; None for nothing."""
+        try:
+            self._encoder.encode(record)
+        except ENDS:
+            raise
+        except BaseException as error:
+            _log.exception("a record cannot be said", kind=record[0])
+            place = record[PLACES[record[0]]] if record[0] in PLACES else NOWHERE
+            if place != NOWHERE:
+                self.dropped([place])
+            return self._unsaid(record, error)
+        return record
 
     def watch_drops(self) -> None:
         """Have a place that is viewed given back soon after, though nothing may be said by then."""

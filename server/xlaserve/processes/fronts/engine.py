@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from traceback import clear_frames
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from xlaserve.core.serving.stations.batching import Batcher
 from xlaserve.core.serving.stations.direct import DirectQueue
 from xlaserve.errors import ModelNotReady
 from xlaserve.models.handling import TensorParameters
+from xlaserve.panics import ENDS
 from xlaserve.processes.failures import failure_of
 from xlaserve.processes.fronts.bridge import Bridge, offered
 from xlaserve.processes.fronts.mirror import Mirror, Viewer
@@ -47,6 +49,9 @@ class FrontCall(InferCall):
     _window: Window | None = None
     """Of answers that are not the last; None where there was none."""
 
+    said_caller = ""
+    """Who takes turns, as its front end says."""
+
     def __init__(
         self, front: "ConnectedFrontEnd", number: int, positions: Mapping[str, int]
     ) -> None:
@@ -57,12 +62,27 @@ class FrontCall(InferCall):
         self.peer = front.peer
 
     @property
+    def caller(self) -> str:
+        """Return who takes turns with others."""
+        return self.owner or self.said_caller
+
+    @property
     def is_writable(self) -> bool:
         """Tell whether its front end may be sent another answer (backpressure)."""
         return self._window is None or self._window.is_open
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Send an answer to the front end."""
+        try:
+            self._send(response, last=last)
+        except ENDS:
+            raise
+        except BaseException as error:
+            if not last:
+                self.cancel("its answer cannot be said")
+            self.refuse(error)
+
+    def _send(self, response: InferResponse, *, last: bool) -> None:
         if last:
             if not self.is_cancelled:
                 self._front.answer(self._number, self, response)
@@ -116,10 +136,29 @@ class ConnectedFrontEnd:
     def heard(self, records: Sequence[Record]) -> None:
         """Do what the front end asks for."""
         for record in records:
-            if record[0] == Kind.REQUEST:
-                self._begin(record)
-            else:
-                self._heard_of(record)
+            try:
+                if record[0] == Kind.REQUEST:
+                    self._begin(record)
+                else:
+                    self._heard_of(record)
+            except ENDS:
+                raise
+            except BaseException as error:
+                if not self._is_of_a_request(record):
+                    raise
+                call = self._calls.get(record[1])
+                if call is not None:
+                    call.cancel("what its front end said of it cannot be read")
+                # Its tensors are not to stay in the slab as long as somebody has the error.
+                clear_frames(error.__traceback__)
+                _log.exception("a request of a front end has failed", kind=record[0])
+                self.refuse(record[1], error)
+
+    def _is_of_a_request(self, record: Record) -> bool:
+        """Tell whether a record is of one request: whatever is wrong with it is not of others."""
+        if record[0] not in (Kind.REQUEST, Kind.CANCEL) or len(record) < 2:
+            return False
+        return type(record[1]) is int
 
     def _heard_of(self, record: Record) -> None:
         match record[0]:
@@ -213,9 +252,18 @@ class ConnectedFrontEnd:
     def refuse(self, number: int, error: BaseException) -> None:
         """Send an error."""
         self._calls.pop(number, None)
-        failure = failure_of(error)
-        said = failure.error, failure.text, failure.needed_bytes
-        self.bridge.say((Kind.FAILURE, number, *said))
+        self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
+
+    def unsaid(self, record: Record, error: BaseException) -> Record | None:
+        """Return the failure of a request whose answer has no form as bytes."""
+        if record[0] not in (Kind.ANSWER, Kind.PART):
+            # The front end would know other models than there are.
+            self.bridge.close()
+            return None
+        call = self._calls.pop(record[1], None)
+        if call is not None:
+            call.cancel("its answer cannot be said")
+        return Kind.FAILURE, record[1], *failure_of(error).said
 
     def lost(self) -> None:
         """Cancel what it has passed on: its clients are gone with it."""
@@ -243,6 +291,7 @@ def _take_extra(call: FrontCall, extra: Mapping[str, Any]) -> None:
     call.deadline = extra.get(Extra.DEADLINE)
     if Extra.PRINCIPAL in extra:
         call.principal = Principal(extra[Extra.PRINCIPAL])
+    call.said_caller = extra.get(Extra.CALLER, "")
     call.takes_many = extra.get(Extra.TAKES_MANY, False)
     call.wants_whole = extra.get(Extra.WANTS_WHOLE, False)
 
@@ -289,7 +338,9 @@ class FrontEnds:
             return
         account = self._ledger.open()
         front = ConnectedFrontEnd(self, account)
-        front.bridge = Bridge(slabs, account, Purpose.ANSWERS, front.heard, front.lost)
+        front.bridge = Bridge(
+            slabs, account, Purpose.ANSWERS, front.heard, front.lost, unsaid=front.unsaid
+        )
         await front.bridge.open(end)
         if not front.bridge.is_open:
             return

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from traceback import clear_frames
 from typing import Any
 
 import structlog
@@ -20,7 +21,7 @@ from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.sight import without_hidden
 from xlaserve.core.serving.stations.station import MakeStation
-from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent
+from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent, XlaserveError
 from xlaserve.models.handling import AnswerParameters
 from xlaserve.panics import ENDS
 from xlaserve.processes.failures import error_of
@@ -138,7 +139,9 @@ class FrontEnd:
         self._unshown = {model.name for model in self._registry.models()}
         self._is_started = False
         # The engine may speak before this end is known to be open.
-        self._bridge = Bridge(slabs, account, Purpose.REQUESTS, self._heard, self._lost)
+        self._bridge = Bridge(
+            slabs, account, Purpose.REQUESTS, self._heard, self._lost, unsaid=self._unsaid
+        )
         await self._bridge.open(end)
 
     # --- requests ---
@@ -174,12 +177,35 @@ class FrontEnd:
 
     def _heard(self, records: Sequence[Record]) -> None:
         for record in records:
-            if record[0] == Kind.ANSWER:
-                self._answered(record)
-            elif record[0] == Kind.PART:
-                self._answered_in_part(record)
-            else:
-                self._heard_of(record)
+            try:
+                if record[0] == Kind.ANSWER:
+                    self._answered(record)
+                elif record[0] == Kind.PART:
+                    self._answered_in_part(record)
+                else:
+                    self._heard_of(record)
+            except ENDS:
+                raise
+            except BaseException as error:
+                if record[0] not in (Kind.ANSWER, Kind.PART, Kind.FAILURE):
+                    raise
+                # Its tensors are not to stay in the slab as long as somebody has the error.
+                clear_frames(error.__traceback__)
+                if not isinstance(error, XlaserveError):
+                    _log.exception("the answer of an engine cannot be read", kind=record[0])
+                self._failed(record[1], error)
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        """Answer one request with an error; those beside it are answered as ever."""
+        call, _ = self._calls.get(number, (None, None))
+        if call is not None:
+            self.leave(number, call)
+            deliver([call], error)
+
+    def _unsaid(self, record: Record, error: BaseException) -> None:
+        """Answer a request that has no form as bytes: the engine does not know of it."""
+        if record[0] == Kind.REQUEST:
+            self._failed(record[1], error)
 
     def _heard_of(self, record: Record) -> None:
         match record[0]:
@@ -201,18 +227,15 @@ class FrontEnd:
 
     def _answered(self, record: Record) -> None:
         _, number, place, flat, begun_ns, ended_ns, rows, parameters = record
-        call, model = self._calls.pop(number, (None, None))
+        call, model = self._calls.get(number, (None, None))
         if call is None or model is None:
             self._drop(place)
             return
+        response = self._response(call, model, place, flat, parameters) if flat else None
+        del self._calls[number]
         call.place = None
         if self._streams:
             self._streams.pop(number, None)
-        response = None
-        if flat:
-            response = self._response(call, model, place, flat, parameters)
-            if response is None:
-                return
         answer_last(call, Executed({}, begun_ns, ended_ns, rows), response)
 
     def _answered_in_part(self, record: Record) -> None:
@@ -222,16 +245,14 @@ class FrontEnd:
         if call is None or model is None or taking is None:
             self._drop(place)
             return
-        response = self._response(call, model, place, flat, parameters)
-        if response is not None:
-            call.answer(response, last=False)
-            data = flat[2::3]
-            taking.wrote(sum(map(len, data)) if place == NOWHERE else sum(data))
+        call.answer(self._response(call, model, place, flat, parameters), last=False)
+        data = flat[2::3]
+        taking.wrote(sum(map(len, data)) if place == NOWHERE else sum(data))
 
     def _response(
         self, call: InferCall, model: PassedModel, place: int, flat: Sequence[Any], parameters: Any
-    ) -> InferResponse | None:
-        """Return an answer; None where it cannot be made, which the client is told."""
+    ) -> InferResponse:
+        """Return an answer; raises why it cannot be made."""
         bridge, specs = self._bridge, model.info.outputs
         assert bridge is not None
         outputs = tensors_of(specs, flat, place, bridge.reader)
@@ -241,13 +262,7 @@ class FrontEnd:
             # The model decides which outputs an answer has, where others follow.
             call.chosen = tuple([specs[at] for at in flat[::3]])
         given = None if parameters is None else AnswerParameters(*parameters)
-        try:
-            return respond(call, outputs, given)
-        except ENDS:
-            raise
-        except BaseException as error:
-            deliver([call], error)
-            return None
+        return respond(call, outputs, given)
 
     def _drop(self, place: int) -> None:
         """Give the place of an answer back that nobody wants any more."""

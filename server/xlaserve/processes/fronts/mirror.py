@@ -11,6 +11,7 @@ import structlog
 
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Instance, Model, Registry, Version
+from xlaserve.processes.failures import sayable
 from xlaserve.processes.fronts.description import UnknownDescription, described
 from xlaserve.processes.fronts.records import Kind, Record
 from xlaserve.tensors import TensorSpec
@@ -152,7 +153,7 @@ class Mirror:
 
     def _row(self, version: Version) -> _Row:
         state, instance = version.state, version.instance
-        said = version.number, state.value, version.lifecycle.reason
+        said = version.number, state.value, sayable(version.lifecycle.reason)
         if instance is None or not state.answers:
             return *said, "", 0, b"", "", ""
         handle = self._handles.get(instance)
@@ -165,7 +166,7 @@ class Mirror:
                 return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", "", ""
         described = self._described[instance]
         text = _text_digest(instance)
-        return *said, instance.fault, handle, described, text, instance.url
+        return *said, sayable(instance.fault), handle, described, text, instance.url
 
     def _given(self, version: Version, instance: Instance) -> int:
         self._last = handle = self._last + 1

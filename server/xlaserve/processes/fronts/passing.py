@@ -57,11 +57,11 @@ class PassedModel:
             call.started_ns,
             # Of one client, as `client_of` tells them apart.
             hash(peer.address) if peer.proxy else id(peer.account),
-            _extra(call, may_be_many=self.info.is_decoupled),
+            _extra(call, self.info),
         )
 
 
-def _extra(call: InferCall, *, may_be_many: bool) -> dict[str, Any] | None:
+def _extra(call: InferCall, info: ModelInfo) -> dict[str, Any] | None:
     extra: dict[str, Any] = {}
     if call.parameters:
         extra[Extra.PARAMETERS] = dict(call.parameters)
@@ -73,7 +73,9 @@ def _extra(call: InferCall, *, may_be_many: bool) -> dict[str, Any] | None:
         extra[Extra.DEADLINE] = call.deadline
     if call.owner:
         extra[Extra.PRINCIPAL] = call.owner
-    if may_be_many and call.takes_many:
+    elif info.generation is not None and (caller := call.caller):
+        extra[Extra.CALLER] = caller
+    if info.is_decoupled and call.takes_many:
         extra[Extra.TAKES_MANY] = True
         if call.wants_whole:
             extra[Extra.WANTS_WHOLE] = True

@@ -65,6 +65,10 @@ class Kind:
     """Number of a batch that was not begun."""
 
 
+PLACES = {Kind.REQUEST: 4, Kind.ANSWER: 2, Kind.PART: 2, Kind.BATCH: 4}
+"""Where the records of a kind have the place of their tensors."""
+
+
 class Extra:
     """Keys of what few requests have."""
 
@@ -75,6 +79,8 @@ class Extra:
     """Seconds of the clock of event loops, which is the same in all processes of a machine."""
     PRINCIPAL = "n"
     """Name of the caller."""
+    CALLER = "c"
+    """Who takes turns with others, where that is no principal: for models that have turns."""
     TAKES_MANY = "m"
     """Whether the client can be given more than one answer: of requests that may have many."""
     WANTS_WHOLE = "w"

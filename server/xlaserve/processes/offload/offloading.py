@@ -203,7 +203,9 @@ class Offloading:
             before.bridge.close()
         peer = self._peers[worker] = Peer(self, worker)
         account = self._ledger.open()
-        peer.bridge = Bridge(slabs, account, Purpose.REQUESTS, peer.heard, peer.lost)
+        peer.bridge = Bridge(
+            slabs, account, Purpose.REQUESTS, peer.heard, peer.lost, unsaid=peer.unsaid
+        )
         await peer.bridge.open(end)
 
 

@@ -14,6 +14,7 @@ from xlaserve.core.serving.stations.host import executed
 from xlaserve.core.serving.statistics import Offloads
 from xlaserve.errors import EngineLost, ExecutionStalled
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.panics import ENDS
 from xlaserve.processes.failures import error_of, failure_of
 from xlaserve.processes.fronts.bridge import Bridge
 from xlaserve.processes.fronts.records import NOWHERE, Kind, Record, bytes_of, tensors_of
@@ -245,12 +246,25 @@ class Peer:
     def _executed(self, number: int, info: ModelInfo, result: Executed | BaseException) -> None:
         self._home.finished()
         if isinstance(result, BaseException):
-            failure = failure_of(result)
-            said = failure.error, failure.text, failure.needed_bytes
-            self.bridge.say((Kind.FAILURE, number, *said))
+            self.bridge.say((Kind.FAILURE, number, *failure_of(result).said))
             return
-        place, flat, _ = self._placed(info.outputs, result.outputs)
+        try:
+            place, flat, _ = self._placed(info.outputs, result.outputs)
+        except ENDS:
+            raise
+        except BaseException as error:
+            self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
+            return
         self.bridge.say((Kind.ANSWER, number, place, flat, result.begun_ns, result.ended_ns))
+
+    def unsaid(self, record: Record, error: BaseException) -> Record | None:
+        """Know that a record has no form as bytes: a batch is executed here, an answer fails."""
+        if record[0] == Kind.BATCH:
+            given = self._given.pop(record[1])
+            given.count(Offloads(refused=1))
+            given.refused()
+            return None
+        return Kind.FAILURE, record[1], *failure_of(error).said
 
     def _placed(self, specs: Sequence[TensorSpec], tensors: Tensors) -> tuple[int, list[Any], int]:
         """Return tensors as records have them, their place, and their bytes."""

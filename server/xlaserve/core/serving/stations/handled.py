@@ -295,7 +295,8 @@ class Exchange:
     def sender(self) -> Sender:
         """Return what is known of who sent the request."""
         call = self.call
-        return Sender(call.submitted_ns, call.owner, call.takes_many and not call.wants_whole)
+        takes_many = call.takes_many and not call.wants_whole
+        return Sender(call.submitted_ns, call.owner, takes_many, call.caller)
 
     @property
     def is_cancelled(self) -> bool:

@@ -3,6 +3,7 @@
 from xlaserve import code_errors, errors, sequence_errors
 from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import XlaserveError
+from xlaserve.panics import text_of
 
 _KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors)}
 
@@ -12,7 +13,7 @@ def named(error: BaseException) -> tuple[str, str]:
     kind = type(error)
     while kind.__name__ not in _KNOWN and kind is not BaseException:
         kind = kind.__base__ or BaseException
-    return kind.__name__, str(error)
+    return kind.__name__, text_of(error)
 
 
 def raised(said: tuple[str, str]) -> XlaserveError:

@@ -134,7 +134,7 @@ class Embeddings:
             raise ModelHasNoText(model, info.no_text)
         request.grow(_ENCODED_TIMES * characters, "the tokens of the inputs")
         encode = partial(_encode, info.text, info.prompt, inputs)
-        found = await computed(self._threads, info.text, request.call.owner, encode)
+        found = await computed(self._threads, info.text, request.call.caller, encode)
         ids = [_checked(one, _field(inputs, at), info) for at, one in enumerate(found)]
         kept = sum(one.nbytes for one in ids)
         request.grow(kept - _ENCODED_TIMES * characters, "the tokens of the inputs")

@@ -86,7 +86,7 @@ class Generations:
                         "model", "a language model", f"'{asked.model}', which is {info.platform}"
                     )
                 family = asked.form.family(generation)
-                text = self._texts.of(asked.model, generation, request.call.owner)
+                text = self._texts.of(asked.model, generation, request.call.caller)
                 prompts = await self._encoded(request, asked, text, generation)
             if self._is_current(asked.model, instance):
                 more = asked.form.parameters(family, generation)

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.language.text import LanguageText
 from xlaserve.language.tokenizing import Tokens
+from xlaserve.language.turns import CallerThread
 from xlaserve.language_errors import ModelHasNoText, TextProcessLost
 from xlaserve.models.generation.info import GenerationInfo
 
@@ -25,8 +25,12 @@ async def computed(
     """
     if text.thread is None:
         return await threads.run(call, text)
+    return await _in_turn(text.thread, caller, call)
+
+
+async def _in_turn(thread: CallerThread, caller: str, call: Callable[[], T]) -> T:
     try:
-        future = text.thread.submit(caller, call)
+        future = thread.submit(caller, call)
     except RuntimeError as error:
         raise TextProcessLost("", "the model is being unloaded") from error
     return await asyncio.wrap_future(future)
@@ -35,16 +39,9 @@ async def computed(
 class ModelText:
     """The text of one loaded instance, for one caller. Of the event loop."""
 
-    def __init__(
-        self, text: LanguageText, threads: HostThreads, rendering: asyncio.Lock, caller: str
-    ) -> None:
-        """`rendering` is held while the template renders, which does one after the other.
-
-        Those that wait for that keep no threads from others.
-        """
+    def __init__(self, text: LanguageText, threads: HostThreads, caller: str) -> None:
         self.text = text
         self._threads = threads
-        self._rendering = rendering
         self._caller = caller
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
@@ -60,10 +57,7 @@ class ModelText:
     ) -> Sequence[int]:
         """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
         chat = partial(self.text.chat, messages, tools)
-        if self.text.thread is not None:
-            return await computed(self._threads, self.text, self._caller, chat)
-        async with self._rendering:
-            return await computed(self._threads, self.text, self._caller, chat)
+        return await _in_turn(self.text.chat_thread, self._caller, chat)
 
 
 class Texts:
@@ -71,12 +65,10 @@ class Texts:
 
     def __init__(self, threads: HostThreads) -> None:
         self._threads = threads
-        self._rendering: WeakKeyDictionary[LanguageText, asyncio.Lock] = WeakKeyDictionary()
 
     def of(self, model: str, generation: GenerationInfo, caller: str) -> ModelText:
         """Return the text of an instance for a caller; raises ModelHasNoText."""
         text = generation.text
         if text is None:
             raise ModelHasNoText(model, generation.no_text)
-        rendering = self._rendering.setdefault(text, asyncio.Lock())
-        return ModelText(text, self._threads, rendering, caller)
+        return ModelText(text, self._threads, caller)
