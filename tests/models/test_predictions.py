@@ -33,6 +33,11 @@ def compiler() -> Child:
     return Child()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _estimating() -> None:
+    loaders.begin_estimating()
+
+
 def _check(compiler: Child, path: Path, parameters: Mapping[str, str]) -> None:
     """Compare for a mesh, whose loads compile every batch size."""
     config = ModelConfig(parameters=dict(parameters))

@@ -52,7 +52,7 @@ _SEQUENCES = "xlaserve.models.sequence_model"
 """Imported once jax is, as those of the table are."""
 _IMPORTED_LATE = (
     _SEQUENCES,
-    "xlaserve.models.estimating",
+    sizes.ESTIMATING,
     "xlaserve.models.rows.interface",
     "xlaserve.models.onnx.reading",
 )
@@ -306,6 +306,11 @@ def recognised(path: Path, config: ModelConfig) -> str:
     if row.sniff is _has_pt2:
         return "pt2"
     return "onnx" if row.sniff is _has_onnx else row.kind
+
+
+def begin_estimating() -> None:
+    """Have temporaries estimated from now on in `predict_size`; imports JAX."""
+    importlib.import_module(sizes.ESTIMATING)
 
 
 def predict_size(

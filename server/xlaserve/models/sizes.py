@@ -1,6 +1,6 @@
 """The memory that a model will need, predicted from its headers and its StableHLO."""
 
-import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +28,9 @@ LIMIT_ARTIFACT_BYTES = 256 << 20
 COPIES_WHILE_COMPILED = 8
 """Copies of an artifact's constant in memory then: measured 7 to 9, on the CPU. One stays."""
 
+
+ESTIMATING = "xlaserve.models.estimating"
+"""The module that estimates, which needs JAX."""
 
 LIMIT_ESTIMATED_BYTES = 4 << 20
 """A larger module has constants, whose bytes would be read twice."""
@@ -169,7 +172,12 @@ class _Asked:
 
 
 def _within(asked: _Asked, seconds: float | None) -> int | None:
-    """Return the estimate; None where it takes longer, to be there when it is asked for again."""
+    """Return the estimate; None where it takes longer, to be there when it is asked for again.
+
+    None too as long as nobody has imported JAX: memory is reserved before that.
+    """
+    if ESTIMATING not in sys.modules:
+        return None
     if seconds is None:
         return _estimated(asked)
     try:
@@ -181,10 +189,8 @@ def _within(asked: _Asked, seconds: float | None) -> int | None:
 @lru_cache(MAX_ESTIMATES)
 def _estimated(asked: _Asked) -> int | None:
     """Return the outputs and temporaries of an execution; None where nothing can be said of it."""
-    # JAX takes seconds to import.
-    estimating = importlib.import_module("xlaserve.models.estimating")
     try:
-        found = estimating.of_module(
+        found = sys.modules[ESTIMATING].of_module(
             asked.module,
             asked.shapes,
             asked.kept,
