@@ -23,7 +23,6 @@ EXAMPLES = ("digits", "identity", "mlp", "simple")
 NETWORKS = (
     pytest.param("bert", 8),
     *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("bert", "lstm", "resnet50")),
-    *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixer", "unet", "vit")),
 )
 MANY_PROGRAMS = {"batch_sizes": ",".join(map(str, range(1, 33)))}
 
