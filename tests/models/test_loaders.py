@@ -200,15 +200,17 @@ def test_size_is_predicted_without_jax(affine_directory: Path) -> None:
 import sys
 from pathlib import Path
 from xlaserve.models.loaders import predict_size
-size = predict_size(Path({str(affine_directory)!r}))
-print(size["cpu:0"], "jax" in sys.modules)
+(size,) = predict_size(Path({str(affine_directory)!r})).values()
+print(size, "jax" in sys.modules)
 """
     found = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()
 
     assert "False" == found[1]
-    assert {"cpu:0": int(found[0])} == loaders.predict_size(affine_directory)
+    loaders.begin_estimating()
+    (estimated,) = loaders.predict_size(affine_directory).values()
+    assert manifest.read(affine_directory).parameters_bytes < int(found[0]) < estimated
 
 
 def test_predicted_size_is_near_the_measured_one(
@@ -239,7 +241,7 @@ def test_size_is_that_of_a_copy_on_each_device(
 
 def test_a_part_of_what_is_split_is_on_each_device(affine_directory: Path) -> None:
     """A rule splits `w`, FP32[4,300]; what none fits is whole on each."""
-    (whole,) = loaders.predict_size(affine_directory).values()
+    (whole,) = loaders.predict_size(affine_directory, devices=Devices("cuda", 1)).values()
     config = ModelConfig(parameters={"devices": "all", **_SHARD})
 
     assert dict.fromkeys(("cuda:0", "cuda:1"), whole - 2400) == loaders.predict_size(

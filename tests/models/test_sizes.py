@@ -10,11 +10,15 @@ from xlaserve.models import manifest, sizes
 
 
 def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:
-    """Five buckets, FP32 [4,300] and [300], and six rows of [4] in and [300] out."""
-    artifact = (affine_directory / manifest.ARTIFACT).stat().st_size
-    expected = 4 * (1200 + 300) + 4 * 6 * (4 + 300) + 5 * (sizes.EXECUTABLE_BYTES + artifact)
+    """Five buckets, FP32 [4,300] and [300], and six rows of [4] in and of [300] out.
 
-    assert expected == sizes.predict_exported(affine_directory)
+    The product and its sum are one after the other, and 1.6 times what an estimate says is told.
+    """
+    module = _largest_file(affine_directory)
+    held = 4 * (1200 + 300) + 5 * sizes.EXECUTABLE_BYTES + module
+    found = sizes.predict_exported(affine_directory) - held
+
+    assert 4 * 6 * (4 + 300) <= found <= 4 * 6 * 4 + 1.6 * 2 * 4 * 6 * 300 + 100
 
 
 def _largest_file(directory: Path) -> int:
@@ -32,7 +36,8 @@ def test_what_others_have_of_a_computation_is_not_predicted_again(
     sha256 = hashlib.sha256(module.read_bytes()).hexdigest()
     shared = sizes.shared_bytes(affine_directory, {sha256: there}.__getitem__)
 
-    assert expected * (sizes.EXECUTABLE_BYTES + _largest_file(affine_directory)) == shared
+    held = _largest_file(affine_directory) if there else 0
+    assert expected * sizes.EXECUTABLE_BYTES + held == shared
     assert shared <= sizes.predict_exported(affine_directory)
 
 

@@ -8,6 +8,7 @@ from grpclib._typing import IServable
 
 from xlaserve import build
 from xlaserve.assembly.core import Core
+from xlaserve.core.residence.predictions import LOOK_SECONDS
 from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.runtime import ModelRuntime
 from xlaserve.core.serving.call import Operation, current_call
@@ -141,7 +142,11 @@ def _model_runtime(core: Core) -> ModelRuntime:
         core.registry,
         core.repository,
         core.capacity,
-        predict_size=partial(loaders.predict_size, processes=core.settings.processes),
+        predict_size=partial(
+            loaders.predict_size,
+            processes=core.settings.processes,
+            patience_seconds=LOOK_SECONDS / 2,
+        ),
         look=core.look,
     )
 

@@ -28,6 +28,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.embedding import declared as embedding
 from xlaserve.models.embedding.declared import Declared
+from xlaserve.models.foreseen import Serving
 from xlaserve.models.generation import configured as generation
 from xlaserve.models.generation.record import FILE_NAME as GENERATOR_FILE
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
@@ -49,7 +50,12 @@ class _Wrap(Protocol):
 
 _SEQUENCES = "xlaserve.models.sequence_model"
 """Imported once jax is, as those of the table are."""
-_IMPORTED_LATE = (_SEQUENCES, "xlaserve.models.rows.interface", "xlaserve.models.onnx.reading")
+_IMPORTED_LATE = (
+    _SEQUENCES,
+    sizes.ESTIMATING,
+    "xlaserve.models.rows.interface",
+    "xlaserve.models.onnx.reading",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Loader:
     """Has a function `load`; imported once the port is open, since jax takes seconds to import."""
     sniff: Callable[[Path, ModelConfig], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
-    predict_size: Callable[[Path, sizes.Parts, Roots], int]
+    predict_size: Callable[[Path, sizes.Parts, Roots, Serving], int]
     """Returns the bytes on each device, told into how many parts parameters are split."""
     files: tuple[str, ...] | None = ()
     """Names that a `default_model_filename` may have; None for any."""
@@ -91,10 +97,14 @@ def _has_plain_artifact(path: Path, config: ModelConfig) -> bool:
     return found is not None and config.default_model_filename in ("", found.name)
 
 
-def _predict_plain(path: Path, parts: sizes.Parts, roots: Roots) -> int:
+def _predict_plain(path: Path, parts: sizes.Parts, roots: Roots, serving: Serving) -> int:
     found = plain_artifact.find(path)
     assert found is not None
-    return sizes.predict_single_file(found, parts, roots)
+    return sizes.predict_single_file(found, parts, roots, serving)
+
+
+def _nothing(path: Path, parts: sizes.Parts, roots: Roots, serving: Serving) -> int:
+    return 0
 
 
 def _has_code(directory: Path, config: ModelConfig) -> bool:
@@ -166,7 +176,7 @@ LOADERS = (
         PYTHON,
         "xlaserve.models.python.loading",
         _has_code,
-        lambda path, parts, roots: 0,
+        _nothing,
         None,
         looked_for=_CODE,
     ),
@@ -195,7 +205,9 @@ LOADERS = (
         None,
         looked_for=f"one *{_ARTIFACT_SUFFIX}",
     ),
-    Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
+    Loader(
+        "identity", "xlaserve.models.identity", _never, lambda directory, parts, roots, serving: 0
+    ),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 
@@ -326,6 +338,11 @@ def recognised(path: Path, config: ModelConfig) -> str:
     return "onnx" if row.sniff is _has_onnx else row.kind
 
 
+def begin_estimating() -> None:
+    """Have temporaries estimated from now on in `predict_size`; imports JAX."""
+    importlib.import_module(sizes.ESTIMATING)
+
+
 def predict_size(
     path: Path,
     config: ModelConfig | None = None,
@@ -333,11 +350,14 @@ def predict_size(
     roots: Roots = ANYWHERE,
     *,
     processes: int = 1,
+    in_background: bool = False,
+    patience_seconds: float | None = None,
 ) -> dict[str, int]:
     """Return how many bytes the model will need on each device, from its headers alone.
 
     Where its manifest has what the compiler said for devices of this kind, that is it. So many
-    `processes` map its parameters, and each accounts for its part.
+    `processes` map its parameters, and each accounts for its part. `in_background`: a load leaves
+    most batch sizes for later. After `patience_seconds` temporaries count as large as the outputs.
 
     Raises InvalidModel, also where the configuration asks for a device that is not there.
     """
@@ -360,11 +380,14 @@ def predict_size(
                 + states * seats.count(index)
                 for index in sorted(used)
             }
-    size = row.predict_size(path, lambda name: processes * parts(name), roots)
-    return {
-        device_name(wanted.platform, index): size + states * seats.count(index)
-        for index in sorted(used)
-    }
+    found: dict[str, int] = {}
+    for index in sorted(used):
+        serving = Serving(
+            wanted.platform, config, seats.count(index), in_background, patience_seconds
+        )
+        size = row.predict_size(path, lambda name: processes * parts(name), roots, serving)
+        found[device_name(wanted.platform, index)] = size + states * serving.replicas
+    return found
 
 
 def _recorded(

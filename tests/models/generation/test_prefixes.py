@@ -14,8 +14,8 @@ from xlaserve.models.generation import asking
 from xlaserve.models.generation.batch import Batch
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.programs import Step
 from xlaserve.models.generation.running import Running
+from xlaserve.models.generation.step import Step
 from xlaserve.models.generation.trial import rows_are_of_their_tokens
 from xlaserve.models.handling import Sender
 

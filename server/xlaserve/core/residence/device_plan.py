@@ -183,6 +183,8 @@ def usable_bytes(target: Target, settings: Settings) -> int | None:
 def _predicted(
     source: ModelSource, version: VersionSource, done: Compiled, devices: Devices
 ) -> Sizes:
+    # As the server has it, which has imported JAX when a mesh asks.
+    loaders.begin_estimating()
     try:
         return loaders.predict_size(version.directory, source.config, devices, version.roots)
     except InvalidModel:

@@ -39,6 +39,7 @@ from xlaserve.errors import (
 )
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.foreseen import Serving
 from xlaserve.models.loaded import (
     DEFAULT_MAX_SEQUENCES,
     MAX_ON_DEMAND_SHAPES,
@@ -48,7 +49,6 @@ from xlaserve.models.loaded import (
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.placement import ONE_CPU, Devices, with_file_of, without_effect
 from xlaserve.models.python.host import PythonHost
-from xlaserve.models.roots import Roots
 from xlaserve.models.shared_programs import SharedPrograms
 from xlaserve.models.sizes import shared_bytes
 
@@ -60,7 +60,8 @@ class Machinery:
     """Dependencies of loads on the layer below."""
 
     load: Load
-    predict_size: Callable[[Path, ModelConfig, Devices, Roots], Sizes]
+    predict_size: Callable[..., Sizes]
+    """Of a directory, configuration, devices and roots, and whether most is left for later."""
     """Return the bytes that a version will take on each device, from its headers; raises
     InvalidModel; blocks."""
     try_loading: Callable[[Path, ModelConfig], None]
@@ -320,11 +321,15 @@ class VersionLoader:
     def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
         """Return what a load adds to each device, from headers alone. Blocks."""
         machinery = self._machinery
-        sizes = machinery.predict_size(source.directory, config, devices, source.roots)
+        later = self._background_compile
+        sizes = machinery.predict_size(
+            source.directory, config, devices, source.roots, in_background=later
+        )
         if devices.platform != "cpu" or not machinery.programs.counts[0]:
             return sizes
         compiled_from = machinery.programs.compiled_from
-        shared = shared_bytes(source.directory, compiled_from, source.roots)
+        serving = Serving(config=config, in_background=later)
+        shared = shared_bytes(source.directory, compiled_from, source.roots, serving)
         return {device: max(0, size - shared) for device, size in sizes.items()}
 
     async def _book(self, reservation: Reservation, sizes: Sizes) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.prefixes import Prefixes
-from xlaserve.models.generation.programs import Step
 from xlaserve.models.generation.running import Given, Running
 from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.models.generation.step import Step
 from xlaserve.models.generation.turns import choose
 from xlaserve.panics import answerable
 from xlaserve.tensors import Tensor

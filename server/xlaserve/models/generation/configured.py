@@ -11,12 +11,13 @@ from xlaserve.errors import InvalidModel
 from xlaserve.language import files
 from xlaserve.models import weights
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.foreseen import Serving
 from xlaserve.models.generation import record
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.record import LENGTH, Record
 from xlaserve.models.generation.texts import TEXT
 from xlaserve.models.roots import ANYWHERE, Roots
-from xlaserve.models.sizes import EXECUTABLE_BYTES, Parts, whole
+from xlaserve.models.sizes import EXECUTABLE_BYTES, ON_THE_HOST, Parts, whole
 from xlaserve.models.weights import DTYPES
 
 PREFIX_CACHE = "prefix_cache"
@@ -99,7 +100,12 @@ def without_step_sizes(
     return replace(info, step_sizes=())
 
 
-def predict_size(directory: Path, parts: Callable[[str], int], roots: Roots = ANYWHERE) -> int:
+def predict_size(
+    directory: Path,
+    parts: Callable[[str], int],
+    roots: Roots = ANYWHERE,
+    serving: Serving = ON_THE_HOST,
+) -> int:
     """Return the bytes of its parameters and programs; raises InvalidModel."""
     record.read(directory, roots)
     entries = weights.read_entries(directory, record.WEIGHTS, roots)

@@ -21,6 +21,7 @@ from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.partial_step import PartialStep
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.models.generation.step import Step
 from xlaserve.models.kept_programs import KeptPrograms, Place
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.sites import Site
@@ -32,8 +33,8 @@ COPY = "the copy of rows"
 PARTIAL = "a step of fewer rows"
 """Names of programs that are in no file, beside DECODE and CHUNK."""
 
-RESULTS = 4
-"""Arrays that a step gives beside the cache: those of programs.Step."""
+RESULTS = len(Step._fields)
+"""Arrays that a step gives beside the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,19 +28,11 @@ from xlaserve.models.generation.lowering import (
 )
 from xlaserve.models.generation.record import CHUNK, DECODE, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.models.generation.step import Step
 from xlaserve.models.kept_programs import KeptPrograms, first_line
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
-
-
-class Step(NamedTuple):
-    """The tokens that one step gave, on the host: a row for each slot, or for each it was of."""
-
-    tokens: Tensor
-    logprobs: Tensor
-    top_tokens: Tensor
-    top_logprobs: Tensor
 
 
 class Programs:

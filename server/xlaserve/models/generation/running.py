@@ -9,7 +9,7 @@ import numpy as np
 from xlaserve.language.detokenizing import Detokenizer
 from xlaserve.models.generation.asking import Asked
 from xlaserve.models.generation.constraint import Constraint
-from xlaserve.models.generation.programs import Step
+from xlaserve.models.generation.step import Step
 from xlaserve.models.generation.texts import TEXT, element
 from xlaserve.models.handling import AnswerParameters, ModelRequest
 from xlaserve.tensors import Parameter, Tensor

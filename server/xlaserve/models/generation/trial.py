@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.programs import Step
 from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.models.generation.step import Step
 from xlaserve.tensors import Tensor
 
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
