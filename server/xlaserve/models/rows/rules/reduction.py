@@ -10,7 +10,6 @@ from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
     Along,
     Dimension,
-    Parts,
     Value,
     factor,
     has_rows,
@@ -67,9 +66,6 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
         known = _known(operation, values[0], starts[0], axes, name)
         if known is not None:
             return [known]
-        by_parts = _over_parts(operation, values[0], starts[0], axes, name)
-        if by_parts is not None:
-            return [by_parts]
     for axis in axes:
         if any(value.dimensions and has_rows(value.dimensions[axis]) for value in values):
             raise Mixes("reduces over the rows")
@@ -111,31 +107,6 @@ def _known(
     found = fact.fixed if fact.is_splat else _BY_NAME[name](fact.fixed, axis=tuple(axes))
     both = _BY_NAME[name](np.stack(np.broadcast_arrays(found, first.fixed)), axis=0)
     return of_constant(Constant(both), shape, operation)
-
-
-def _over_parts(
-    operation: Operation, value: Value, start: Value, axes: Sequence[int], name: str
-) -> Value | None:
-    """Reduce over the parts that a value was put together from."""
-    fact = value.fact
-    if not isinstance(fact, Parts) or tuple(axes) != (fact.dimension,) or name not in _BY_NAME:
-        return None
-    neutral = Constant(1 if name == "stablehlo.and" else 0)
-    if start.fact != neutral or operation.types[0].dtype != "i1":
-        return None
-    items = [part.fact.item() if isinstance(part.fact, Constant) else None for part in fact.values]
-    if any(item is not None and item != neutral.item() for item in items):
-        return of_constant(Constant(1 - (neutral.item() or 0)), operation.types[0].shape, operation)
-    left = [part for part, item in zip(fact.values, items, strict=True) if item is None]
-    if not left:
-        return of_constant(neutral, operation.types[0].shape, operation)
-    together = joined(left)
-    if together.blocked is not None:
-        return together
-    axis = fact.dimension
-    return Value(
-        (*together.dimensions[:axis], *together.dimensions[axis + 1 :]), sized=together.sized
-    )
 
 
 # --- windows -----------------------------------------------------------------------------------
