@@ -70,8 +70,6 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
         if any(value.dimensions and has_rows(value.dimensions[axis]) for value in values):
             raise Mixes("reduces over the rows")
     together = joined(values)
-    if together.blocked is not None:
-        return [together] * count
     sized = together.sized or _starts_sized(starts)
     sized = sized or check_pure(walker, operation.regions[0])
     shape = operation.operand_types[0].shape
@@ -86,9 +84,6 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
 
 
 def _starts_sized(starts: Sequence[Value]) -> Finding | None:
-    for start in starts:
-        if start.blocked is not None:
-            raise Mixes("starts with a value of several rows")
     return next((start.sized for start in starts if start.sized), None)
 
 
@@ -148,8 +143,6 @@ def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walke
     """Reduce in windows."""
     count = len(operands) // 2
     together = joined(operands[:count])
-    if together.blocked is not None:
-        return [together] * count
     finding = _starts_sized(operands[count:]) or check_pure(walker, operation.regions[0])
     names = ("window_strides", "base_dilations", "window_dilations")
     found, sized = _windowed(operation, together, names, "moves windows over the rows")
@@ -161,8 +154,6 @@ def select_and_scatter(
 ) -> list[Value]:
     """Put each element of a source where its window has its largest: the gradient of pooling."""
     operand, source, start = operands
-    if operand.blocked is not None or source.blocked is not None:
-        return [joined([operand, source])]
     finding = _starts_sized([start])
     for region in operation.regions:
         finding = finding or check_pure(walker, region)
@@ -205,8 +196,6 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
 def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
     """Order elements along a dimension."""
     together = joined(operands)
-    if together.blocked is not None:
-        return [together] * len(operands)
     finding = check_pure(walker, operation.regions[0])
     axis = operation.integer("dimension")
     axis += len(together.dimensions) if axis < 0 else 0

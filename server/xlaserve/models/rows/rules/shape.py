@@ -424,9 +424,8 @@ def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int
 
 def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Put a constant around and between the elements."""
-    value = joined([operands[0]])
-    filler = operands[1]
-    if filler.blocked is not None or filler.has_rows:
+    value, filler = operands
+    if filler.has_rows:
         raise NoRule("pads with what is not a constant")
     low, high = (
         operation.sizes("edge_padding_low") or (),
