@@ -11,13 +11,15 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import pytest
 
-IS_POSSIBLE = sys.version_info >= (3, 12)
+_monitoring: Any = getattr(sys, "monitoring", None)
+IS_POSSIBLE = _monitoring is not None
 _TOOL = 3
 """One of the numbers that Python leaves to anybody."""
 
@@ -31,30 +33,30 @@ class _Executed:
         self._current = ""
 
     def pytest_sessionstart(self) -> None:
-        monitoring = sys.monitoring
-        monitoring.use_tool_id(_TOOL, "executed")
-        monitoring.register_callback(_TOOL, monitoring.events.PY_START, self._started)
-        monitoring.register_callback(_TOOL, monitoring.events.LINE, self._line)
-        monitoring.set_events(_TOOL, monitoring.events.PY_START)
+        events = _monitoring.events
+        _monitoring.use_tool_id(_TOOL, "executed")
+        _monitoring.register_callback(_TOOL, events.PY_START, self._started)
+        _monitoring.register_callback(_TOOL, events.LINE, self._line)
+        _monitoring.set_events(_TOOL, events.PY_START)
 
     def _started(self, code: CodeType, offset: int) -> object:
         del offset
         if code.co_filename.startswith(self._below):
-            sys.monitoring.set_local_events(_TOOL, code, sys.monitoring.events.LINE)
-        return sys.monitoring.DISABLE
+            _monitoring.set_local_events(_TOOL, code, _monitoring.events.LINE)
+        return _monitoring.DISABLE
 
     def _line(self, code: CodeType, line: int) -> object:
         # What a module or a class executes once, in whichever test imports it, counts for all.
         is_once = not code.co_flags & inspect.CO_OPTIMIZED
         self._lines[code.co_filename][line].add("" if is_once else self._current)
-        return sys.monitoring.DISABLE
+        return _monitoring.DISABLE
 
     def _begin(self, name: str) -> None:
         self._current = name
-        sys.monitoring.restart_events()
+        _monitoring.restart_events()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         began = time.monotonic()
         self._begin(item.nodeid.partition("::")[0])
         try:
@@ -64,7 +66,7 @@ class _Executed:
             self._begin("")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         self._begin(item.nodeid)
         try:
             return (yield)
@@ -72,8 +74,8 @@ class _Executed:
             self._begin(item.nodeid.partition("::")[0])
 
     def pytest_sessionfinish(self) -> None:
-        sys.monitoring.set_events(_TOOL, 0)
-        sys.monitoring.free_tool_id(_TOOL)
+        _monitoring.set_events(_TOOL, 0)
+        _monitoring.free_tool_id(_TOOL)
         lines = {
             path: {line: sorted(names) for line, names in found.items()}
             for path, found in self._lines.items()
