@@ -3,6 +3,9 @@
 NumPy tells whether a row sees others, for all the integers that a client may send.
 """
 
+# Much of jax is typed, but not all that is called here.
+# mypy: disable-error-code="no-untyped-call"
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
