@@ -16,6 +16,10 @@ ZERO = "%z = stablehlo.constant dense<0.0> : tensor<f32>\n"
 TOTAL = ZERO + (
     f'%q = "stablehlo.reduce"(%x, %z) {SUM} {{dimensions = array<i64: 0, 1>}} : (tensor<Bx4xf32>, tensor<f32>) -> tensor<f32>\n'
 )
+PLACE = (
+    TOTAL + "%p = stablehlo.convert %q : (tensor<f32>) -> tensor<i32>\n"
+    "%o = stablehlo.constant dense<0> : tensor<i32>\n"
+)
 BACK = "%y = stablehlo.transpose %v, dims = [1, 0] : (tensor<4xBxf32>) -> tensor<Bx4xf32>"
 WINDOW = "(%l: tensor<f32>, %r: tensor<f32>)"
 Y = f"%y : {SAME}"
@@ -328,6 +332,29 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         "%e = stablehlo.constant dense<true> : tensor<Bx0xi1>\n%o = stablehlo.constant dense<true> : tensor<i1>\n"
         '%r = "stablehlo.reduce"(%e, %o) ({ ^bb0(%l: tensor<i1>, %m: tensor<i1>): %s = stablehlo.and %l, %m : tensor<i1> stablehlo.return %s : tensor<i1> }) {dimensions = array<i64: 1>} : (tensor<Bx0xi1>, tensor<i1>) -> tensor<Bxi1>',
         "%r : tensor<Bxi1>", X,
+        "",
+    ),
+    "a sum over rows, one by one": (
+        "%o = stablehlo.constant dense<0> : tensor<i32>\n%e = stablehlo.constant dense<0.0> : tensor<1x4xf32>\n"
+        "%r:2 = stablehlo.while(%i = %o, %a = %e) : tensor<i32>, tensor<1x4xf32> cond {\n"
+        "%n = stablehlo.constant dense<4> : tensor<i32>\n%c = stablehlo.compare LT, %i, %n, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
+        "stablehlo.return %c : tensor<i1> } do {\n"
+        f"%s = stablehlo.dynamic_slice %x, %i, %o, sizes = [1, 4] : ({SAME}, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>\n"
+        "%b = stablehlo.add %a, %s : tensor<1x4xf32>\n%u = stablehlo.constant dense<1> : tensor<i32>\n"
+        "%j = stablehlo.add %i, %u : tensor<i32>\nstablehlo.return %j, %b : tensor<i32>, tensor<1x4xf32> }\n"
+        "%y = stablehlo.broadcast_in_dim %r#1, dims = [0, 1] : (tensor<1x4xf32>) -> tensor<Bx4xf32>",
+        Y, X,
+        "carries something on from row to row",
+    ),
+    "a place that does not matter, of a slice": (
+        PLACE + f"%y = stablehlo.dynamic_slice %x, %p, %o, sizes = [B, 2] : ({SAME}, tensor<i32>, tensor<i32>) -> tensor<Bx2xf32>",
+        "%y : tensor<Bx2xf32>", X,
+        "",
+    ),
+    "a place that does not matter, of what is put": (
+        PLACE + "%u = stablehlo.constant dense<1.0> : tensor<Bx2xf32>\n"
+        f"%y = stablehlo.dynamic_update_slice %x, %u, %p, %o : ({SAME}, tensor<Bx2xf32>, tensor<i32>, tensor<i32>) -> {SAME}",
+        Y, X,
         "",
     ),
     "an output that is a number": (
