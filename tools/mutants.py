@@ -4,9 +4,14 @@
 
 Prints which were noticed, and those that were not as patches. Succeeds where at least 95 % were. A
 package is any part of the path below server/xlaserve: `rows`, `core/serving`, `shape.py`.
+
+The tests of all modules of the sample run once without a mutation, which notes the lines that each
+executes. A mutant is tried by those that execute its line; where none does, or on Python 3.11, by
+all tests of its module.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -16,11 +21,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
+import executed
 from mutations import Mutation, mutations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,28 +126,68 @@ def _importers(root: Path, inner: Path) -> Iterator[str]:
             yield file.relative_to(root).as_posix()
 
 
-@dataclass
+@dataclass(frozen=True)
+class Trial:
+    """Tests, as they went without a mutation."""
+
+    lines: Mapping[str, Mapping[str, Sequence[str]]]
+    """Tests that execute a line, by file: files where they set something up; "" is an import."""
+    seconds: Mapping[str, float]
+    """How long each test takes."""
+    whole: float
+    """How long all of them take."""
+
+    def of(self, file: Path, mutation: Mutation) -> Sequence[str]:
+        """Return the tests that execute a mutation, quick files first; none for an import."""
+        lines = self.lines.get(str(file), {})
+        span = range(mutation.start[0], mutation.end[0] + 1)
+        names = {name for line in span for name in lines.get(str(line), ())}
+        if "" in names:
+            return ()
+        by_file: dict[str, list[str]] = {}
+        for one in self.seconds:
+            of = one.partition("::")[0]
+            if one in names or of in names:
+                by_file.setdefault(of, []).append(one)
+        quick_first = sorted(by_file.values(), key=self._taken)
+        return [one for ones in quick_first for one in ones]
+
+    def limit(self, tests: Sequence[str]) -> float:
+        """Return the seconds after which tests are held to be stopped by a mutant."""
+        return 3 * min(self._taken(tests), self.whole) + _MORE_SECONDS
+
+    def _taken(self, tests: Sequence[str]) -> float:
+        return sum(self.seconds.get(one, self.whole) for one in tests)
+
+
 class Copy:
     """A copy of the tree, in which mutants are tried one after the other."""
 
-    root: Path
-    seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """How long tests take without a mutation."""
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
-    def survives(self, mutant: Mutant) -> bool:
-        """Tell whether no test notices a mutant; raises ValueError where they fail without it."""
-        tests = tests_of(self.root, mutant.path)
-        if tests not in self.seconds:
-            began = time.monotonic()
-            code, said = self._run(tests, None)
-            if code:
-                raise ValueError(f"without a mutation, {' '.join(tests)} ends with {code}:\n{said}")
-            self.seconds[tests] = time.monotonic() - began
+    def trial(self, mutants: Sequence[Mutant]) -> Trial:
+        """Run the tests of mutants without a mutation; raises ValueError where they fail."""
+        modules_of = dict.fromkeys(mutant.path for mutant in mutants)
+        tests = list(dict.fromkeys(one for path in modules_of for one in tests_of(self.root, path)))
+        noted = self.root / "executed.json"
+        began = time.monotonic()
+        noting = {"EXECUTED_BELOW": str(self.root / PACKAGE), "EXECUTED_INTO": str(noted)}
+        code, said = self._run(tests, None, noting)
+        if code:
+            raise ValueError(f"without a mutation, {' '.join(tests)} ends with {code}:\n{said}")
+        found = json.loads(noted.read_text()) if noted.exists() else {}
+        taken = time.monotonic() - began
+        return Trial(found.get("lines", {}), found.get("seconds", {}), taken)
+
+    def survives(self, mutant: Mutant, trial: Trial) -> bool:
+        """Tell whether no test notices a mutant."""
         file = self.root / mutant.path
         source = file.read_text()
+        tests = trial.of(file, mutant.mutation) or tests_of(self.root, mutant.path)
         try:
             self._write(file, mutant.mutation.applied(source))
-            code, _ = self._run(tests, 3 * self.seconds[tests] + _MORE_SECONDS)
+            code, _ = self._run(tests, trial.limit(tests))
         finally:
             self._write(file, source)
         return code == 0
@@ -151,17 +198,26 @@ class Copy:
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
 
-    def _run(self, tests: Sequence[str], seconds: float | None) -> tuple[int | None, str]:
+    def _run(
+        self,
+        tests: Sequence[str],
+        seconds: float | None,
+        noting: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[int | None, str]:
         places = [str(self.root / name) for name in ("server", "generated")]
-        command = [sys.executable, "-m", "pytest", "-x", "-q"]
+        places.append(str(Path(executed.__file__).parent))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "executed"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
         limits = ["--numprocesses", "0", "--timeout", str(_TEST_SECONDS)]
+        # More of them than a command line holds.
+        named = self.root / "tests.txt"
+        named.write_text("".join(f"{one}\n" for one in tests))
         said = self.root / "said.txt"
         with said.open("wb") as output:
             process = subprocess.Popen(
-                [*command, *limits, *tests],
+                [*command, *limits, f"@{named}"],
                 cwd=self.root,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
+                env=os.environ | noting | {"PYTHONPATH": os.pathsep.join(places)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -199,8 +255,9 @@ def tried(root: Path, mutants: Sequence[Mutant]) -> int:
     with TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory))
         copied(root, copy.root)
+        trial = copy.trial(mutants)
         for number, mutant in enumerate(mutants, 1):
-            lives = copy.survives(mutant)
+            lives = copy.survives(mutant, trial)
             noticed += not lives
             print(f"{number}/{len(mutants)} {'LIVED' if lives else 'killed'} {mutant}", flush=True)
             if lives:
@@ -212,11 +269,12 @@ def tried(root: Path, mutants: Sequence[Mutant]) -> int:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--package", required=True, help="a part of the path of modules")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="a sample for each")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--list", action="store_true", help="name the mutants, and try none")
     options = parser.parse_args(arguments)
-    mutants = sample(ROOT, options.package, options.seed, options.count)
+    samples = (sample(ROOT, options.package, seed, options.count) for seed in options.seed)
+    mutants = list(dict.fromkeys(mutant for found in samples for mutant in found))
     if not mutants:
         parser.error(f"no module below {PACKAGE} has '{options.package}' in its path")
     if options.list:

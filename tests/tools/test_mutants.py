@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import executed
 import mutants
 from mutations import mutations
 
@@ -142,7 +143,7 @@ TREE: Mapping[str, str] = {
     "server/xlaserve/parity.py": "def is_even(x):\n    return x % 2 == 0\n\n\nLEAST = 3\n",
     "tests/test_parity.py": (
         "from xlaserve.parity import is_even\n\n\ndef test_even():\n    assert is_even(4)\n"
-        "    assert not is_even(5)\n"
+        "    assert not is_even(5)\n\n\ndef test_nothing():\n    pass\n"
     ),
     "pytest.ini": ("[pytest]\naddopts = -p no:asyncio -p no:hypothesispytest -p no:schemathesis\n"),
 }
@@ -170,6 +171,16 @@ def test_mutants_that_no_test_notices_are_printed_as_patches(
     assert 1 == said.count("LIVED server/xlaserve/parity.py:5 constant")
     assert "-LEAST = 3\n+LEAST = 4\n" in said
     assert TREE["server/xlaserve/parity.py"] == (tree / "server/xlaserve/parity.py").read_text()
+
+
+def test_a_mutant_is_tried_by_the_tests_that_execute_its_line(tree: Path) -> None:
+    """What an import executes, and everything on Python 3.11, by all tests of the module."""
+    every = mutants.sample(tree, "parity", 1, 100)
+    trial = mutants.Copy(tree).trial(every)
+
+    chosen = {one.mutation.start[0]: trial.of(tree / one.path, one.mutation) for one in every}
+    executing = ["tests/test_parity.py::test_even"] if executed.IS_POSSIBLE else []
+    assert {2: executing, 5: []} == {line: list(tests) for line, tests in chosen.items()}
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
 
 import pytest
 
-from xlaserve.models.rows import refining
+from xlaserve.models.rows import refining, size_arithmetic
 from xlaserve.models.rows.findings import Unfollowed
 from xlaserve.models.rows.size_arithmetic import question
 
@@ -196,3 +196,91 @@ def test_branches_are_followed_up_to_a_depth(depth: int, is_followed: bool) -> N
         else:
             with pytest.raises(Unfollowed, match="nested too deeply"):
                 question(module, ())
+
+
+V2 = "tensor<2xi32>"
+PAIR = f"""
+%a = stablehlo.reshape %n : ({I32}) -> tensor<1xi32>
+%b = stablehlo.reshape %c : ({I32}) -> tensor<1xi32>
+%v = stablehlo.concatenate %a, %b, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> {V2}
+"""
+EIGHTS = f"%e = stablehlo.constant dense<[8, 4]> : {V2}\n"
+GATHER = (
+    "#stablehlo.gather<collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = %s>"
+)
+
+
+def one_of(operation: str, kind: str = "tensor<1xi32>") -> str:
+    return f"{operation}\n%h = stablehlo.constant dense<8> : {kind}\n%y = stablehlo.divide %w, %h : {kind}"
+
+
+def gathered(indices: str, kind: str, result: str, dim: int) -> str:
+    return (
+        f"%i0 = stablehlo.constant {indices} : {kind}\n"
+        f'%w = "stablehlo.gather"(%v, %i0) {{dimension_numbers = {GATHER % dim}, '
+        f"slice_sizes = array<i64: 1>}} : ({V2}, {kind}) -> {result}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "operation"),
+    [
+        # The size of the batch is the first element, and eight the second.
+        (one_of(f"%w = stablehlo.slice %v [0:1] : ({V2}) -> tensor<1xi32>"), "divide"),
+        (one_of(f"%w = stablehlo.slice %v [1:2] : ({V2}) -> tensor<1xi32>"), ""),
+        (one_of(f"%w = stablehlo.slice %v [0:2:2] : ({V2}) -> tensor<1xi32>"), "divide"),
+        (one_of(gathered("dense<0>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), "divide"),
+        (one_of(gathered("dense<1>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), ""),
+        (one_of(gathered("dense<9>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), ""),
+        (one_of(gathered("dense<-3>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), "divide"),
+        (one_of(gathered("dense<[1, 0]>", V2, V2, 1), V2), "divide"),
+        (one_of(gathered("dense<[1, 1]>", V2, V2, 1), V2), ""),
+        (EIGHTS + f"%y = stablehlo.add %e, %v : {V2}", ""),
+        (EIGHTS + f"%y = stablehlo.divide %v, %e : {V2}", "divide"),
+        (one_of(f"%w = stablehlo.reshape %v : ({V2}) -> tensor<2x1xi32>", "tensor<2x1xi32>"), "divide"),
+        (
+            f"%r = stablehlo.broadcast_in_dim %v, dims = [1] : ({V2}) -> tensor<3x2xi32>\n"
+            "%w = stablehlo.slice %r [0:3, 1:2] : (tensor<3x2xi32>) -> tensor<3x1xi32>\n"
+            "%h = stablehlo.constant dense<8> : tensor<3x1xi32>\n"
+            "%y = stablehlo.divide %w, %h : tensor<3x1xi32>",
+            "",
+        ),
+        (
+            f"%r = stablehlo.broadcast_in_dim %v, dims = [0] : ({V2}) -> tensor<2x3xi32>\n"
+            "%w = stablehlo.slice %r [1:2, 0:3] : (tensor<2x3xi32>) -> tensor<1x3xi32>\n"
+            "%h = stablehlo.constant dense<8> : tensor<1x3xi32>\n"
+            "%y = stablehlo.divide %w, %h : tensor<1x3xi32>",
+            "",
+        ),
+        (
+            f"%r = stablehlo.broadcast_in_dim %v, dims = [0] : ({V2}) -> tensor<2x3xi32>\n"
+            "%w = stablehlo.slice %r [0:1, 0:3] : (tensor<2x3xi32>) -> tensor<1x3xi32>\n"
+            "%h = stablehlo.constant dense<8> : tensor<1x3xi32>\n"
+            "%y = stablehlo.divide %w, %h : tensor<1x3xi32>",
+            "divide",
+        ),
+    ],
+)  # fmt: skip
+def test_known_integers_are_moved_as_they_would_be(body: str, operation: str) -> None:
+    assert asked(PAIR + body) == (operation and f"stablehlo.{operation}")
+
+
+@pytest.mark.parametrize(("predicate", "operation"), [("true", ""), ("false", "divide")])
+def test_a_branch_that_is_never_taken_asks_nothing(predicate: str, operation: str) -> None:
+    body = (
+        f"%p = stablehlo.constant dense<{predicate}> : tensor<i1>\n"
+        '%y = "stablehlo.if"(%p) ({ stablehlo.return %c : tensor<i32> }, '
+        "{ %q = stablehlo.divide %n, %c : tensor<i32> stablehlo.return %q : tensor<i32> }) "
+        ": (tensor<i1>) -> tensor<i32>"
+    )
+
+    assert asked(body) == (operation and f"stablehlo.{operation}")
+
+
+def test_a_program_of_too_many_operations_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Those that are always there, and one that is not.
+    monkeypatch.setattr(size_arithmetic, "MAX_STEPS", 3)
+    asked("")
+
+    with pytest.raises(Unfollowed, match="more than 3 operations"):
+        asked(f"%y = stablehlo.add %n, %c : {I32}")

@@ -47,18 +47,6 @@ class RowNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A value was put together along a dimension from parts of size 1.
-
-    An index vector has one part that is the number of the row and others of the row, which joined
-    would be nothing.
-    """
-
-    dimension: int
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Segments:
     """A value was put together along a dimension from blocks of any sizes.
 
@@ -71,7 +59,7 @@ class Segments:
     values: tuple[Value, ...]
 
 
-Fact: TypeAlias = Constant | RowNumber | Parts | Segments
+Fact: TypeAlias = Constant | RowNumber | Segments
 """A fact about the elements of a value."""
 
 

@@ -11,14 +11,13 @@ from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
     Along,
     Dimensions,
-    Parts,
     RowNumber,
     Segments,
     Value,
     size_of,
 )
 from xlaserve.models.rows.program import Operation, Pair, Shape
-from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, static
+from xlaserve.models.rows.sizes import BATCH, ZERO, static
 
 
 def unread(operation: Operation, grows: Collection[str]) -> str:
@@ -53,7 +52,7 @@ def broken(
 
 def misfit(value: Value, shape: Shape) -> str:
     """Return why a value cannot have a shape, in a clause; empty where it can."""
-    if isinstance(value.fact, Parts | Segments):
+    if isinstance(value.fact, Segments):
         reason = _parts_misfit(value.fact, shape)
         if reason:
             return reason
@@ -85,9 +84,8 @@ def _fact_misfit(fact: object, shape: Shape) -> str:
     return ""
 
 
-def _parts_misfit(fact: Parts | Segments, shape: Shape) -> str:
-    sizes = fact.sizes if isinstance(fact, Segments) else (ONE,) * len(fact.values)
-    axis = fact.dimension
+def _parts_misfit(fact: Segments, shape: Shape) -> str:
+    sizes, axis = fact.sizes, fact.dimension
     if axis >= len(shape) or _summed(sizes) != shape[axis] or len(sizes) != len(fact.values):
         return "is put together from parts of other sizes than its rule says"
     for value, size in zip(fact.values, sizes, strict=True):
@@ -113,6 +111,6 @@ def _forgotten(
         return "depends on rows, of which its rule says nothing"
     if any(one.sized for one in counted) and result.sized is None:
         return "depends on the size of the batch, of which its rule says nothing"
-    if any(one.blocked and not isinstance(one.fact, Parts | Segments) for one in counted):
+    if any(one.blocked and not isinstance(one.fact, Segments) for one in counted):
         return "depends on what is not known, of which its rule says nothing"
     return ""

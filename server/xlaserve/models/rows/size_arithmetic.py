@@ -355,10 +355,6 @@ def _result(operation: Any, operands: list[Constant]) -> Constant | None:
     if name == "stablehlo.compare":
         text = str(operation.attributes["comparison_direction"])
         direction = text.rsplit(maxsplit=1)[-1].rstrip(">")
-    sizes = {one.fixed.size for one in operands}
-    shapes = {one.fixed.shape for one in operands if one.fixed.size > 1}
-    if len(sizes - {1}) > 1 or len(shapes) > 1:
-        return None
     return folded(name, str(kind.element_type), operands, direction)
 
 

@@ -77,7 +77,7 @@ RULES: Rules = MappingProxyType(
         "stablehlo.bitcast_convert": _rule(shape.bitcast_convert),
         "stablehlo.optimization_barrier": _rule(shape.kept, takes_unknown=True, ignored=_all),
         # Several elements make one.
-        "stablehlo.reduce": Rule(reduction.reduce, takes_unknown=True, settle=places.settled),
+        "stablehlo.reduce": Rule(reduction.reduce, settle=places.settled),
         "stablehlo.reduce_window": Rule(reduction.reduce_window),
         "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
         "stablehlo.sort": Rule(reduction.sort),

@@ -8,7 +8,6 @@ from dataclasses import replace
 from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
     Fact,
-    Parts,
     Value,
     blocked,
     check_one_row,
@@ -235,8 +234,6 @@ _PUT = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
 
 
 def _without_fact(value: Value) -> Value:
-    if isinstance(value.fact, Parts) and value.blocked is not None:
-        return Value((), value.blocked)
     return replace(value, fact=None) if value.fact is not None else value
 
 

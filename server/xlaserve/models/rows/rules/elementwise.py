@@ -9,7 +9,7 @@ from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import Along, Dimensions, Value, factor, joined, uniform
 from xlaserve.models.rows.findings import Finding
 from xlaserve.models.rows.program import Operation, Shape
-from xlaserve.models.rows.rules import parts, segments
+from xlaserve.models.rows.rules import segments
 from xlaserve.models.rows.rules.row_numbers import compared_with_row_number, still_row_number
 
 _STABLEHLO = """
@@ -36,9 +36,7 @@ def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     taken = _selected(operation, operands)
     if taken is not None:
         return [taken]
-    whole = parts.each_part(elementwise, operation, operands)
-    if whole is None:
-        whole = segments.each(elementwise, operation, operands)
+    whole = segments.each(elementwise, operation, operands)
     if whole is not None:
         return [whole]
     found = _folded(operation, operands)

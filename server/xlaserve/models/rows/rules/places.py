@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
-    Parts,
     Value,
     uniform,
 )
@@ -63,7 +62,7 @@ def _better(value: Value, found: Place, shape: Shape) -> Value | None:
         return None
     if value.blocked is None and found.offset.sized is not None:
         return None
-    return replace(found.offset, fact=value.fact if isinstance(value.fact, Parts) else None)
+    return replace(found.offset, fact=None)
 
 
 _RULES: TracingRules = MappingProxyType(

@@ -10,7 +10,6 @@ from xlaserve.models.rows.constants import Constant
 from xlaserve.models.rows.domain import (
     Along,
     Dimension,
-    Parts,
     Value,
     factor,
     has_rows,
@@ -67,15 +66,10 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
         known = _known(operation, values[0], starts[0], axes, name)
         if known is not None:
             return [known]
-        by_parts = _over_parts(operation, values[0], starts[0], axes, name)
-        if by_parts is not None:
-            return [by_parts]
     for axis in axes:
         if any(value.dimensions and has_rows(value.dimensions[axis]) for value in values):
             raise Mixes("reduces over the rows")
     together = joined(values)
-    if together.blocked is not None:
-        return [together] * count
     sized = together.sized or _starts_sized(starts)
     sized = sized or check_pure(walker, operation.regions[0])
     shape = operation.operand_types[0].shape
@@ -90,9 +84,6 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
 
 
 def _starts_sized(starts: Sequence[Value]) -> Finding | None:
-    for start in starts:
-        if start.blocked is not None:
-            raise Mixes("starts with a value of several rows")
     return next((start.sized for start in starts if start.sized), None)
 
 
@@ -111,31 +102,6 @@ def _known(
     found = fact.fixed if fact.is_splat else _BY_NAME[name](fact.fixed, axis=tuple(axes))
     both = _BY_NAME[name](np.stack(np.broadcast_arrays(found, first.fixed)), axis=0)
     return of_constant(Constant(both), shape, operation)
-
-
-def _over_parts(
-    operation: Operation, value: Value, start: Value, axes: Sequence[int], name: str
-) -> Value | None:
-    """Reduce over the parts that a value was put together from."""
-    fact = value.fact
-    if not isinstance(fact, Parts) or tuple(axes) != (fact.dimension,) or name not in _BY_NAME:
-        return None
-    neutral = Constant(1 if name == "stablehlo.and" else 0)
-    if start.fact != neutral or operation.types[0].dtype != "i1":
-        return None
-    items = [part.fact.item() if isinstance(part.fact, Constant) else None for part in fact.values]
-    if any(item is not None and item != neutral.item() for item in items):
-        return of_constant(Constant(1 - (neutral.item() or 0)), operation.types[0].shape, operation)
-    left = [part for part, item in zip(fact.values, items, strict=True) if item is None]
-    if not left:
-        return of_constant(neutral, operation.types[0].shape, operation)
-    together = joined(left)
-    if together.blocked is not None:
-        return together
-    axis = fact.dimension
-    return Value(
-        (*together.dimensions[:axis], *together.dimensions[axis + 1 :]), sized=together.sized
-    )
 
 
 # --- windows -----------------------------------------------------------------------------------
@@ -177,8 +143,6 @@ def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walke
     """Reduce in windows."""
     count = len(operands) // 2
     together = joined(operands[:count])
-    if together.blocked is not None:
-        return [together] * count
     finding = _starts_sized(operands[count:]) or check_pure(walker, operation.regions[0])
     names = ("window_strides", "base_dilations", "window_dilations")
     found, sized = _windowed(operation, together, names, "moves windows over the rows")
@@ -190,8 +154,6 @@ def select_and_scatter(
 ) -> list[Value]:
     """Put each element of a source where its window has its largest: the gradient of pooling."""
     operand, source, start = operands
-    if operand.blocked is not None or source.blocked is not None:
-        return [joined([operand, source])]
     finding = _starts_sized([start])
     for region in operation.regions:
         finding = finding or check_pure(walker, region)
@@ -234,8 +196,6 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
 def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
     """Order elements along a dimension."""
     together = joined(operands)
-    if together.blocked is not None:
-        return [together] * len(operands)
     finding = check_pure(walker, operation.regions[0])
     axis = operation.integer("dimension")
     axis += len(together.dimensions) if axis < 0 else 0

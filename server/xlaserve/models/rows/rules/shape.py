@@ -13,7 +13,6 @@ from xlaserve.models.rows.domain import (
     Along,
     Dimension,
     Dimensions,
-    Parts,
     RowNumber,
     Segments,
     Value,
@@ -27,9 +26,9 @@ from xlaserve.models.rows.domain import (
     uniform,
     with_finding,
 )
-from xlaserve.models.rows.findings import Finding, Mixes, NoRule
+from xlaserve.models.rows.findings import Finding, Mixes, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Shape
-from xlaserve.models.rows.rules import parts, segments
+from xlaserve.models.rows.rules import segments
 from xlaserve.models.rows.rules.elementwise import of_constant
 from xlaserve.models.rows.rules.row_numbers import WIDE
 from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
@@ -84,13 +83,6 @@ def broadcast_in_dim(operation: Operation, operands: Sequence[Value]) -> list[Va
 
 
 def _broadcast(operation: Operation, value: Value, shape: Shape, places: Sequence[int]) -> Value:
-    fact = value.fact
-    if isinstance(fact, Parts):
-        axis = places[fact.dimension]
-        one = (*shape[:axis], ONE, *shape[axis + 1 :])
-        if shape[axis] == static(len(fact.values)):
-            each = [_broadcast(operation, part, one, places) for part in fact.values]
-            return parts.put_together(each, axis, operation)
     if value.blocked is not None:
         return Value((), value.blocked)
     dimensions = list(uniform(shape))
@@ -141,8 +133,6 @@ def _transposed(value: Value, order: Sequence[int]) -> Value:
         fact = fact.map(lambda a: a.transpose(order))
     elif isinstance(fact, RowNumber):
         fact = RowNumber(order.index(fact.dimension))
-    elif isinstance(fact, Parts):
-        fact = None
     dimensions = tuple(value.dimensions[place] for place in order)
     return Value(dimensions, sized=value.sized, fact=fact)
 
@@ -152,17 +142,6 @@ def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     (value,), shape = operands, operation.types[0].shape
     before = operation.operand_types[0].shape
     moved = ones_moved(before, shape)
-    if isinstance(value.fact, Parts) and moved is not None:
-        axis = moved.get(value.fact.dimension)
-        if axis is not None:
-            thin = (*shape[:axis], ONE, *shape[axis + 1 :])
-            each = [
-                Value((), part.blocked)
-                if part.blocked is not None
-                else _regrouped(part, thin, moved)
-                for part in value.fact.values
-            ]
-            return [parts.put_together(each, axis, operation)]
     if value.blocked is not None:
         return [_blocks_regrouped(value, before, shape) or Value((), value.blocked)]
     return [_regrouped(value, shape, moved)]
@@ -193,8 +172,6 @@ def _regrouped(value: Value, shape: Shape, moved: dict[int, int] | None) -> Valu
     elif isinstance(fact, RowNumber):
         axis = moved.get(fact.dimension) if moved is not None else None
         fact = None if axis is None else RowNumber(axis)
-    elif isinstance(fact, Parts):
-        fact = None
     return Value(reshaped(value.dimensions, shape), sized=value.sized, fact=fact)
 
 
@@ -357,16 +334,14 @@ def concatenate(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     shape = static_shape(operation.types[0].shape)
     if len(known) == len(operands) and shape is not None:
         return [_constants_joined(operation, known, axis)]
-    if all(kind.shape[axis] == ONE for kind in operation.operand_types):
-        return [parts.put_together(operands, axis, operation)]
     blocks, of = _apart(operation, operands, axis)
-    together = joined([_without(value, axis) for value in blocks])
-    if together.blocked is not None:
-        return [together]
     try:
+        together = joined([_without(value, axis) for value in blocks])
+        if together.blocked is not None:
+            return [segments.put_together(blocks, of, axis, together.blocked)]
         along, finding = _one_behind_the_other(operation, blocks, of, axis)
-    except NoRule as reason:
-        finding = Finding(False, operation.name, str(reason), operation.location())
+    except Problem as problem:
+        finding = Finding(problem.mixed, operation.name, str(problem), operation.location())
         return [segments.put_together(blocks, of, axis, finding)]
     dimensions = (*together.dimensions[:axis], along, *together.dimensions[axis + 1 :])
     result = Value(dimensions, sized=together.sized)
@@ -449,9 +424,8 @@ def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int
 
 def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Put a constant around and between the elements."""
-    value = joined([operands[0]])
-    filler = operands[1]
-    if filler.blocked is not None or filler.has_rows:
+    value, filler = operands
+    if filler.has_rows:
         raise NoRule("pads with what is not a constant")
     low, high = (
         operation.sizes("edge_padding_low") or (),

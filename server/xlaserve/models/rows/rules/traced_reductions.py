@@ -11,7 +11,6 @@ from xlaserve.models.rows.domain import (
 )
 from xlaserve.models.rows.program import Region
 from xlaserve.models.rows.ranges import TRUTH, Range
-from xlaserve.models.rows.rules import parts
 from xlaserve.models.rows.rules.reduction import only_operation
 from xlaserve.models.rows.rules.tracing import (
     NOTHING,
@@ -23,6 +22,9 @@ from xlaserve.models.rows.rules.tracing import (
     known_number,
 )
 from xlaserve.models.rows.sizes import ZERO
+
+MAX_PARTS = 16
+"""Most truth values that are looked at one by one."""
 
 
 def _reduced(trace: Trace) -> Place | None:
@@ -85,7 +87,7 @@ def _truth_of_all(trace: Trace, neutral: int) -> Place | None:
     if len(axes) != 1:
         return None
     size = trace.operation.operand_types[0].shape[axes[0]]
-    if not size.is_static or not 0 < size.fixed <= parts.MAX_PARTS:
+    if not size.is_static or not 0 < size.fixed <= MAX_PARTS:
         return None
     each = [trace.other(0, Part(axes[0], number)) for number in range(size.fixed)]
     return _truth_of_each(trace, [one or Place(NOTHING, TRUTH) for one in each], neutral)

@@ -15,6 +15,7 @@ from xlaserve.models.rows.domain import (
     RowNumber,
     Value,
     has_rows,
+    is_uniform,
     joined,
     size_of,
     uniform,
@@ -22,7 +23,6 @@ from xlaserve.models.rows.domain import (
 from xlaserve.models.rows.findings import Finding, Problem
 from xlaserve.models.rows.program import Operation, Shape
 from xlaserve.models.rows.ranges import Range
-from xlaserve.models.rows.rules import parts
 from xlaserve.models.rows.sizes import ONE, Size
 from xlaserve.models.rows.walk import Walker
 
@@ -206,7 +206,7 @@ class Tracing:
         if value is None:
             return None if within is None else Place(NOTHING, within)
         if part is not None:
-            value = parts.part_of(value, *part)
+            value = _part_of(value, *part)
         if isinstance(value.fact, Constant):
             within = ranges.of_constant(value.fact) or within
         plain = Value(value.dimensions, value.blocked, value.sized)
@@ -225,6 +225,19 @@ class Tracing:
         found = Tracing(self._walker, self._rules, self._news, made, arguments)
         found._steps, found._depth = self._steps, self._depth
         return found
+
+
+def _part_of(value: Value, axis: int, number: int) -> Value:
+    """Return what is known of one part along a dimension."""
+    fact = value.fact
+    if value.blocked is not None or not value.dimensions:
+        return Value(value.dimensions, value.blocked, value.sized)
+    dimensions = (*value.dimensions[:axis], (), *value.dimensions[axis + 1 :])
+    if isinstance(fact, Constant):
+        cut = fact if fact.is_splat else fact.map(lambda a: a.take([number], axis))
+        return Value(dimensions, sized=None if cut.is_static else value.sized, fact=cut)
+    kept = isinstance(fact, RowNumber) and is_uniform(value.dimensions[axis])
+    return Value(dimensions, sized=value.sized, fact=fact if kept else None)
 
 
 def _is_of_shape(found: Place, shape: Shape) -> bool:

@@ -1,0 +1,29 @@
+"""Walks over programs of StableHLO that are written down, for tests of the proof of rows."""
+
+import re
+
+from xlaserve.models.rows import Verdict, program, refining
+from xlaserve.models.rows.proof import PAIRS, walked
+
+ROW = "%x: tensor<Bx4xf32>"
+_SIZE = re.compile(r"(?<=[<x\[:])(\d*)B(?=[x,\]:])")
+
+
+def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = "") -> Verdict:
+    """Walk over a program; `B` is the batch, `2B` twice as much. `second` differs at size two."""
+    texts = [_text(body, returned, arguments, PAIRS[0][0])]
+    texts.append(_text(second or body, returned, arguments, PAIRS[0][1]))
+    with refining.parsing():
+        modules = [refining.parse(text) for text in texts]
+        read = program.read(modules[0], modules[1], PAIRS[0])
+        return walked(read, range(arguments.count("B")), ["y"])
+
+
+def _text(body: str, returned: str, arguments: str, rows: int) -> str:
+    kind = returned.partition(":")[2].strip()
+    text = f"func.func public @main({arguments}) -> ({kind}) {{\n{body}\nreturn {returned}\n}}"
+
+    def sized(found: re.Match[str]) -> str:
+        return str(int(found[1] or 1) * rows)
+
+    return _SIZE.sub(sized, text)

@@ -1,0 +1,90 @@
+"""Plugin of pytest that writes which tests execute which lines of a package.
+
+    EXECUTED_BELOW=server/xlaserve/models EXECUTED_INTO=lines.json pytest -p executed
+
+What runs while fixtures are set up counts for every test of the file. Needs Python 3.12.
+"""
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+_monitoring: Any = getattr(sys, "monitoring", None)
+IS_POSSIBLE = _monitoring is not None
+_TOOL = 3
+"""One of the numbers that Python leaves to anybody."""
+
+
+class _Executed:
+    def __init__(self, below: str, into: Path) -> None:
+        self._below = below
+        self._into = into
+        self._lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._seconds: dict[str, float] = {}
+        self._current = ""
+
+    def pytest_sessionstart(self) -> None:
+        events = _monitoring.events
+        _monitoring.use_tool_id(_TOOL, "executed")
+        _monitoring.register_callback(_TOOL, events.PY_START, self._started)
+        _monitoring.register_callback(_TOOL, events.LINE, self._line)
+        _monitoring.set_events(_TOOL, events.PY_START)
+
+    def _started(self, code: CodeType, offset: int) -> object:
+        del offset
+        if code.co_filename.startswith(self._below):
+            _monitoring.set_local_events(_TOOL, code, _monitoring.events.LINE)
+        return _monitoring.DISABLE
+
+    def _line(self, code: CodeType, line: int) -> object:
+        # What a module or a class executes once, in whichever test imports it, counts for all.
+        is_once = not code.co_flags & inspect.CO_OPTIMIZED
+        self._lines[code.co_filename][line].add("" if is_once else self._current)
+        return _monitoring.DISABLE
+
+    def _begin(self, name: str) -> None:
+        self._current = name
+        _monitoring.restart_events()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        began = time.monotonic()
+        self._begin(item.nodeid.partition("::")[0])
+        try:
+            return (yield)
+        finally:
+            self._seconds[item.nodeid] = time.monotonic() - began
+            self._begin("")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._begin(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            self._begin(item.nodeid.partition("::")[0])
+
+    def pytest_sessionfinish(self) -> None:
+        _monitoring.set_events(_TOOL, 0)
+        _monitoring.free_tool_id(_TOOL)
+        lines = {
+            path: {line: sorted(names) for line, names in found.items()}
+            for path, found in self._lines.items()
+        }
+        self._into.write_text(json.dumps({"lines": lines, "seconds": self._seconds}))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    into = os.environ.get("EXECUTED_INTO")
+    if into and IS_POSSIBLE:
+        below = os.environ["EXECUTED_BELOW"]
+        config.pluginmanager.register(_Executed(below, Path(into)), "executed lines")
