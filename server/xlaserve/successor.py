@@ -78,6 +78,7 @@ class Successor:
         self._changes = changes
         self._is_ready = is_ready
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._channel: socket.socket | None = None
         self._is_given_changes = False
         self._working: asyncio.Task[None] | None = None
@@ -174,6 +175,8 @@ class Successor:
 
     async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
         status = await asyncio.to_thread(process.wait)
+        if self._is_closed:
+            return  # both were told to end
         self._process = None
         self._is_given_changes = False
         self._changes.go_on()
@@ -189,6 +192,7 @@ class Successor:
 
     def close(self) -> None:
         """End a replacement that is not ready: this server ends, and nobody wants another one."""
+        self._is_closed = True
         if self._channel is not None and self._process is not None:
             self._process.terminate()
         self._close_channel()

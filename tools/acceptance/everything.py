@@ -43,6 +43,8 @@ class Sample:
     """What clients make it hold, by its own ledger."""
     booked_bytes: float
     """What its models have booked."""
+    booked: Mapping[str, int]
+    """That of each model that is loaded."""
 
 
 def everything(
@@ -132,7 +134,17 @@ def _sample(subject: Subject, now: float) -> Sample:
         subject.threads(),
         sum(held),
         sum(value for _, value in _values(metrics, "xlaserve_capacity_used_bytes")),
+        _booked(subject),
     )
+
+
+def _booked(subject: Subject) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://{subject.http}/status.json", timeout=60) as answer:
+        rows = json.load(answer)["models"]
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row["name"]] = sizes.get(row["name"], 0) + (row.get("size_bytes") or 0)
+    return sizes
 
 
 def _write(path: Path, samples: Sequence[Sample]) -> None:
@@ -203,6 +215,17 @@ def _judge_growth(samples: Sequence[Sample], most_mib: float, outcome: Outcome) 
         what = f"{name.replace('_', ' ')} in the second half"
         outcome.at_most(what, round(grown, 2), most, unit)
         outcome.note(f"{name.replace('_', ' ')}, in the middle", f"{level(values):g}")
+    outcome.note("models that have booked more since the first sample", _grown(samples))
+
+
+def _grown(samples: Sequence[Sample]) -> dict[str, str]:
+    """Return what the models have booked, first and at most, that were there and grew."""
+    found = {}
+    for name, first in samples[0].booked.items() if samples else ():
+        most = max(sample.booked.get(name, 0) for sample in samples)
+        if first and most > first:
+            found[name] = f"{first / MIB:.2f} to {most / MIB:.2f} MiB"
+    return found
 
 
 def _errors(log: Path) -> list[str]:

@@ -94,8 +94,11 @@ class Subject(Resident):
 
     def held_bytes(self) -> int:
         """Return what it and its children hold in memory."""
-        processes = [self.process, *self.process.children(recursive=True)]
-        return sum(int(process.memory_info().rss) for process in processes)
+        held = int(self.process.memory_info().rss)
+        for child in self.process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                held += int(child.memory_info().rss)
+        return held
 
     def open_files(self) -> int:
         """Return how many descriptors it has."""

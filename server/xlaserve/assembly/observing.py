@@ -12,10 +12,11 @@ from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.loop_lag import LoopLag
 from xlaserve.core.serving.opentelemetry import OpenTelemetry
+from xlaserve.core.serving.spans import Telling
 from xlaserve.core.serving.tracing import TraceSetting, Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import TraceLevel, TraceMode
+from xlaserve.settings_choices import TlsEndpoint, TraceLevel, TraceMode
 from xlaserve.transport.rest.observing_families import ObservingReading
 from xlaserve.transport.status import told_status
 
@@ -71,6 +72,7 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
     if settings.trace_mode is TraceMode.OPENTELEMETRY:
         # The SDK reads its variables itself; what is read here is which of them are there.
         spans = OpenTelemetry(os.environ, _MAX_SPANS, version=build.version())
+    encrypted = bool(settings.tls_certificate) and TlsEndpoint.HTTP in settings.tls_endpoints
     level = settings.trace_level
     if level is TraceLevel.AUTO:
         level = TraceLevel.OFF if spans is None else TraceLevel.TIMESTAMPS
@@ -84,6 +86,7 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
         workers.wait,
         start=start,
         spans=spans,
+        telling=Telling(told_status, "https" if encrypted else "http"),
         plane=plane,
     )
 

@@ -20,6 +20,9 @@ MOST_HEAD_BYTES = 64 << 20
 _MOST_NAME_BYTES = 1024
 """Bytes that the name of a file takes at most beside its contents."""
 _LENGTH_BYTES = 8
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What msgspec raises for what it does not read: names that are no UTF-8 have an error of their
+own."""
 
 _OF_MODELS = frozenset({ChangeKind.LOAD, ChangeKind.UNLOAD})
 _OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, ChangeKind.UNREGISTER})
@@ -117,7 +120,7 @@ def read(file: BinaryIO, settings: Settings) -> Iterator[Change]:
             data = file.read(entry.bytes)
             try:
                 files = msgspec.msgpack.decode(data, type=dict[str, bytes])
-            except msgspec.MsgspecError as error:
+            except _UNREADABLE as error:
                 raise ChangesNotTaken(f"the files of '{entry.subject}': {error}") from None
         if entry.kind in allowed:
             yield Change(entry.kind, entry.subject, entry.arguments, files)
@@ -134,7 +137,7 @@ def _head(file: BinaryIO) -> _Head:
         if found != FORMAT:
             raise ChangesNotTaken(f"they have the format {found}, this server reads {FORMAT}")
         head = msgspec.msgpack.decode(data, type=_Head)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise ChangesNotTaken(str(error)) from None
     whole = _LENGTH_BYTES + size + sum(entry.bytes for entry in head.changes)
     there = os.fstat(file.fileno()).st_size

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from xlaserve import last_words
+from xlaserve.children import started_deaf
 from xlaserve.confinement import confine, limit_processor
 from xlaserve.endings import end_with_parent
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
@@ -104,14 +105,16 @@ def _run(
     Raises InvalidModel where it takes longer.
     """
     said: str | None = given
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
+    with started_deaf():
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    with process:
         stopped, until = Stopped(process.pid), time.monotonic() + seconds
         try:
             while not stopped.is_over:

@@ -3,7 +3,6 @@
 import asyncio
 import faulthandler
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -19,6 +18,7 @@ import uvloop
 from xlaserve import log
 from xlaserve.app import Application, prepare
 from xlaserve.best_effort import best_effort, finish, open_standard_streams
+from xlaserve.children import stay_deaf
 from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.events import Events
 from xlaserve.core.others import Others
@@ -346,8 +346,7 @@ def main() -> None:
     """Serve as a worker until the parent says stop, or is gone."""
     end_with_parent(int(sys.argv[2]))
     # The parent alone decides: a terminal and systemd send their signals to all processes.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    stay_deaf()
     open_standard_streams()
     sys.stderr = best_effort(sys.stderr)
     faulthandler.enable(sys.stderr)

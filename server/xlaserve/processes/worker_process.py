@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from xlaserve.children import started_deaf
 from xlaserve.core.control_plane import OF_MODELS, ChangeKind
 from xlaserve.processes.channel import Channel, ChannelError, from_worker
 from xlaserve.processes.handing import handing_pair
@@ -67,7 +69,7 @@ class WorkerProcess:
     """A process that was started; it lives as long as its channel."""
 
     role: Role
-    process: asyncio.subprocess.Process
+    process: "subprocess.Popen[bytes]"
     channel: "Channel[FromWorker]"
     handing: Mapping[str, socket.socket]
     its_ends: Mapping[str, socket.socket]
@@ -110,19 +112,8 @@ class WorkerProcess:
                 ours.callback(handing[BRIDGES].close)
                 theirs.callback(other.close)
                 bridges = other.fileno()
-            process = await asyncio.create_subprocess_exec(
-                *COMMAND,
-                str(its_end.fileno()),
-                str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[
-                    its_end.fileno(),
-                    *(e[2] for e in endpoints),
-                    *(number for number in (role.quotas, role.board, bridges) if number >= 0),
-                ],
-                # What a terminal sends to all processes of the foreground is for the parent.
-                start_new_session=True,
-            )
+            given = its_end.fileno(), *(e[2] for e in endpoints), role.quotas, role.board, bridges
+            process = _started(str(its_end.fileno()), [one for one in given if one >= 0])
             channel = await Channel.open(end, from_worker())
             begin = Begin(
                 role.worker,
@@ -250,9 +241,20 @@ class WorkerProcess:
         for end in (*self.handing.values(), *self.its_ends.values()):
             end.close()
         self.channel.close()
-        status = await self.process.wait()
+        status = await asyncio.to_thread(self.process.wait)
         if self.failure:
             return self.failure
         if status < 0:
             return f"it ended by signal {signal.Signals(-status).name}"
         return f"it ended with exit status {status}"
+
+
+def _started(channel: str, given: Sequence[int]) -> "subprocess.Popen[bytes]":
+    # Not by the event loop: uvloop has what it starts hear every signal.
+    with started_deaf():
+        return subprocess.Popen(
+            [*COMMAND, channel, str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=given,
+            start_new_session=True,
+        )

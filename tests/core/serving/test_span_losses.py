@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.otlp import needs_sdk
 
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.opentelemetry import OpenTelemetry
 from xlaserve.core.serving.spans import CallSpan
@@ -17,7 +18,7 @@ CALL = CallSpan(
     version="1",
     id="",
     operation="infer",
-    listener="grpc_endpoint",
+    peer=Peer("grpc_endpoint"),
     record=CallRecord(1),
     submitted=2,
     execute_begun=3,

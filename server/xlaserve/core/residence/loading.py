@@ -30,6 +30,7 @@ from xlaserve.core.sharing import Coalesced
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
     InvalidModel,
+    LoadCancelled,
     LoadFailed,
     ModelNotFound,
     ModelNotReady,
@@ -53,6 +54,8 @@ from xlaserve.models.shared_programs import SharedPrograms
 from xlaserve.models.sizes import shared_bytes
 
 DEFAULT_LOAD_SECONDS = 600.0
+
+_CANCELLED = (LoadCancelled, asyncio.CancelledError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +443,7 @@ class VersionLoader:
         reason = "internal error"
         if isinstance(error, XlaserveError):
             reason = str(error)
-        elif isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, _CANCELLED):
             reason = "the load was cancelled"
         again = version.state is State.RELOADING
         self._notes.load_failed(version.model, version.number, error, reason, again=again)
@@ -448,9 +451,9 @@ class VersionLoader:
             reason = f"answers from before, its reload failed: {reason}"
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
-        self._log.warning(
-            "model not loaded", model=version.model, version=version.number, reason=reason
-        )
+        # Whoever cancels a load knows: its client, or the one who ends the server.
+        tell = self._log.info if isinstance(error, _CANCELLED) else self._log.warning
+        tell("model not loaded", model=version.model, version=version.number, reason=reason)
 
     # --- out ---
 

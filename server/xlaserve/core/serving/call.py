@@ -145,6 +145,10 @@ class Sight(Protocol):
         ...
 
 
+Tokens: TypeAlias = tuple[int | None, int | None]
+"""Tokens that came and that were generated; None where nobody counts them."""
+NOT_COUNTED: Tokens = (None, None)
+
 Outcome: TypeAlias = object
 """Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
 
@@ -174,6 +178,11 @@ class Call:
     """Its group, where that does not follow from the operation."""
     protocol = ""
     """The protocol of the request, as the event log names it; empty inside the process."""
+    method = ""
+    """What its client asked, with places for names: `/inference.GRPCInferenceService/ModelInfer`,
+    or `POST /v2/models/{model}/infer`; empty inside the process."""
+    tokens: Callable[[], Tokens] | None = None
+    """Counts its tokens; None where nobody does."""
     carries_calls = False
     """Whether it is a stream of calls, which quotas count in its stead."""
     model = ""

@@ -6,6 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xlaserve.core.serving import span_attributes
+from xlaserve.core.serving.span_attributes import (
+    SCHEMA_URL,
+    Of,
+    attributes,
+    of_request,
+    operation,
+)
 from xlaserve.core.serving.span_losses import Losses
 from xlaserve.core.serving.spans import CallSpan
 from xlaserve.core.threads.batches import BatchThread
@@ -69,7 +77,7 @@ class OpenTelemetry:
         self._losses = Losses(int(most) if most.isdecimal() else _SDK_QUEUED)
         processor = self._losses.watching(processors.BatchSpanProcessor, exporter)
         self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer(_NAME, version)
+        self._tracer = self._provider.get_tracer(_NAME, version, schema_url=SCHEMA_URL)
         self._thread = BatchThread[CallSpan]("spans", self._make_all, max_pending)
 
     @property
@@ -111,28 +119,27 @@ class OpenTelemetry:
         api = self._api
         context = self._context_of(call) if whole is None else whole
         self._ids.next_trace_id = call.trace_id
-        attributes = {
-            "xlaserve.model": call.name,
-            "xlaserve.version": call.version,
-            "xlaserve.request_id": call.id,
-            "xlaserve.operation": call.operation,
-            "xlaserve.listener": call.listener,
-            "xlaserve.batch_rows": call.rows,
-            "error.type": "" if call.error is None else call.error.partition(":")[0],
-        }
         begun = call.record.begun_ns
         ended = max(call.ended, call.record.written_ns)
         span = self._tracer.start_span(
-            f"{'step' if whole is not None else call.operation} {call.name}".strip(),
+            span_attributes.name(call, is_step=whole is not None),
             context,
             kind=api.SpanKind.SERVER if whole is None else api.SpanKind.INTERNAL,
-            attributes={name: value for name, value in attributes.items() if value not in ("", 0)},
+            attributes=attributes(call, of_request(call)),
             start_time=begun + offset,
         )
         within = api.set_span_in_context(span)
         for name, start, end in _phases(call, begun, ended):
             part = self._tracer.start_span(name, within, start_time=start + offset)
             part.end(max(start, end) + offset)
+        if made := operation(call):
+            part = self._tracer.start_span(
+                f"{made} {call.name}",
+                within,
+                start_time=(call.submitted or begun) + offset,
+                attributes=attributes(call, (Of.GENERATED,)),
+            )
+            part.end(max(begun, ended) + offset)
         for inner in call.parts:
             self._make(inner, offset, within)
         if call.error is not None:
@@ -152,7 +159,7 @@ class OpenTelemetry:
 
 def _spans_of(call: CallSpan) -> int:
     phases = _phases(call, 0, 0)
-    return 1 + len(phases) + sum(map(_spans_of, call.parts))
+    return 1 + len(phases) + bool(operation(call)) + sum(map(_spans_of, call.parts))
 
 
 def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, int]]:

@@ -1,12 +1,15 @@
 """Spans of calls: what a tracer needs to know of one that has ended, and of the calls within it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
-from xlaserve.core.serving.call import Call, Headers, Outcome
+from xlaserve.core.serving.call import NOT_COUNTED, Call, Headers, Outcome, Peer, Tokens
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.tensors import Parameter
 
 MAX_PARTS = 256
 """Parts of one call that have spans: the code of a model may ask others without end."""
@@ -14,6 +17,8 @@ MAX_PARTS = 256
 TRACEPARENT = "traceparent"
 """The header that names the span of a client (W3C Trace Context, 3.2)."""
 
+SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
+"""Parameters of requests to generators that spans tell."""
 _MAX_TEXT = 256
 _MAX_STATE = 512
 """Characters of a tracestate that are passed on (W3C Trace Context, 3.3.1.5)."""
@@ -22,6 +27,15 @@ _TRACEPARENT = re.compile(
     re.ASCII,
 )
 _SAMPLED = 1
+
+
+class Telling(NamedTuple):
+    """What clients are told by the listeners."""
+
+    status_of: Callable[[BaseException | None, str, int], str]
+    """Names the status for an error, if any, a listener, and the HTTP status of an answer."""
+    scheme: str
+    """The scheme by which they are asked over HTTP."""
 
 
 class TraceParent(NamedTuple):
@@ -34,6 +48,14 @@ class TraceParent(NamedTuple):
     """Its `tracestate`, which is passed on."""
 
 
+def _not_counted() -> Tokens:
+    return NOT_COUNTED
+
+
+def _untold(_record: CallRecord) -> str:
+    return ""
+
+
 class CallSpan(NamedTuple):
     """Times of a call, by the clock of the engine; those that are not known are 0."""
 
@@ -42,7 +64,7 @@ class CallSpan(NamedTuple):
     version: str
     id: str
     operation: str
-    listener: str
+    peer: Peer
     record: CallRecord
     """Knows when it began, and when its answer was written."""
     submitted: int
@@ -56,6 +78,28 @@ class CallSpan(NamedTuple):
     """Calls within it: steps of an ensemble, and what the code of a model asked."""
     trace_id: int = 0
     """Trace that it is in; 0 for one that its whole is in."""
+    method: str = ""
+    """What was asked, as `Call.method` has it."""
+    asked: str = ""
+    """The model that the client named."""
+    told: Callable[[CallRecord], str] = _untold
+    """Names the status that its client was told, once its answer has been written."""
+    host: str = ""
+    """The authority that its client asked."""
+    user_agent: str = ""
+    scheme: str = ""
+    """Of its listener; what a proxy told is that of its peer."""
+    generates: bool = False
+    """Whether its model generates texts."""
+    said: Mapping[str, Parameter] = MappingProxyType({})
+    """Parameters of a request to a model that generates texts."""
+    count_tokens: Callable[[], Tokens] = _not_counted
+    """Counts the tokens that came and that were generated, once its answer has been written."""
+
+    @property
+    def status(self) -> str:
+        """Return the status that its client was told, by name or by number."""
+        return self.told(self.record)
 
 
 def trace_parent(headers: Headers) -> TraceParent | None:
@@ -87,17 +131,18 @@ def span_of(
     parent: TraceParent | None = None,
     *,
     trace_id: int = 0,
+    told_by: Telling | None = None,
 ) -> CallSpan:
-    """Return what is known of a call that has ended."""
+    """Return what is known of a call that has ended; `told_by` is for those of clients."""
     executed = outcome if type(outcome) is Executed else None
     found = call.found if call.is_found else None
     parts = cast("Sequence[CallSpan]", record.trace or ())
-    return CallSpan(
+    span = CallSpan(
         (call.model if found is None else found.model)[:_MAX_TEXT],
         (call.version if found is None else found.number)[:_MAX_TEXT],
         call.id[:_MAX_TEXT],
         call.operation.value,
-        call.peer.listener,
+        call.peer,
         record,
         call.submitted_ns,
         0 if executed is None else executed.begun_ns,
@@ -109,6 +154,37 @@ def span_of(
         parts,
         trace_id,
     )
+    return span if told_by is None else _asked(span, call, outcome, told_by)
+
+
+def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) -> CallSpan:
+    """Add what is known of the request of a client."""
+    # gRPC-Web comes to a listener of HTTP, and its clients are told the status of gRPC.
+    listener = "" if call.method.startswith("/") else call.peer.listener
+    headers = call.headers
+    status = ""
+    if isinstance(outcome, BaseException):
+        status = told_by.status_of(outcome, listener, 0)
+    told = partial(_told, status, told_by, listener)
+    info = call.instance.info if call.is_found else None
+    generates = info is not None and info.generation is not None
+    return span._replace(
+        method=call.method,
+        asked=call.model[:_MAX_TEXT] or span.name,
+        told=told,
+        host=(headers.get("host") or headers.get(":authority") or "")[:_MAX_TEXT],
+        user_agent=(headers.get("user-agent") or "")[:_MAX_TEXT],
+        scheme=told_by.scheme,
+        generates=generates,
+        said={name: call.parameters[name] for name in SAID & call.parameters.keys()}
+        if generates
+        else {},
+        count_tokens=call.tokens or _not_counted,
+    )
+
+
+def _told(status: str, told_by: Telling, listener: str, record: CallRecord) -> str:
+    return status or told_by.status_of(None, listener, record.status)
 
 
 def add_part(whole: Call, part: CallSpan) -> None:

@@ -22,7 +22,14 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
 from xlaserve.core.serving.sight import require_all_seen
-from xlaserve.core.serving.spans import TRACEPARENT, CallSpan, add_part, span_of, trace_parent
+from xlaserve.core.serving.spans import (
+    TRACEPARENT,
+    CallSpan,
+    Telling,
+    add_part,
+    span_of,
+    trace_parent,
+)
 from xlaserve.core.serving.trace_file import TraceFile
 from xlaserve.core.serving.traced_call import TracedCall, traced
 from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
@@ -85,6 +92,7 @@ class Tracing:
         *,
         start: TraceSetting = DEFAULT,
         spans: OpenTelemetry | None = None,
+        telling: Telling | None = None,
         plane: ControlPlane | None = None,
     ) -> None:
         """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
@@ -94,7 +102,7 @@ class Tracing:
         """
         self._plane = plane or OneProcess()
         self._plane.handle(ChangeKind.TRACE, self._make)
-        self._spans = spans
+        self._spans, self._telling = spans, telling
         self._default = start
         self._gates = gates
         self._in_thread = in_thread
@@ -266,7 +274,10 @@ class Tracing:
             trace_id = new_trace_id() if parent is None else parent.trace_id
             if call.is_found and not isinstance(outcome, BaseException):
                 call.found.statistics.traced(trace_id, now - call.started_ns, time.time_ns())
-            self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
+            span = span_of(
+                call, record, outcome, now, parent, trace_id=trace_id, told_by=self._telling
+            )
+            self._keep_span(span)
 
     def _keep_span(self, span: CallSpan) -> None:
         assert self._spans is not None

@@ -9,7 +9,6 @@ niced with the first job that says so: requests come first.
 
 import hashlib
 import os
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -199,8 +198,6 @@ def _nice() -> None:
 def serve(parent: int, memory_bytes: int) -> None:
     """Do the jobs that stdin has, and answer on stdout alone."""
     end_with_parent(parent)
-    # Of a terminal they are meant for the server, which ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is printed is not for the one who reads the answers.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)

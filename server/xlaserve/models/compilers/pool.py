@@ -227,7 +227,7 @@ class CompilerProcesses:
             try:
                 data = process.compiled(task, self.limits.job_seconds)
             except ProcessEndedError as ended:
-                last_words.tell("compile process", str(ended), ended.said, task.job.model)
+                task.tell(ended)
                 process.of.stop()
                 process = None
                 is_last = ended.is_late or attempt + 1 == _ATTEMPTS
@@ -254,7 +254,7 @@ class CompilerProcesses:
                 return None
             process.wait_until_ready()
         except ProcessEndedError as error:
-            last_words.tell("compile process", str(error), error.said, task.job.model)
+            task.tell(error)
             process.of.stop()
             if error.was_stopped:
                 return self._started(task)
@@ -377,6 +377,11 @@ class _Task:
             if self._process is not None and not self.done.is_set():
                 self._process.kill()
         self.fail(LoadCancelled(self.job.model))
+
+    def tell(self, ended: ProcessEndedError) -> None:
+        """Log the end of its process, unless that was killed since nobody wants it any more."""
+        if not self._is_cancelled:
+            last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
         """Take note that its process has ended, and tell whether that is the end of it."""

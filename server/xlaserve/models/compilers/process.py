@@ -15,6 +15,7 @@ from pathlib import Path
 from signal import Signals
 
 from xlaserve import last_words
+from xlaserve.children import started_deaf
 from xlaserve.silence import Stopped
 
 _SHOWN_CHARACTERS = 300
@@ -65,13 +66,14 @@ class CompilerProcess:
         """Why it was killed by whoever watched it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-            )
+            with started_deaf():
+                self._process = subprocess.Popen(
+                    command,
+                    env=variables,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                )
         except OSError:
             self._errors.close()
             raise

@@ -300,6 +300,7 @@ class FastPathCall(InferCall):
     """A ModelInfer whose answer is written without grpclib."""
 
     awaits_client = False
+    method = METHOD
     written: bytes | None = None
     """Its message with the prefix, where it may be given again."""
 

@@ -89,6 +89,7 @@ class StreamedInfer(InferCall):
     """One request of a stream; its answers wait here until those before it have been sent."""
 
     takes_many = True
+    method = METHOD
     wants_empty_final = False
     is_decoupled = False
     """Whether its answers wait for no other request."""

@@ -125,6 +125,7 @@ class Runner:
         method = self.methods[fields[":path"]]
         deadline = cast(Accepted, accepted).deadline
         call = _call(method.row, FieldsView(headers), peer, deadline)
+        call.method = method.path
         call.opened_ns = cast(Accepted, accepted).opened_ns
         stream = RpcStream(
             accepted,

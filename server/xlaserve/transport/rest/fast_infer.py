@@ -96,6 +96,10 @@ class FastInfer:
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 
+_OF_MODEL = "POST /v2/models/{model}/infer"
+_OF_VERSION = "POST /v2/models/{model}/versions/{version}/infer"
+
+
 class FastInferCall(InferCall):
     """An inference whose answer is handed to the connection."""
 
@@ -105,6 +109,11 @@ class FastInferCall(InferCall):
     answer_at_once: HttpResponse | BaseException | None = None
     """The answer that came before that."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
+
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        """Return what its client asked, which is read of few calls."""
+        return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(
         self, fast_infer: FastInfer, asked: Asked, done: Answered, headers: Headers, peer: Peer

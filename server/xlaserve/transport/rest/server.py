@@ -384,9 +384,11 @@ def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
     if route is None:
         return call_of(Operation.PAGE, match.names, headers, peer)
     if route.make_call is not None:
-        return route.make_call(match.names, headers, peer)
-    call = call_of(route.operation, match.names, headers, peer)
-    call.api = route.api
+        call = route.make_call(match.names, headers, peer)
+    else:
+        call = call_of(route.operation, match.names, headers, peer)
+        call.api = route.api
+    call.method = f"{route.method} {route.path}"
     return call
 
 

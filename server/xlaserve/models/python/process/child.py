@@ -5,7 +5,6 @@ It has one end of a pair of sockets, does what comes there, and ends when the ot
 
 import itertools
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from xlaserve.children import stay_deaf
 from xlaserve.endings import end_session_with_this, end_with_parent
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
@@ -335,7 +335,7 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     # Nothing may outlive the server, whatever the code of the model does meanwhile.
     end_with_parent(parent)
     end_session_with_this()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stay_deaf()
     end = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     reader = SlabReader(inward, writable=True) if inward >= 0 else None

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from xlaserve.children import started_deaf
 from xlaserve.models.python.process.pipe import Pipe
 from xlaserve.models.python.process.printing import ProcessLog, log_printed
 from xlaserve.models.python.process.slab import SlabReader, SlabWriter, make_slab
@@ -43,14 +44,15 @@ class RunningProcess:
             writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
             reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None
             given = (theirs.fileno(), *slabs)
-            self._process = subprocess.Popen(
-                [*COMMAND, str(os.getpid()), *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[descriptor for descriptor in given if descriptor >= 0],
-                start_new_session=True,
-            )
+            with started_deaf():
+                self._process = subprocess.Popen(
+                    [*COMMAND, str(os.getpid()), *map(str, given)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[descriptor for descriptor in given if descriptor >= 0],
+                    start_new_session=True,
+                )
             failed.pop_all()
         self.stopped = Stopped(self._process.pid)
         """For how long somebody has stopped it (SIGSTOP)."""

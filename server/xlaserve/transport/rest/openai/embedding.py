@@ -103,6 +103,7 @@ class Embeddings:
                 request.call, _Model(asked.model, instance, info), parts, encoded
             )
             tokens = sum(map(len, encoded))
+            request.call.tokens = lambda: (tokens, None)
             write = partial(_written, asked, found, size, tokens)
             return HttpResponse(parts=await self._off_loop.run(found.nbytes, write))
         except _Reloaded:

@@ -209,6 +209,7 @@ class OpenAiRoutes:
         self, request: HttpRequest, asked: Asked, name: str, writer: Writer
     ) -> HttpResponse | HttpStream:
         begun = await self._generations.begin(request, asked, name)
+        request.call.tokens = begun.tokens
         if not asked.streams:
             return await self._whole(begun, request, writer)
         path = "/v1/chat/completions" if asked.messages else "/v1/completions"

@@ -1,0 +1,268 @@
+"""Exported spans of every kind of request, beside the table of their attributes."""
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import numpy as np
+import pytest
+from support import identity_models, tiny_chat, tiny_embedding
+from support.otlp import Collector, collecting
+from support.server import Serve
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from xlaserve.core.serving.span_attributes import ROWS, SCHEMA_URL, Of
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+SERVICE = "inference.GRPCInferenceService"
+AGENT = {"User-Agent": "tester/1"}
+ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
+MESSAGES = [{"role": "user", "content": "hi"}]
+ORIGIN = "http://page.example"
+WEB = {"Content-Type": "application/grpc-web+proto", "X-Grpc-Web": "1", "Origin": ORIGIN}
+LISTENERS = {"grpc": "grpc_endpoint", "http": "http_endpoint"}
+
+
+@dataclass
+class Client:
+    """Asks a server in every way."""
+
+    stub: Any
+    session: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any, status: int = 200) -> None:
+        async with self.session.post(path, json=body) as answer:
+            assert status == answer.status, await answer.text()
+
+    async def usage(self, path: str, body: Any) -> dict[str, int | None]:
+        """Ask, and return what the answer says of the tokens."""
+        async with self.session.post(path, json=body) as answer:
+            used = (await answer.json())["usage"]
+        return {"input": used["prompt_tokens"], "output": used.get("completion_tokens")}
+
+    async def web(self) -> None:
+        message = infer("echo").SerializeToString()
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        async with self.session.post(f"/{SERVICE}/ModelInfer", data=body, headers=WEB) as answer:
+            assert (200, b"\0") == (answer.status, (await answer.read())[:1])
+
+    async def stream(self) -> None:
+        stream = self.stub.ModelStreamInfer()
+        await stream.write(infer("echo"))
+        assert not (await stream.read()).error_message
+        await stream.done_writing()
+        assert grpc.aio.EOF is await stream.read()
+
+    async def refused(self) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match="nowhere"):
+            await self.stub.ModelInfer(infer("nowhere"))
+
+    async def healthy(self) -> None:
+        await self.stub.ServerLive(pb.ServerLiveRequest())
+        async with self.session.get("/v2/health/ready") as answer:
+            assert 200 == answer.status
+
+
+def infer(model: str) -> Any:
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="x", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(np.ones(1, np.float32).tobytes())
+    return request
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    identity_models.write(root, "echo", "FP32")
+    tiny_chat.export(root / "chat", max_length=32, slots="1")
+    tiny_embedding.export(root / "embeds")
+    return root
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with collecting() as running:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
+        yield running
+
+
+@asynccontextmanager
+async def asking(serve: Serve, models: Path) -> AsyncIterator[Client]:
+    mode: Any = {"trace_mode": "opentelemetry", "trace_rate": 1, "load_model": ("*",)}
+    mode["cors_origin"] = (ORIGIN,)
+    async with serve(models, http_endpoint="port:0", **mode) as server:
+        options = [("grpc.primary_user_agent", "tester/1")]
+        async with (
+            grpc.aio.insecure_channel(server.url, options=options) as channel,
+            aiohttp.ClientSession(f"http://{server.http}", headers=AGENT) as session,
+        ):
+            yield Client(service_pb2_grpc.GRPCInferenceServiceStub(channel), session)
+
+
+def told(span: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+def named(spans: list[Any]) -> dict[str, dict[str, Any]]:
+    """Return the attributes of spans that have some, by their names."""
+    return {span.name: told(span) for span in spans if span.attributes}
+
+
+def ours(model: str, listener: str, **more: Any) -> dict[str, Any]:
+    said = {"model": model, "operation": "infer", "listener": LISTENERS[listener], **more}
+    return {f"xlaserve.{name}": value for name, value in said.items()}
+
+
+def rpc(method: str, status: str = "OK") -> dict[str, Any]:
+    return {
+        "rpc.system.name": "grpc",
+        "rpc.method": f"{SERVICE}/{method}",
+        "rpc.response.status_code": status,
+    }
+
+
+def http(route: str, path: str = "", status: int = 200) -> dict[str, Any]:
+    return {
+        "http.request.method": "POST",
+        "http.route": route,
+        "http.response.status_code": status,
+        "url.path": path or route,
+        "url.scheme": "http",
+    }
+
+
+COUNTED = ("input", "output")
+DONE = {"version": "1", "batch_rows": 1}
+ONE = "/v2/models/{model}/infer"
+VERSION = "/v2/models/{model}/versions/{version}/infer"
+GENERATE = "/v2/models/{model}/generate"
+CHAT = {"max_tokens": 3, "temperature": 0}
+
+
+async def test_the_spans_of_every_kind_of_request(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    async with asking(serve, models) as client:
+        await client.healthy()
+        await client.stub.ModelInfer(infer("echo"))
+        await client.stream()
+        await client.post("/v2/models/echo/infer", ROW)
+        await client.post("/v2/models/echo/versions/1/infer", ROW)
+        await client.post(
+            "/v2/models/chat/generate", {"text_input": "hi", "parameters": {"max_tokens": 3}}
+        )
+        await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **CHAT})
+        await client.post("/v1/completions", {"model": "chat", "prompt": "hi", "max_tokens": 3})
+        await client.post("/v1/embeddings", {"model": "embeds", "input": "hi"})
+
+    whole = named([span for span in collector.spans if span.kind == span.SPAN_KIND_SERVER])
+    for attributes in whole.values():
+        assert "127.0.0.1" == attributes.pop("client.address") == attributes.pop("server.address")
+        assert attributes.pop("server.port") > 0
+        assert attributes.pop("user_agent.original").startswith("tester/1")
+        attributes.pop("xlaserve.request_id", None)
+    assert whole == {
+        f"{SERVICE}/ModelInfer": rpc("ModelInfer") | ours("echo", "grpc", **DONE),
+        f"{SERVICE}/ModelStreamInfer": rpc("ModelStreamInfer") | ours("echo", "grpc", **DONE),
+        f"POST {ONE}": http(ONE, "/v2/models/echo/infer") | ours("echo", "http", **DONE),
+        f"POST {VERSION}": http(VERSION, "/v2/models/echo/versions/1/infer")
+        | ours("echo", "http", **DONE),
+        f"POST {GENERATE}": http(GENERATE, "/v2/models/chat/generate")
+        | ours("chat", "http", **DONE),
+        "POST /v1/chat/completions": http("/v1/chat/completions") | ours("chat", "http", **DONE),
+        "POST /v1/completions": http("/v1/completions") | ours("chat", "http", **DONE),
+        "POST /v1/embeddings": http("/v1/embeddings") | ours("embeds", "http", batch_rows=1),
+    }
+
+
+async def test_the_spans_of_what_generates_and_embeds(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    used = {}
+    async with asking(serve, models) as client:
+        asked = {"model": "chat", "messages": MESSAGES, **CHAT}
+        used["chat chat"] = await client.usage("/v1/chat/completions", asked)
+        asked = {"model": "chat", "prompt": "hi", **CHAT}
+        used["text_completion chat"] = await client.usage("/v1/completions", asked)
+        asked = {"model": "embeds", "input": "hi"}
+        used["embeddings embeds"] = await client.usage("/v1/embeddings", asked)
+
+    found = {
+        span.name: told(span)
+        for span in collector.spans
+        if any(one.key.startswith("gen_ai.") for one in span.attributes)
+    }
+    for name, usage in used.items():
+        counted = {kind: found[name].pop(f"gen_ai.usage.{kind}_tokens", None) for kind in COUNTED}
+        assert usage == counted, name
+    assert found == {
+        "chat chat": gen_ai("chat", "chat", max_tokens=3, temperature=0.0),
+        "text_completion chat": gen_ai("text_completion", "chat", max_tokens=3, temperature=0.0),
+        "embeddings embeds": gen_ai("embeddings", "embeds"),
+    }
+
+
+def gen_ai(operation: str, model: str, **asked: Any) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "xlaserve",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        **{f"gen_ai.request.{name}": value for name, value in asked.items()},
+    }
+
+
+async def test_the_spans_of_grpc_web_and_of_what_is_refused(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    async with asking(serve, models) as client:
+        await client.web()
+        await client.refused()
+        await client.post("/v2/models/nowhere/infer", ROW, 404)
+
+    whole = [told(span) for span in collector.spans if span.kind == span.SPAN_KIND_SERVER]
+    picked = (
+        "xlaserve.listener",
+        "rpc.method",
+        "rpc.response.status_code",
+        "http.response.status_code",
+        "error.type",
+    )
+    method = f"{SERVICE}/ModelInfer"
+    assert [
+        ("http_endpoint", method, "OK", None, None),
+        ("grpc_endpoint", method, "NOT_FOUND", None, "ModelNotFound"),
+        ("http_endpoint", None, None, 404, "ModelNotFound"),
+    ] == [tuple(one.get(name) for name in picked) for one in whole]
+
+
+def conventions() -> Mapping[str, str]:
+    """Return every attribute that the package of the conventions has."""
+    found = {}
+    for package in (f"opentelemetry.semconv.{kind}attributes" for kind in ("", "_incubating.")):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            names = vars(importlib.import_module(f"{package}.{module.name}"))
+            found.update(
+                {text: name for name, text in names.items() if name.isupper() and type(text) is str}
+            )
+    return found
+
+
+def test_every_name_is_one_of_the_conventions_or_of_ours() -> None:
+    known = conventions()
+    theirs = [row for row in ROWS if not row.name.startswith("xlaserve.")]
+
+    assert [] == [row.name for row in theirs if row.name not in known]
+    assert all(row.since and tuple(map(int, row.since.split("."))) for row in theirs)
+    latest = tuple(map(int, SCHEMA_URL.rpartition("/")[2].split(".")))
+    assert all(tuple(map(int, row.since.split("."))) <= latest for row in theirs)
+    assert set(Of) == {row.of for row in ROWS}
