@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -200,7 +200,7 @@ async def test_callers_without_names_take_turns_by_their_hosts(place: Place) -> 
 
     found = await beside_a_crowd(hostile, partial(asked, "127.0.0.2", "a0"), count)
 
-    status, text = found.good
+    status, text = cast(tuple[int, str], found.good)
     assert (200, SCRIPT) == (status, json.loads(text)["choices"][0]["text"])
     assert found.before < count // 2
     assert found.ended == ["400"] * count

@@ -17,7 +17,7 @@ CHANGES = [
     ChangeText(ChangeKind.UNLOAD, "n", {"models": ["n"]}),
 ]
 FILES = {"1/notes.txt": b"by a client"}
-EXPLICIT = Settings(repository=(".",), model_control_mode=ModelControlMode.EXPLICIT)
+EXPLICIT = Settings(repository=Path(), model_control_mode=ModelControlMode.EXPLICIT)
 
 
 def written(directory: Path) -> bytes:

@@ -81,7 +81,7 @@ def _looped(params: None, x: jax.Array) -> jax.Array:
 
 def _branched(params: None, x: jax.Array) -> jax.Array:
     wide = jnp.repeat(x, 64, axis=1)
-    chosen = jax.lax.cond(x.sum() > 0, lambda y: jnp.sort(y, 1), lambda y: y, wide)
+    chosen: jax.Array = jax.lax.cond(x.sum() > 0, lambda y: jnp.sort(y, 1), lambda y: y, wide)
     return chosen[:, :3]
 
 

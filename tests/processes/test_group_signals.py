@@ -31,7 +31,7 @@ def write_sorts(directory: Path) -> None:
             x = jnp.sort(x * 1.5)
         return x
 
-    exported = jax.export.export(jax.jit(sorted_often))(jax.ShapeDtypeStruct((8,), jnp.float32))
+    exported = jax.export.export(jax.jit(sorted_often))(jnp.zeros(8, jnp.float32))
     directory.mkdir(parents=True)
     (directory / "model.jaxexp").write_bytes(exported.serialize())
 

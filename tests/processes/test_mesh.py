@@ -69,7 +69,7 @@ async def walked(tmp_path: Path, processes: int) -> list[tuple[str, str, Mapping
     sizes = ("--capacity-bytes", str(1024 * MIB), "--mesh-slack-bytes", str(24 * MIB))
     paths = {path.name: path for path in (tmp_path / "shelf").iterdir()}
     until = several.READY if processes > 1 else "started"
-    seen = []
+    seen: list[tuple[str, str, Mapping[str, int], Any]] = []
     async with served(tmp_path / "repository", *flags, *sizes) as server:
         await server.until(until)
         async with mesh.dial(server.url) as sidecar:

@@ -456,7 +456,7 @@ def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage
     python_models.write_function(models, "who", several.WHO, several.CONFIG)
     if layout == "models":
         python_models.write_function(models, "spawned", several.WHO, several.CONFIG + _IN_PROCESS)
-        how = {"template": scripted_language.HERMES, "scripts": ["12"]}
+        how: dict[str, Any] = {"template": scripted_language.HERMES, "scripts": ["12"]}
         scripted_language.export(models / "chat", **how, grammars="true")
         slow = scripted_language.export(models / "slow", **how)
         _make_slow(slow / "1" / "tokenizer.json")

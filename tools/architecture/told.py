@@ -181,11 +181,18 @@ WORKERS: tuple[Worker, ...] = (
         "descriptors, and messages on a channel",
     ),
     Worker(
-        "processes/worker_process.py: WorkerProcess.start",
+        "processes/worker_process.py: _started",
         "a process for each worker",
         "is a server in every row of this table, for the connections that it is handed",
         "what a server may",
         "messages on its channel",
+    ),
+    Worker(
+        "processes/worker_process.py: WorkerProcess.ended",
+        "asyncio's threads",
+        "waits for a worker that has closed its channel",
+        "its exit status",
+        "a future",
     ),
     Worker(
         "processes/link.py: Link._spooled",
@@ -403,6 +410,13 @@ WORKERS: tuple[Worker, ...] = (
         "`xlaserve client`, in a user's own program",
         "runs the event loop of a `Client` that is used by code without one",
         "the connection of the client",
+        "a future",
+    ),
+    Worker(
+        "models/sizes.py: ",
+        "`estimate`",
+        "walks through the StableHLO of a model for the mesh, which waits 0.1 s for it",
+        "the module, nothing of the server",
         "a future",
     ),
     Worker(

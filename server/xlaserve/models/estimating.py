@@ -381,7 +381,9 @@ def _numbers(name: str, operation: Any, taken: Sequence[_Value]) -> tuple[int, .
 def _constant(value: Any) -> tuple[int, ...] | None:
     try:
         elements = ir.DenseIntElementsAttr(value)
-        return tuple(map(int, elements)) if len(elements) <= _MAX_NUMBERS else None
+        if len(elements) > _MAX_NUMBERS:
+            return None
+        return tuple(int(elements[index]) for index in range(len(elements)))
     except (TypeError, ValueError):
         return None
 
