@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from xlaserve import allocator
+from xlaserve.process import allocator
 
 _LARGE = """
 import numpy as np

@@ -17,13 +17,13 @@ from support.wire import request_headers, sent
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve import app
-from xlaserve.app import Application
-from xlaserve.core import host
+from xlaserve.app import server as app
+from xlaserve.app.server import Application
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import device
+from xlaserve.residence import host
+from xlaserve.runtime.devices import device
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ProcessCount
+from xlaserve.settings.choices import Device, ProcessCount
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

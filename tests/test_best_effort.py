@@ -9,12 +9,12 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
-from xlaserve import best_effort as module
-from xlaserve.assembly.display import Addresses, ModelRow
-from xlaserve.best_effort import BestEffortStream, best_effort, finish, flushed
+from xlaserve.app.display import Addresses, ModelRow
 from xlaserve.cli.display import TerminalDisplay
-from xlaserve.core.residence.catalog import IndexEntry
-from xlaserve.models.loaded import Stage
+from xlaserve.process import best_effort as module
+from xlaserve.process.best_effort import BestEffortStream, best_effort, finish, flushed
+from xlaserve.residence.catalog import IndexEntry
+from xlaserve.runtime.loaded import Stage
 
 FULL = Path("/dev/full")
 

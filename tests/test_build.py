@@ -13,10 +13,10 @@ from support import tiny_language
 from support.process import ONLY_IDENTITY, command, run, served
 
 from xlaserve import build, export_model
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact import manifest
+from xlaserve.artifact.written_by import Writer
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.generation import record
-from xlaserve.models.written_by import Writer
 
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import xlaserve
-from xlaserve.children import FOR_THE_SERVER, started_deaf
+from xlaserve.process.children import FOR_THE_SERVER, started_deaf
 
 ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
@@ -19,7 +19,7 @@ COMMANDS = ("benchmark/", "cli/")
 READY = "import signal, sys\n"
 LAST = "print('ready', flush=True)\nsys.stdin.readline()\nprint('alive', flush=True)\n"
 STARTED = """
-from xlaserve.children import stay_deaf
+from xlaserve.process.children import stay_deaf
 import os, subprocess, time
 stay_deaf()
 """
@@ -105,7 +105,7 @@ def test_what_the_code_of_others_starts_hears(code: str) -> None:
 
 def test_whoever_starts_them_hears_as_before() -> None:
     code = """
-from xlaserve.children import started_deaf
+from xlaserve.process.children import started_deaf
 with started_deaf():
     pass
 print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)

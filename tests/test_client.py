@@ -17,14 +17,14 @@ from support.python_models import write
 from support.server import RunningServer, serving
 
 from xlaserve.client import AsyncClient, CallFailed, Client, request
+from xlaserve.dialing.interface import ModelTensors
+from xlaserve.dialing.over_grpc import Client as GrpcClient
+from xlaserve.dialing.over_grpc import write_request as to_grpc
+from xlaserve.dialing.over_rest import write_request as to_rest
+from xlaserve.dialing.rest_stream import read_event
 from xlaserve.errors import InvalidRequest
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve.tensors import BYTES, TensorSpec
-from xlaserve.transport.client import ModelTensors
-from xlaserve.transport.grpc.client import Client as GrpcClient
-from xlaserve.transport.grpc.client import write_request as to_grpc
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.rest.client import write_request as to_rest
-from xlaserve.transport.rest.client_stream import read_event
 from xlaserve_proto import inference as pb
 
 KINDS = """

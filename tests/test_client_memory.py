@@ -14,9 +14,9 @@ from support.python_models import write
 from support.server import RunningServer, serving
 
 from xlaserve.client import AsyncClient, CallFailed, Client
-from xlaserve.client_memory import is_local
-from xlaserve.core.serving.shared_memory import Region
-from xlaserve.transport.address import InvalidAddress, parse_address
+from xlaserve.client.memory import is_local
+from xlaserve.dialing.address import InvalidAddress, parse_address
+from xlaserve.serving.inputs.shared_memory import Region
 
 ECHO = """
 class Echo(PythonModel):

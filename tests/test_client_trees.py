@@ -12,8 +12,8 @@ from support.server import serving
 
 import xlaserve
 from xlaserve.client import AsyncClient
-from xlaserve.client_trees import flattened, nested
 from xlaserve.errors import InvalidRequest
+from xlaserve.tensors.client_trees import flattened, nested
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1)
 LEAVES = st.integers(0, 9).map(lambda number: np.array([number]))

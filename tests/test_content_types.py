@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.content_types import CONTENT_TYPES, decode, decode_all, encode, encode_all
 from xlaserve.tensors import TensorDataError
+from xlaserve.tensors.content_types import CONTENT_TYPES, decode, decode_all, encode, encode_all
 
 
 def texts(*elements: bytes) -> Any:

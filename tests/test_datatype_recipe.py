@@ -14,7 +14,7 @@ from support.added_datatype import ANSWERED, MODELS, RAW, VALUES
 
 import xlaserve
 import xlaserve_proto
-from xlaserve.transport.rest.protos import read_protos
+from xlaserve.http.dashboard.protos import read_protos
 
 AFTER = '    _row("BYTES", 13, np.object_, "bytes_contents"),\n'
 ROW = '    _row("FP8", 15, ml_dtypes.float8_e4m3fn, tolerance=0.2),\n'
@@ -39,11 +39,11 @@ def _added(file: Path, beside: str, line: str) -> None:
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each path answered in a copy that has the row."""
     root = tmp_path_factory.mktemp("copy")
-    _added(_copied(xlaserve, root) / "tensors.py", AFTER, ROW)
+    _added(_copied(xlaserve, root) / "tensors/__init__.py", AFTER, ROW)
     # What `python tools/generate.py` writes for the line of the proto.
     proto = _copied(xlaserve_proto, root) / "inference" / "__init__.py"
     _added(proto, IN_PROTO, "    TYPE_FP8 = 15\n")
-    protos = root / "xlaserve" / "transport" / "protos"
+    protos = root / "xlaserve" / "http" / "dashboard" / "protos"
     protos.mkdir(exist_ok=True)
     for name, text in read_protos().items():
         (protos / name).write_text(text)

@@ -3,34 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
-from xlaserve.access_errors import (
-    NotPermitted,
-    QuotaExceeded,
-    Restricted,
-    TooManyRequests,
-    Unauthenticated,
-    WrongHost,
-    WrongOrigin,
-)
+from xlaserve import errors
 from xlaserve.cli.author_errors import told
-from xlaserve.code_errors import (
-    CancelledByModel,
-    ChangesItself,
-    Deadlock,
-    ExistsForModel,
-    MissingOutputs,
-    ModelFailed,
-    NotFoundByModel,
-    ProcessAbsent,
-    ProcessLost,
-    RefusedByModel,
-    UnavailableToModel,
-    UnknownToModel,
-    UnsupportedByModel,
-    WrongOutput,
-)
-from xlaserve.core.residence.exhaustion import load_failure
 from xlaserve.errors import (
     MOST_CAUSES,
     BodyTimeout,
@@ -92,7 +66,36 @@ from xlaserve.errors import (
     XlaserveError,
     causes,
 )
-from xlaserve.language_errors import (
+from xlaserve.errors import access as access_errors
+from xlaserve.errors import code as code_errors
+from xlaserve.errors import language as language_errors
+from xlaserve.errors import sequence as sequence_errors
+from xlaserve.errors.access import (
+    NotPermitted,
+    QuotaExceeded,
+    Restricted,
+    TooManyRequests,
+    Unauthenticated,
+    WrongHost,
+    WrongOrigin,
+)
+from xlaserve.errors.code import (
+    CancelledByModel,
+    ChangesItself,
+    Deadlock,
+    ExistsForModel,
+    MissingOutputs,
+    ModelFailed,
+    NotFoundByModel,
+    ProcessAbsent,
+    ProcessLost,
+    RefusedByModel,
+    UnavailableToModel,
+    UnknownToModel,
+    UnsupportedByModel,
+    WrongOutput,
+)
+from xlaserve.errors.language import (
     MessagesRefused,
     ModelHasNoTemplate,
     ModelHasNoText,
@@ -105,14 +108,15 @@ from xlaserve.language_errors import (
     TokenizerFailed,
     TooManyTexts,
 )
-from xlaserve.models.device_failures import device_failure
-from xlaserve.sequence_errors import (
+from xlaserve.errors.sequence import (
     MissingSequence,
     SequenceInterrupted,
     SequenceNotStarted,
     SequenceRows,
     StatesLost,
 )
+from xlaserve.residence.repository.exhaustion import load_failure
+from xlaserve.runtime.devices.device_failures import device_failure
 
 OF_CODE = (
     *(RefusedByModel, NotFoundByModel, ExistsForModel, UnavailableToModel),

@@ -10,12 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 import xlaserve
-from xlaserve import last_words
+from xlaserve.artifact import manifest
 from xlaserve.errors import InvalidModel
+from xlaserve.errors.language import TemplateFailed
 from xlaserve.language import templates
-from xlaserve.language_errors import TemplateFailed
-from xlaserve.models import manifest, trial
-from xlaserve.models.compilers.pool import _NO_JOB, CompilerProcesses, Limits, Refused
+from xlaserve.process import last_words
+from xlaserve.runtime import trial
+from xlaserve.runtime.programs.compilers.pool import _NO_JOB, CompilerProcesses, Limits, Refused
 
 SERVER = Path(xlaserve.__file__).parent
 DYING = 'import sys; print("no library of that name", file=sys.stderr); sys.exit(7)'
@@ -50,17 +51,17 @@ def of_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 ENDINGS: Mapping[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], str]]] = {
     "language/limited.py": ("chat template", of_template),
-    "models/trial.py": ("trial load", of_trial),
-    "models/compilers/process.py": ("compile process", of_compiler),
+    "runtime/trial.py": ("trial load", of_trial),
+    "runtime/programs/compilers/process.py": ("compile process", of_compiler),
 }
 """Module that starts a process -> what the log calls it, and what has one end."""
 
 OTHERWISE = {
-    "endings.py": "a fork that looks for the end of a process, and prints nothing",
+    "process/endings.py": "a fork that looks for the end of a process, and prints nothing",
     "language/confining.py": "a fork of a process of limited.py, which answers how it has ended",
-    "models/python/process/running.py": "every line that it prints is logged as it comes",
-    "processes/worker_process.py": "a worker writes to the log itself",
-    "successor.py": "a successor writes to the log itself",
+    "python_models/process/running.py": "every line that it prints is logged as it comes",
+    "workers/worker_process.py": "a worker writes to the log itself",
+    "app/successor.py": "a successor writes to the log itself",
 }
 
 

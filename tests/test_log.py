@@ -11,8 +11,8 @@ import sys
 import pytest
 import structlog
 
-from xlaserve import log
-from xlaserve.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLimit
+from xlaserve.process import log
+from xlaserve.process.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLimit
 
 
 class Fallible(io.StringIO):
@@ -181,7 +181,7 @@ def test_every_line_of_the_log_is_json_whoever_writes_it(writer: str) -> None:
     program = f"""
 import gc, logging, sys, threading, warnings
 from xlaserve import log
-from xlaserve.log_everything import taken_stderr
+from xlaserve.process.log_everything import taken_stderr
 
 async def forgotten():
     import asyncio

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from xlaserve.open_files import raise_open_files
+from xlaserve.process.open_files import raise_open_files
 from xlaserve.settings import Settings
 
 SETTINGS = Settings(

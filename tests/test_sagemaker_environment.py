@@ -7,7 +7,7 @@ import pytest
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode, Readiness
+from xlaserve.settings.choices import ModelControlMode, Readiness
 
 MULTI = {"SAGEMAKER_MULTI_MODEL": "true"}
 

@@ -12,9 +12,9 @@ from xlaserve.cli import application
 from xlaserve.cli.settings_file import read_file
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ModelControlMode
-from xlaserve.settings_description import describe_settings
-from xlaserve.settings_reading import REPLACED
+from xlaserve.settings.choices import Device, ModelControlMode
+from xlaserve.settings.description import describe_settings
+from xlaserve.settings.reading import REPLACED
 
 REPOSITORY = {"XLASERVE_REPOSITORY": "/models"}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from support.conditions import until
 
-from xlaserve import signals
+from xlaserve.process import signals
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

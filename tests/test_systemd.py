@@ -17,7 +17,7 @@ from support.conditions import until
 from support.process import ENVIRONMENT, START_SECONDS, command
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.systemd import Systemd
+from xlaserve.process.systemd import Systemd
 
 LIVE, ALIVE = "/inference.GRPCInferenceService/ServerLive", b"\x08\x01"
 SECONDS = 60

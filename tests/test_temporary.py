@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import temporary
-from xlaserve.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files import temporary
+from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from xlaserve.temporary import TemporaryDirectory
+from xlaserve.files.temporary import TemporaryDirectory
 made = TemporaryDirectory(Path(sys.argv[1]))
 (made.path / "file").write_text("text")
 print(made.path, flush=True)
@@ -214,7 +214,7 @@ def test_what_was_replaced_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr("xlaserve.temporary._exchanged", lambda one, other: False)
+        monkeypatch.setattr("xlaserve.files.temporary._exchanged", lambda one, other: False)
     target = tmp_path / "1"
     target.mkdir()
     (target / "old").touch()

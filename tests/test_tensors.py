@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xlaserve import byte_elements, tensors
-from xlaserve.byte_elements import PIECE_BYTES, PIECE_ELEMENTS
+from xlaserve import tensors
 from xlaserve.errors import UnknownDatatype
 from xlaserve.tensors import (
     BY_CONFIG_NAME,
@@ -20,6 +19,7 @@ from xlaserve.tensors import (
     Tensor,
     TensorDataError,
     TensorSpec,
+    byte_elements,
     datatype_named,
     datatype_of,
     describe,
@@ -30,6 +30,7 @@ from xlaserve.tensors import (
     to_bytes,
     unpack_bytes,
 )
+from xlaserve.tensors.byte_elements import PIECE_BYTES, PIECE_ELEMENTS
 from xlaserve_proto.inference import DataType
 
 FIXED = [datatype for datatype in DATATYPES.values() if datatype is not BYTES]

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from accelerators_page import Row, keep, problems
-from xlaserve.models import manifest
-from xlaserve.models.export import Exportable
-from xlaserve.models.targets import environment, kinds, wheels
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import Exportable
+from xlaserve.offline.targets import environment, wheels
+from xlaserve.runtime.devices import target_kinds as kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "models"
@@ -78,7 +79,7 @@ def _networks() -> Iterator[tuple[str, Callable[[Path], object]]]:
 def _import(make: Callable[[], Any], dimensions: Mapping[str, Sequence[int]], path: Path) -> None:
     import onnx
 
-    from xlaserve.models.onnx.importing import Options, import_model
+    from xlaserve.importers.onnx.importing import Options, import_model
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
@@ -92,9 +93,9 @@ def _import(make: Callable[[], Any], dimensions: Mapping[str, Sequence[int]], pa
 
 def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
     """Compile a model for its smallest and its largest batch, and compare."""
-    from xlaserve.models.config import ModelConfig
-    from xlaserve.models.footprint import Footprint
-    from xlaserve.models.targets.ahead import Ahead
+    from xlaserve.model_config.config import ModelConfig
+    from xlaserve.offline.targets.ahead import Ahead
+    from xlaserve.runtime.programs.footprint import Footprint
 
     most = manifest.read(path).max_batch_size
     sizes = "1" if most < 2 else f"1,{most}"
@@ -147,8 +148,8 @@ def _why(row: Row, unsaid: int, shared: int) -> str:
 
 def child() -> int:
     """Answer the jobs of stdin, `[target, name, path]` in each line, with a row in each."""
-    from xlaserve.models import jax_runtime
-    from xlaserve.models.targets.topology import open_devices
+    from xlaserve.offline.targets.topology import open_devices
+    from xlaserve.runtime.devices import jax_runtime
 
     jax_runtime.start("cpu")
     for line in sys.stdin:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.models.targets.kinds import TARGETS
+from xlaserve.runtime.devices.target_kinds import TARGETS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "accelerators.md"

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from xlaserve.app import Application
-from xlaserve.core.serving.access.objects import BESIDE, DOORS, RULES, Callers
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.routing import Route
+from xlaserve.serving.access.objects import BESIDE, DOORS, RULES, Callers
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.grpc.methods import ROWS
-from xlaserve.transport.rest.routing import Route
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "access.md"
 _BEGIN, _END = "<!-- made by tools/access_page.py -->\n", "<!-- end -->\n"

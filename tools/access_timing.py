@@ -20,14 +20,14 @@ from statistics import median
 
 import numpy as np
 
-from xlaserve.app import Application
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.app.server import Application
+from xlaserve.dialing.address import parse_address
+from xlaserve.dialing.dial import dial
+from xlaserve.dialing.interface import CallFailed, ServerClient
+from xlaserve.serving.access.tokens import digest_of, new_token
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 from xlaserve.tensors import TensorSpec, datatype_named
-from xlaserve.transport.address import parse_address
-from xlaserve.transport.client import CallFailed, ServerClient
-from xlaserve.transport.dialing import dial
 
 _MODELS = ("secret", "absent")
 """The one is there, the other is not."""

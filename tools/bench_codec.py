@@ -20,8 +20,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.reader import TooManyFields
+from xlaserve.errors.message import TooManyFields
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve_proto import inference as pb
 
 ONE_MIB = 1 << 20

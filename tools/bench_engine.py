@@ -25,13 +25,13 @@ import psutil
 import uvloop
 
 import xlaserve
-from xlaserve.app import Application
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.app.server import Application
 from xlaserve.errors import XlaserveError
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.infer_call import AwaitedInfer, InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 from xlaserve.tensors import DATATYPES, Tensor, from_bytes, to_bytes
 
 REPETITIONS = 7

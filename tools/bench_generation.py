@@ -19,9 +19,9 @@ import numpy as np
 
 import xlaserve
 from bench_engine import running
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.models.generation.counts import CountsTokens
+from xlaserve.runtime.generator.counts import CountsTokens
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.tensors import DATATYPES
 
 VOCAB, TOKENS, ROUNDS = 64, 400, 7

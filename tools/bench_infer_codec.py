@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.tensors import read_request, write_outputs
+from xlaserve.grpc.infer.infer_codec import InferCodec
+from xlaserve.grpc.infer.tensors import read_request, write_outputs
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.serving.inference import InferOutput, InferResponse
 from xlaserve_proto import inference as pb
 
 _INNER_SECONDS = 0.02

@@ -28,13 +28,13 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from xlaserve.app import Application
-from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.app.server import Application
+from xlaserve.http.v2.infer_request import read_infer_request
+from xlaserve.http.v2.infer_response import write_infer_response
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
-from xlaserve.transport.rest.infer_request import read_infer_request
-from xlaserve.transport.rest.infer_response import write_infer_response
 
 FP32 = DATATYPES["FP32"]
 INFO = ModelInfo("bench", (TensorSpec("x", FP32, (-1, 16)),), (TensorSpec("y", FP32, (-1, 16)),), 0)

@@ -14,7 +14,7 @@ SERVER = ROOT / "server"
 PAGE = ROOT / "docs" / "architecture.md"
 _LINES = 500
 """Lines are counted in so many: the page is not stale after each change."""
-_GIVERS = ("xlaserve.app", "xlaserve.assembly.grpc", "xlaserve.assembly.http")
+_GIVERS = ("xlaserve.app.server", "xlaserve.app.grpc", "xlaserve.app.http")
 """Modules whose calls hand settings to what enforces them."""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve.core.residence import lifecycle
-from xlaserve.transport.http2 import states as http2
-from xlaserve.transport.rest import states as http
+from xlaserve.grpc.http2 import states as http2
+from xlaserve.http.connection import states as http
+from xlaserve.residence import lifecycle
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -82,7 +82,7 @@ def _stream_reactions() -> str:
 DRAWINGS = (
     Drawing(
         "lifecycle.md",
-        "server/xlaserve/core/residence/lifecycle.py",
+        "server/xlaserve/residence/lifecycle.py",
         "The lifecycle of a model version\nRequests are\n"
         "answered in READY and RELOADING; the repository index shows RELOADING as READY.",
         lifecycle.State.UNAVAILABLE,
@@ -90,7 +90,7 @@ DRAWINGS = (
     ),
     Drawing(
         "http-connection.md",
-        "server/xlaserve/transport/rest/states.py",
+        "server/xlaserve/http/connection/states.py",
         "The states of an HTTP/1.1 connection\nFrom every\n"
         "state CLOSE leads to CLOSING, and LOST to CLOSED. Its docstring explains them all.",
         http.State.IDLE.name,
@@ -98,7 +98,7 @@ DRAWINGS = (
     ),
     Drawing(
         "http2-streams.md",
-        "server/xlaserve/transport/http2/states.py",
+        "server/xlaserve/grpc/http2/states.py",
         "The states of an HTTP/2 stream\nIts rules are\n"
         "those of RFC 9113 5.1. Frames that come have the names of their types, with `_END` where\n"
         "they end the request; what the server does begins with `SEND_`. HALF_CLOSED_LOCAL lasts\n"

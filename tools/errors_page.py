@@ -9,9 +9,13 @@ from types import ModuleType
 
 from grpclib.const import Status
 
-from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
+from xlaserve import errors
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.status import REACTIONS, STATUSES, wire_status
+from xlaserve.errors import access as access_errors
+from xlaserve.errors import code as code_errors
+from xlaserve.errors import language as language_errors
+from xlaserve.errors import sequence as sequence_errors
+from xlaserve.net.status import REACTIONS, STATUSES, wire_status
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
 _MODULES = (errors, sequence_errors, language_errors, access_errors, code_errors)
@@ -42,10 +46,10 @@ that is not in this table is told to the client, and nothing is sent again.
 """
 _TITLES = {
     "errors": "Of the server",
-    "sequence_errors": "Of sequences",
-    "language_errors": "Of the text of language models",
-    "access_errors": "Of callers",
-    "code_errors": "Of the code of Python models",
+    "sequence": "Of sequences",
+    "language": "Of the text of language models",
+    "access": "Of callers",
+    "code": "Of the code of Python models",
 }
 
 

@@ -1,6 +1,6 @@
 """Plugin of pytest that writes which tests execute which lines of a package.
 
-    EXECUTED_BELOW=server/xlaserve/models EXECUTED_INTO=lines.json pytest -p executed
+    EXECUTED_BELOW=server/xlaserve/runtime EXECUTED_INTO=lines.json pytest -p executed
 
 What runs while fixtures are set up counts for every test of the file. Needs Python 3.12.
 """

@@ -39,8 +39,8 @@ from support.mesh import Mesh, dial, message
 from support.mesh_cache import MeshCache, Registered, Trace
 from support.process import command
 
-from xlaserve.models import manifest, weights
-from xlaserve.models.export import export_model
+from xlaserve.artifact import manifest, weights
+from xlaserve.authoring.export import export_model
 from xlaserve.tensors import Tensor
 
 _WIDTH = 512

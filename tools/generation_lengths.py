@@ -8,7 +8,7 @@ A file is the same load for every server and every run, whatever their versions 
 import argparse
 import sys
 
-from xlaserve.benchmark.generation.lengths import LONGEST, drawn, written
+from xlaserve.bench.generation.lengths import LONGEST, drawn, written
 
 
 def main() -> None:

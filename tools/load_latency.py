@@ -28,7 +28,7 @@ import aiohttp
 import jax
 import numpy as np
 
-from xlaserve.models.export import export_model
+from xlaserve.authoring.export import export_model
 
 LAYERS, WIDTH, TOKENS = 4, 128, 16
 ENCODERS = 4

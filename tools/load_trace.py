@@ -23,7 +23,7 @@ from types import FrameType
 
 from load_latency import export_models
 from turns import timed
-from xlaserve.app import prepare
+from xlaserve.app.server import prepare
 from xlaserve.settings import Settings
 
 LEAST_MS = 0.5

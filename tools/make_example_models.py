@@ -18,10 +18,11 @@ import jax
 import numpy as np
 from PIL import Image
 
-from xlaserve.models import jax_runtime, loaders
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import Exportable, load_exportable
-from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.authoring.export import Exportable, load_exportable
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

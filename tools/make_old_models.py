@@ -86,8 +86,8 @@ def models() -> dict[str, Model]:
 
 def write(name: str, model: Model, directory: Path) -> None:
     """Export one model, and write its answers beside it."""
-    from xlaserve.models import weights
-    from xlaserve.models.export import export_model
+    from xlaserve.artifact import weights
+    from xlaserve.authoring.export import export_model
     from xlaserve.tensors import TensorSpec, datatype_of
 
     specs = []

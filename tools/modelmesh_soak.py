@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from xlaserve import log
+from xlaserve.process import log
 
 _TESTS = Path(__file__).resolve().parent.parent / "tests"
 

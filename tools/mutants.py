@@ -3,7 +3,7 @@
     python tools/mutants.py --package rows --seed 1 --count 20
 
 Prints which were noticed, and those that were not as patches. Succeeds where at least 95 % were. A
-package is any part of the path below server/xlaserve: `rows`, `core/serving`, `shape.py`.
+package is any part of the path below server/xlaserve: `rows`, `serving`, `shape.py`.
 
 The tests of all modules of the sample run once without a mutation, which notes the lines that each
 executes. A mutant is tried by those that execute its line; where none does, or on Python 3.11, by
@@ -35,30 +35,30 @@ PACKAGE = Path("server", "xlaserve")
 SHARE = 0.95
 """Share of the mutants that tests must notice."""
 THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
-    "core/residence": (
+    "residence": (
         "tests/contract/test_model_repository.py",
         "tests/contract/test_model_runtime_load.py",
         "tests/core/residence/test_multi_model.py",
     ),
-    "core/serving": (
+    "serving": (
         "tests/contract/test_batching.py",
         "tests/contract/test_sequences.py",
         "tests/contract/test_v2_grpc.py",
     ),
-    "core": ("tests/core", "tests/contract/test_v2_grpc.py"),
-    "models/rows": ("tests/models/rows", "tests/contract/test_rows.py"),
-    "models/onnx": ("tests/models/onnx", "tests/contract/test_onnx_served.py"),
-    "models/generation": ("tests/models/generation",),
-    "models": ("tests/models/test_jax_export.py", "tests/models/test_sequence_model.py"),
-    "transport/grpc": ("tests/transport/grpc", "tests/contract/test_v2_grpc.py"),
-    "transport/http2": ("tests/transport/http2",),
-    "transport/rest": (
+    "concurrency": ("tests/core", "tests/contract/test_v2_grpc.py"),
+    "row_proofs": ("tests/models/rows", "tests/contract/test_rows.py"),
+    "importers/onnx": ("tests/models/onnx", "tests/contract/test_onnx_served.py"),
+    "generation": ("tests/models/generation",),
+    "runtime": ("tests/models/test_jax_export.py", "tests/models/test_sequence_model.py"),
+    "grpc": ("tests/transport/grpc", "tests/contract/test_v2_grpc.py"),
+    "grpc/http2": ("tests/transport/http2",),
+    "http": (
         "tests/transport/rest",
         "tests/contract/test_v2_rest.py",
         "tests/contract/test_v2_rest_fast_path.py",
     ),
     "language": ("tests/language",),
-    "processes": ("tests/processes",),
+    "workers": ("tests/processes",),
     "cli": ("tests/cli",),
 }
 """Tests for all modules of a package, besides those named for the module or that import it: those

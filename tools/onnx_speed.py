@@ -37,13 +37,13 @@ import onnx_speed_models
 import onnx_speed_page
 from onnx_speed_models import Model
 from onnx_speed_page import Row
-from xlaserve import allocator
-from xlaserve.models import jax_runtime
-from xlaserve.models.onnx import checking, planning, reading, signature
-from xlaserve.models.onnx.graph import Graph
-from xlaserve.models.optimizing import optimize
-from xlaserve.models.packing import KERNEL_ORDER, Packing, Parameter, is_kernel
-from xlaserve.models.program_table import Call, Program, Table
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.importers.onnx import checking, planning, reading, signature
+from xlaserve.importers.onnx.graph import Graph
+from xlaserve.process import allocator
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices.packing import KERNEL_ORDER, Packing, Parameter, is_kernel
+from xlaserve.runtime.programs.program_table import Call, Program, Table
 from xlaserve.tensors import Tensor
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"

@@ -1,4 +1,4 @@
-"""Write the tables of docs/security.md from `assembly/confined.py`, or prove them fresh."""
+"""Write the tables of docs/security.md from `offline/confined.py`, or prove them fresh."""
 
 import argparse
 import re
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from xlaserve.assembly import confined
-from xlaserve.assembly.confined import Confined
+from xlaserve.offline import confined
+from xlaserve.offline.confined import Confined
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 _BEGIN = "<!-- tools/security_page.py writes what follows -->\n"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from xlaserve.settings_description import SettingDescription, describe_settings
+from xlaserve.settings.description import SettingDescription, describe_settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 _INTRODUCTION = """# Settings

@@ -21,12 +21,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from xlaserve import allocator, log
-from xlaserve.app import Application
-from xlaserve.models import manifest, weights
-from xlaserve.models.export import export_model
+from xlaserve.app.server import Application
+from xlaserve.artifact import manifest, weights
+from xlaserve.authoring.export import export_model
+from xlaserve.process import allocator, log
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ModelControlMode
+from xlaserve.settings.choices import Device, ModelControlMode
 from xlaserve.tensors import Tensor
 
 COMPUTATIONS = 4

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from xlaserve.core.serving.standing import STATES, Row, Standing, State
 from xlaserve.errors import RepositoryUnreadable, XlaserveError
-from xlaserve.transport.status import wire_status
+from xlaserve.net.status import wire_status
+from xlaserve.serving.standing import STATES, Row, Standing, State
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 _BEGIN, _END = "<!-- states, by tools/states_page.py -->\n", "<!-- end states -->\n"

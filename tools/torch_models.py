@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from xlaserve.models.pt2 import archive, importing
-from xlaserve.models.pt2.importing import Options
-from xlaserve.models.pt2.inputs import resolve
+from xlaserve.importers.pt2 import archive, importing
+from xlaserve.importers.pt2.importing import Options
+from xlaserve.importers.pt2.inputs import resolve
 
 TOLERANCE = 1e-5
 _ROWS, _TOKENS, _SIZE, _DEVIATION = 2, 16, 224, 0.02

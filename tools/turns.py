@@ -30,9 +30,8 @@ from typing import Any
 import numpy as np
 from hpack import Encoder, NeverIndexedHeaderTuple
 
-from xlaserve.app import Application
-from xlaserve.settings import Settings
-from xlaserve.transport.http2.frames import (
+from xlaserve.app.server import Application
+from xlaserve.grpc.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -44,6 +43,7 @@ from xlaserve.transport.http2.frames import (
     settings,
     window_update,
 )
+from xlaserve.settings import Settings
 from xlaserve_proto import inference as pb
 
 CONNECTION_TURN_MS = 5.0

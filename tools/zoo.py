@@ -37,8 +37,8 @@ from tritonclient import grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 import zoo_page
-from xlaserve.models import manifest
-from xlaserve.models.manifest import Manifest
+from xlaserve.artifact import manifest
+from xlaserve.artifact.manifest import Manifest
 from zoo_rows import ROWS, TRAINED, Result, Row
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models-that-work.md"

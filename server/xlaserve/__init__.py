@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from xlaserve import build
 
 if TYPE_CHECKING:
-    from xlaserve.core.serving.models_api import Models
-    from xlaserve.models.export import Exportable, export_model
-    from xlaserve.models.export_stream import ExportableStream, export_stream
-    from xlaserve.models.generation.exporting import export_generator
-    from xlaserve.models.optimizing import optimize
-    from xlaserve.models.python.author import Answer, InferenceError, PythonModel, Request
-    from xlaserve.models.python.context import Context
-    from xlaserve.transport.grpc.services import Service
+    from xlaserve.authoring.cpu.optimizing import optimize
+    from xlaserve.authoring.export import Exportable, export_model
+    from xlaserve.authoring.export_stream import ExportableStream, export_stream
+    from xlaserve.generation.exporting import export_generator
+    from xlaserve.grpc.services.services import Service
+    from xlaserve.python_models.author import Answer, InferenceError, PythonModel, Request
+    from xlaserve.python_models.context import Context
+    from xlaserve.serving.models_api import Models
 
 __version__ = build.number()
 
@@ -34,18 +34,18 @@ __all__ = [
     "Service",
 ]
 
-_AUTHOR = "xlaserve.models.python.author"
+_AUTHOR = "xlaserve.python_models.author"
 _HOMES = {
     **dict.fromkeys(("Answer", "InferenceError", "PythonModel", "Request"), _AUTHOR),
-    "Context": "xlaserve.models.python.context",
-    "Exportable": "xlaserve.models.export",
-    "ExportableStream": "xlaserve.models.export_stream",
-    "export_generator": "xlaserve.models.generation.exporting",
-    "export_model": "xlaserve.models.export",
-    "export_stream": "xlaserve.models.export_stream",
-    "Models": "xlaserve.core.serving.models_api",
-    "optimize": "xlaserve.models.optimizing",
-    "Service": "xlaserve.transport.grpc.services",
+    "Context": "xlaserve.python_models.context",
+    "Exportable": "xlaserve.authoring.export",
+    "ExportableStream": "xlaserve.authoring.export_stream",
+    "export_generator": "xlaserve.generation.exporting",
+    "export_model": "xlaserve.authoring.export",
+    "export_stream": "xlaserve.authoring.export_stream",
+    "Models": "xlaserve.serving.models_api",
+    "optimize": "xlaserve.authoring.cpu.optimizing",
+    "Service": "xlaserve.grpc.services.services",
 }
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from support.hlo import donates, host_traffic
 
-from xlaserve.models import jax_runtime
-from xlaserve.models.compilation import XlaOptions
-from xlaserve.models.config_text import read_config
-from xlaserve.models.targets import kinds
-from xlaserve.models.targets.ahead import Ahead
-from xlaserve.models.targets.topology import open_devices
+from xlaserve.model_config.text import read_config
+from xlaserve.offline.targets.ahead import Ahead
+from xlaserve.offline.targets.topology import open_devices
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.programs.compilation import XlaOptions
 
 _COLLECTIVES = re.compile(r"\b(all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\(")
 

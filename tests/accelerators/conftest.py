@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models import jax_runtime
-from xlaserve.models.targets import wheels
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.kinds import Target, named
+from xlaserve.offline.targets import wheels
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices.target_kinds import Target, named
 
 
 @dataclass(frozen=True)

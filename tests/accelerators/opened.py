@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlaserve.models import jax_runtime
-from xlaserve.models.targets.kinds import TARGETS, Target
-from xlaserve.models.targets.topology import open_devices
+from xlaserve.offline.targets.topology import open_devices
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices.target_kinds import TARGETS, Target
 
 
 def arguments_bytes(target: Target, count: int) -> int:

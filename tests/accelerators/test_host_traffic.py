@@ -9,7 +9,7 @@ from typing import Any
 
 from support.targets import export_sharded
 
-from xlaserve.models.targets import environment
+from xlaserve.offline.targets import environment
 
 SCRIPT = Path(__file__).with_name("compiled_hlo.py")
 COUNT = 4

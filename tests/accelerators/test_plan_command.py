@@ -6,7 +6,7 @@ from typing import Any
 
 from support.process import command, run
 
-from xlaserve.models.loaded import IN_FLIGHT
+from xlaserve.artifact.target_sizes import IN_FLIGHT
 
 
 async def test_examples_are_planned_and_fit(

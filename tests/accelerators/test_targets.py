@@ -15,11 +15,11 @@ from support.architectures import ARCHITECTURES
 
 import accelerator_sizes
 import accelerators_page
-from xlaserve.models.export import export_model
-from xlaserve.models.targets import environment
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.jobs import Job
-from xlaserve.models.targets.kinds import TARGETS
+from xlaserve.authoring.export import export_model
+from xlaserve.offline.targets import environment
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Job
+from xlaserve.runtime.devices.target_kinds import TARGETS
 
 OPENED = Path(__file__).parent / "opened.py"
 
@@ -136,7 +136,7 @@ def test_what_a_tpu_has_no_memory_for_is_said_by_its_compiler(tmp_path: Path) ->
 
 def _has(target: str) -> bool:
     from xlaserve.errors import DeviceUnavailable
-    from xlaserve.models.targets import wheels
+    from xlaserve.offline.targets import wheels
 
     try:
         wheels.check(TARGETS[target])

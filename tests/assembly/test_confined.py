@@ -10,22 +10,23 @@ from pathlib import Path
 import pytest
 
 import security_page
-from xlaserve.assembly import confined
+from xlaserve.artifact import artifact, dimensions, manifest, weights
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.errors import InvalidModel
+from xlaserve.files.files import FileRecord
+from xlaserve.files.roots import ANYWHERE
+from xlaserve.importers.pt2 import guards
 from xlaserve.language import files as language_files
 from xlaserve.language import grammars, templates, tokenizing, turns
-from xlaserve.models import artifact, dimensions, manifest, trials, weights
-from xlaserve.models.compilers.limits import FILE_BYTES, OPEN_FILES
-from xlaserve.models.compilers.pool import COMMAND, variables
-from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
-from xlaserve.models.config_text import parse_json, parse_pbtxt
-from xlaserve.models.files import FileRecord
-from xlaserve.models.generation import record
-from xlaserve.models.program_table import Program
-from xlaserve.models.pt2 import guards
-from xlaserve.models.roots import ANYWHERE
-from xlaserve.models.second_net import MAX_SECONDS, within
-from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.model_config.text import parse_json, parse_pbtxt
+from xlaserve.offline import confined
+from xlaserve.runtime.programs import trials
+from xlaserve.runtime.programs.compilers.limits import FILE_BYTES, OPEN_FILES
+from xlaserve.runtime.programs.compilers.pool import COMMAND, variables
+from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
+from xlaserve.runtime.programs.program_table import Program
+from xlaserve.runtime.programs.second_net import MAX_SECONDS, within
 
 TESTS = Path(__file__).parents[1]
 SMALL = 256 << 20

@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 
-from xlaserve.app import Application
+from xlaserve.app.server import Application
 from xlaserve.settings import Settings
 
 

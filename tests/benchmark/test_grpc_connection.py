@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 from hpack import Encoder
 
-from xlaserve.benchmark.errors import ServerUnreachable
-from xlaserve.benchmark.grpc_target import GrpcTarget
-from xlaserve.benchmark.load import Measured, Step, Timing, run_step
+from xlaserve.bench.errors import ServerUnreachable
+from xlaserve.bench.grpc_target import GrpcTarget
+from xlaserve.bench.load import Measured, Step, Timing, run_step
+from xlaserve.dialing.address import parse_address
+from xlaserve.grpc.http2 import frames
+from xlaserve.grpc.http2.frames import END_HEADERS, END_STREAM, HEADER_BYTES, NUMBER, Setting
 from xlaserve.tensors import DATATYPES, TensorSpec
-from xlaserve.transport.address import parse_address
-from xlaserve.transport.http2 import frames
-from xlaserve.transport.http2.frames import (
-    END_HEADERS,
-    END_STREAM,
-    HEADER_BYTES,
-    NUMBER,
-    Setting,
-)
 
 Answer = Callable[[int], bytes]
 """Called with the stream of a request that has come whole."""

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from xlaserve.benchmark.chart import latency_chart, ticks
-from xlaserve.benchmark.load import Measured, Step
-from xlaserve.benchmark.results import percentile, result
+from xlaserve.bench.chart import latency_chart, ticks
+from xlaserve.bench.load import Measured, Step
+from xlaserve.bench.results import percentile, result
 
 SVG = "{http://www.w3.org/2000/svg}"
 

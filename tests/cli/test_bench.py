@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from xlaserve.cli.bench import bench
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve_proto import inference as pb
 
 QUICK = ("--duration", "200ms", "--warmup", "0s")

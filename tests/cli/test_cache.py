@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
-from xlaserve.models.compilation_cache import CompilationCache, Entry, name_of
-from xlaserve.models.kept_programs import Place
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, name_of
+from xlaserve.runtime.programs.kept_programs import Place
 
 DAY = 86_400.0
 TARGET = "cpu-x86_64"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from xlaserve import build
 from xlaserve.cli import application
-from xlaserve.settings_description import describe_settings
+from xlaserve.settings.description import describe_settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

@@ -9,12 +9,13 @@ import pytest
 from support import tiny_language
 from support.process import command, run
 
-from xlaserve.models import cache_key, loaders
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.config_text import read_config
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 CONFIG = {"slots": "2", "length": "32", "windows": "32", "chunk": "8", "step_sizes": "1"}
 PROGRAMS = 6

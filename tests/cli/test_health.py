@@ -14,9 +14,9 @@ from support.server import Serve
 from typer.testing import CliRunner
 
 from xlaserve.cli.health import health
-from xlaserve.settings_description import describe_settings
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.settings.description import describe_settings
 from xlaserve_proto import inference as pb
 
 SECONDS = 30.0

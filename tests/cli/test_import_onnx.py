@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from support.onnx_models import FLOAT, Inputs, model, node, save
 from support.process import command, run, served
 
-from xlaserve.models import manifest
+from xlaserve.artifact import manifest
 
 AXIS = {"axis": np.asarray(0)}
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)

@@ -21,9 +21,9 @@ from xlaserve.cli.connection import TOKEN_FILE
 from xlaserve.cli.health import health
 from xlaserve.cli.infer import infer
 from xlaserve.client import AsyncClient
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.dialing.address import InvalidToken
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.address import InvalidToken
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 ONES = f"--input=x=[[{','.join(['1'] * 16)}]]"
 QUICK = ("--duration", "100ms", "--warmup", "0s", "--concurrency", "1")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from xlaserve.assembly.display import ModelRow
+from xlaserve.app.display import ModelRow
 from xlaserve.cli import infer_display
 from xlaserve.cli.display import model_table
 from xlaserve.cli.infer_display import Classes
-from xlaserve.core.residence.catalog import IndexEntry
+from xlaserve.dialing.interface import InferenceResult
 from xlaserve.errors import InvalidRequest
+from xlaserve.residence.catalog import IndexEntry
 from xlaserve.tensors import TensorSpec, datatype_named, datatype_of
-from xlaserve.transport.client import InferenceResult
 
 
 def result(**outputs: Any) -> InferenceResult:

@@ -14,11 +14,11 @@ from support.process import command, run, served
 from typer.testing import CliRunner
 
 import zoo_rows
+from xlaserve.artifact import manifest
+from xlaserve.artifact.manifest import Manifest
 from xlaserve.cli import application, init_client, packaged
 from xlaserve.cli.packaged_models import PACKAGED
 from xlaserve.errors import InvalidModel, InvalidRequest
-from xlaserve.models import manifest
-from xlaserve.models.manifest import Manifest
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 PROGRAM = Path(__file__).parents[1] / "data" / "pt2" / "mlp.pt2"

@@ -13,8 +13,8 @@ import pytest
 from support import mesh
 from support.process import ENVIRONMENT, START_SECONDS, STOP_SECONDS, command
 
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.grpc.client import Client
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.dialing.over_grpc import Client
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ async def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
     """A socket must not become stderr, where libraries of the process print."""
     code = (
         "import os; os.closerange(0, 3)\n"
-        "from xlaserve.best_effort import open_standard_streams as opened\n"
+        "from xlaserve.process.best_effort import open_standard_streams as opened\n"
         "opened(); opened()\n"
         f"os._exit(0 if os.open({str(tmp_path)!r}, os.O_RDONLY) > 2 else 1)"
     )

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application, models_display
 from xlaserve.client import AsyncClient
-from xlaserve.transport.client import CallFailed, IndexEntry
+from xlaserve.dialing.interface import CallFailed, IndexEntry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ import pytest
 from support.conditions import MOST_SECONDS
 from support.process import ENVIRONMENT, STOP_SECONDS, command
 
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.grpc.client import Client
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.dialing.over_grpc import Client
 
 CLOSED = {
     "stdin": "0<&-",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
 from xlaserve.errors import DeviceUnavailable, InvalidSettings
-from xlaserve.models import plugins
+from xlaserve.runtime.devices import plugins
 
 
 def _plan(*arguments: object) -> Result:

@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.console import Console
 
 from xlaserve.cli import plan_display
-from xlaserve.core.residence.device_plan import DevicePlan, PlannedLoad, PlannedVersion
-from xlaserve.models.footprint import Footprint
-from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
-from xlaserve.models.targets.kinds import named
+from xlaserve.offline.device_plan import DevicePlan, PlannedLoad, PlannedVersion
+from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
+from xlaserve.runtime.devices.target_kinds import named
+from xlaserve.runtime.programs.footprint import Footprint
 
 MB = 1_000_000
 

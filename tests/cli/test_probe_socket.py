@@ -14,9 +14,9 @@ from support.server import Serve
 from support.tls import write_certificate
 from typer.testing import CliRunner
 
-from xlaserve.assembly.probe import probed
+from xlaserve.app.probe import probed
 from xlaserve.cli.health import health
-from xlaserve.settings_description import describe_settings
+from xlaserve.settings.description import describe_settings
 
 RULES = """
 [[caller]]

@@ -6,8 +6,8 @@ from pathlib import Path
 from support.lasting import without_stablehlo
 from typer.testing import CliRunner, Result
 
+from xlaserve.artifact import manifest
 from xlaserve.cli.repo import repo
-from xlaserve.models import manifest
 
 
 def _migrate(*arguments: object) -> Result:

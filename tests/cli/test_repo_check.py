@@ -14,9 +14,9 @@ from support.onnx_models import model, node, save
 from support.process import command, run
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config_text import parse_pbtxt
-from xlaserve.models.mlserver_settings import read
-from xlaserve.models.roots import Roots
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.mlserver_settings import read
+from xlaserve.model_config.text import parse_pbtxt
 
 FLOAT = TensorProto.FLOAT
 TENSOR = {"data_type": "TYPE_FP32", "dims": [2]}

@@ -9,8 +9,8 @@ import pytest
 from support.object_server import serving_objects
 from typer.testing import CliRunner, Result
 
+from xlaserve.artifact import weights
 from xlaserve.cli.repo import repo
-from xlaserve.models import weights
 
 Row = tuple[str, str, str, str, str]
 

@@ -12,11 +12,12 @@ from xlaserve.cli.commands import COMMANDS, loaded
 
 _LIGHT = {
     "xlaserve",
-    "xlaserve.best_effort",
     "xlaserve.build",
     "xlaserve.cli",
     "xlaserve.cli.commands",
     "xlaserve.errors",
+    "xlaserve.process",
+    "xlaserve.process.best_effort",
 }
 """What the first words of a command line need."""
 _HEAVY = {"jax", "numpy", "grpclib", "betterproto", "aiohttp", "structlog", "uvloop"}

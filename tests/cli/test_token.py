@@ -3,8 +3,8 @@
 from typer.testing import CliRunner
 
 from xlaserve.cli import application
-from xlaserve.core.serving.access.rules_file import parse_rules
-from xlaserve.core.serving.access.tokens import bearer, digest_of
+from xlaserve.serving.access.rules_file import parse_rules
+from xlaserve.serving.access.tokens import bearer, digest_of
 
 
 def lines(*arguments: str) -> list[str]:

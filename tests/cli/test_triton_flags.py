@@ -11,7 +11,7 @@ from support.process import command, run, served
 from xlaserve.cli.triton_flags import FLAGS, translate
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.settings_description import describe_settings
+from xlaserve.settings.description import describe_settings
 
 _TLS = {"tls_endpoints": "grpc"}
 

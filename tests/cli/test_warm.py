@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import xlaserve
 from xlaserve import cli
 from xlaserve.cli import warm
-from xlaserve.models.compilation_cache import CompilationCache, Entry, name_of
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, name_of
 from xlaserve.settings import Settings
 
 
@@ -127,7 +127,7 @@ def test_unknown_target_is_refused(repository: Path, tmp_path: Path) -> None:
 def test_target_without_its_wheels_names_them(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlaserve.models.plugins.version", lambda name: "")
+    monkeypatch.setattr("xlaserve.runtime.devices.plugins.version", lambda name: "")
 
     status, output = run(repository, "--cache", tmp_path / "cache", "--target", "v5e")
 

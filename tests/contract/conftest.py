@@ -12,7 +12,7 @@ from support.made_once import made_once
 from support.runtime import Runtime, StartRuntime, endpoint_at
 from support.server import Serve
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 
 @pytest.fixture(scope="session")

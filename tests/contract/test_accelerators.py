@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import xlaserve
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.sites import Site
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.exported.jax_export import JaxExportModel
 
 CLIENTS = 24
 COLUMNS = 300

@@ -23,15 +23,15 @@ from support.wire import Wire, framed, request_headers
 from support.wire import connect as connect_grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve import app
-from xlaserve.access_errors import Unauthenticated
-from xlaserve.app import Application
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.call import Operation
+from xlaserve.app import server as app
+from xlaserve.app.server import Application
+from xlaserve.errors.access import Unauthenticated
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.routing import Route
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Http2Engine
-from xlaserve.transport.grpc.methods import ROWS
-from xlaserve.transport.rest.routing import Route
+from xlaserve.settings.choices import Http2Engine
 from xlaserve_proto.mmesh import LoadModelRequest
 
 # pyright: reportAttributeAccessIssue=false

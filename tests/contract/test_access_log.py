@@ -13,7 +13,7 @@ from support.server import Serve
 from support.stock import KINDS, Stock, stock_client
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 INFER = "infer"
 

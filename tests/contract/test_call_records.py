@@ -22,10 +22,10 @@ from support.wire import connect as connect_wire
 from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.core.serving.call import Call, Outcome
-from xlaserve.core.serving.call_record import CallRecord
+from xlaserve.http.connection.fast_path import FastPath
+from xlaserve.serving.call import Call, Outcome
+from xlaserve.serving.call_record import CallRecord
 from xlaserve.tensors import BYTES, to_bytes
-from xlaserve.transport.rest.fast_path import FastPath
 
 SERVICE = "/inference.GRPCInferenceService/"
 VALUES = np.arange(4, dtype=np.float32)

@@ -10,8 +10,8 @@ from support import asking
 from support.python_models import VECTORS, write
 from support.server import Serve
 
-from xlaserve.models import sites
-from xlaserve.models.placement import Devices
+from xlaserve.runtime.devices import sites
+from xlaserve.runtime.devices.placement import Devices
 
 CODE = """
 class Model(PythonModel):

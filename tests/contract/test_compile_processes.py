@@ -71,7 +71,10 @@ def compilers(server: int) -> Sequence[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"xlaserve.models.compilers.child" in words and str(server).encode() in words:
+            if (
+                b"xlaserve.runtime.programs.compilers.child" in words
+                and str(server).encode() in words
+            ):
                 found.append(int(path.parent.name))
     return found
 

@@ -15,7 +15,7 @@ from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.transport import compression
+from xlaserve.net import compression
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

@@ -11,8 +11,8 @@ from support.asking import Client
 from support.http import ask
 from support.server import Serve
 
-from xlaserve.core.residence import directory_reader
-from xlaserve.models.config_fields import FIELDS
+from xlaserve.model_config.fields import FIELDS
+from xlaserve.residence.repository import directory_reader
 
 SECRET = "the secret of b"
 TENSOR = {"data_type": "TYPE_FP32", "dims": [1]}

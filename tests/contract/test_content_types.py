@@ -17,7 +17,7 @@ from support.asking import Client, client
 from support.python_models import write
 from support.server import Serve, serving
 
-from xlaserve.models import mlserver_settings
+from xlaserve.model_config import mlserver_settings
 
 CODE = """
 from xlaserve import PythonModel, content_types

@@ -11,7 +11,7 @@ from support.http import ask
 from support.server import RunningServer, Serve
 
 import xlaserve
-from xlaserve.core import event_notes
+from xlaserve.serving.observability import event_notes
 
 LOAD = "/v2/repository/models/{}/load"
 FAILED = "xlaserve_model_load_failures_total"

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.process import run, served
 from support.server import RunningServer, Serve
 
-from xlaserve.app import Application
+from xlaserve.app.server import Application
 from xlaserve.errors import InvalidReference
 from xlaserve.settings import Settings
 

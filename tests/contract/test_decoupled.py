@@ -21,7 +21,7 @@ from support.server import RunningServer, Serve
 from support.stepped import export_counter
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.models.stepped_rows import SteppedRows
+from xlaserve.runtime.exported.stepped_rows import SteppedRows
 
 FINAL = "triton_final_response"
 

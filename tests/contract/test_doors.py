@@ -29,17 +29,17 @@ from support.wire import connect as connect_grpc
 from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.access_errors import Unauthenticated
-from xlaserve.app import Application
-from xlaserve.core.residence.catalog import Catalog
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.serving.access.objects import DOORS, RULES, Doors, Found, Rule
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.errors.access import Unauthenticated
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.routing import Route
+from xlaserve.residence.catalog import Catalog
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.grpc.methods import ROWS
-from xlaserve.transport.rest.routing import Route
 from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
 
 # pyright: reportAttributeAccessIssue=false

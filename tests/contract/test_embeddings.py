@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import encoder_references as references
 from xlaserve.cli import application
-from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.errors import LoadFailed
 from xlaserve.language.tokenizing import Tokens
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

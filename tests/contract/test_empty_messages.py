@@ -8,8 +8,8 @@ import pytest
 from support import identity_models
 from support.server import RunningServer, Serve
 
-from xlaserve.settings_choices import Http2Engine
-from xlaserve.transport.grpc.methods import ROWS
+from xlaserve.grpc.methods import ROWS
+from xlaserve.settings.choices import Http2Engine
 
 STREAMS = (
     "/inference.GRPCInferenceService/ModelStreamInfer",

@@ -14,11 +14,11 @@ from support.gate_watch import RULE, Watch
 from support.http import SECONDS, connect, message
 from support.server import RunningServer, Serve
 
-from xlaserve.models import identity
-from xlaserve.models.identity import IdentityModel
-from xlaserve.models.loaded import Answer
+from xlaserve.http.connection.connection import Connection
+from xlaserve.runtime import identity
+from xlaserve.runtime.identity import IdentityModel
+from xlaserve.runtime.loaded import Answer
 from xlaserve.tensors import Parameter
-from xlaserve.transport.rest.connection import Connection
 
 ENDLESS = 1 << 20
 EVENTS = ("Accept", "text/event-stream")

@@ -12,9 +12,9 @@ from support.http import ask
 from support.server import Serve
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.output_forms import OutputForms
-from xlaserve.core.serving.stations import apart
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inputs.output_forms import OutputForms
+from xlaserve.serving.stations import apart
 
 GATHERING = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.is_slow else [])

@@ -20,9 +20,9 @@ from support.http import Answer, ask
 from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.language import tokenizing
 from xlaserve.language.limited import Limits
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,8 +20,8 @@ from support.tls import trusting, write_certificate
 from support.wire import Wire, connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.core.serving.call import Operation
-from xlaserve.settings_choices import Http2Engine
+from xlaserve.serving.call import Operation
+from xlaserve.settings.choices import Http2Engine
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

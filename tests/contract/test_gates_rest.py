@@ -14,11 +14,11 @@ from support.http import Connection as Client
 from support.http import connect, message
 from support.server import RunningServer, serving
 
-from xlaserve.app import Application
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.http.connection.connection import Connection
+from xlaserve.http.routing import Route
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.rest.connection import Connection
-from xlaserve.transport.rest.routing import Route
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from support.server import Serve
 
+from xlaserve.artifact import generator_record as record
 from xlaserve.client import AsyncClient
-from xlaserve.models.generation import record
 
 FOLDER = Path(__file__).parents[2] / "examples" / "generation"
 TOY = {"width": 16, "heads": 2, "layers": 2}

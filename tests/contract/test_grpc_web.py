@@ -26,8 +26,8 @@ from support.http import connect, message
 from support.server import RunningServer, Serve, serving
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.ledger import Kind
+from xlaserve.net.ledger import Kind
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

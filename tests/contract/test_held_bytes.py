@@ -22,7 +22,7 @@ from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.net.ledger import Kind, Ledger
 
 MIB = 1 << 20
 Request: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssue]

@@ -15,11 +15,11 @@ import pytest
 from support.http import Answer, chunked, connect, message
 from support.server import RunningServer, Serve
 
-from xlaserve.app import Application
-from xlaserve.core.residence.lifecycle import Event
+from xlaserve.app.server import Application
 from xlaserve.errors import OutOfMemory
+from xlaserve.http.routing import Route
+from xlaserve.residence.lifecycle import Event
 from xlaserve.settings import Settings
-from xlaserve.transport.rest.routing import Route
 
 LIMIT = 1 << 16
 DEEP = b'{"parameters":' + b"[" * 10_000

@@ -13,7 +13,7 @@ from support.doubling import export_double
 from support.http import Answer, ask
 from support.server import RunningServer, serving
 
-from xlaserve.core.serving.stations import health
+from xlaserve.serving.stations import health
 
 BODY = json.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}

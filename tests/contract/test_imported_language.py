@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import huggingface_references as references
 from xlaserve.cli import application
 from xlaserve.errors import InvalidModel, InvalidRequest
-from xlaserve.models.huggingface import checkpoint, configuration, forward, quantising
+from xlaserve.importers.huggingface import checkpoint, configuration, forward, quantising
 
 WRITTEN = "models/story/1/params.safetensors"
 CONFIG = "\n".join(

@@ -12,10 +12,10 @@ from support.pt2_models import answers, changed, path
 from support.server import Serve
 from typer.testing import CliRunner, Result
 
+from xlaserve.artifact import manifest
 from xlaserve.cli import application
 from xlaserve.errors import InvalidModel, InvalidRequest
-from xlaserve.models import manifest
-from xlaserve.models.rows.verdict import Independence
+from xlaserve.row_proofs.verdict import Independence
 
 
 def imported(*arguments: object) -> Result:
@@ -61,7 +61,7 @@ async def test_an_imported_program_answers_over_grpc_as_pytorch_did(
 
 def archive_symbol(name: str) -> str:
     """Return the name that PyTorch chose for the symbol of the tokens."""
-    from xlaserve.models.pt2 import archive
+    from xlaserve.importers.pt2 import archive
 
     program = archive.open_file(path(name)).program
     return str(program.graph.tensors["ids"].sizes[1])

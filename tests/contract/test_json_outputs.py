@@ -17,8 +17,8 @@ from support.http import Answer, Connection, connect, message
 from support.server import Serve
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.http.v2 import fast_infer
 from xlaserve.settings import Settings
-from xlaserve.transport.rest import fast_infer
 
 LENGTH = "Inference-Header-Content-Length"
 NUMBERS = np.array([1.5, np.nan, np.inf, -np.inf], np.float64)

@@ -25,9 +25,9 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from xlaserve import tensors
-from xlaserve.core.threads.host import HostJob, HostThreads
-from xlaserve.transport.grpc import long_messages
-from xlaserve.transport.grpc.decoded_infer import DecodedInfer
+from xlaserve.concurrency.host import HostJob, HostThreads
+from xlaserve.grpc.infer import long_messages
+from xlaserve.grpc.infer.decoded_infer import DecodedInfer
 
 pytestmark = own_engine_only
 

@@ -14,7 +14,7 @@ from support.process import served
 from support.server import RunningServer, Serve
 
 import xlaserve
-from xlaserve.models.mappings import Mappings
+from xlaserve.runtime.programs.mappings import Mappings
 
 MODELS = 6
 ROOM = 160

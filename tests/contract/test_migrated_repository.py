@@ -18,11 +18,13 @@ from support.lasting import without_stablehlo
 from support.server import RunningServer, Serve
 
 from xlaserve import export_model
+from xlaserve.artifact import artifact, computation, replaced
+from xlaserve.artifact.computation import STABLEHLO_VERSIONS
+from xlaserve.authoring import read_back
+from xlaserve.authoring.migration import Result, migrate
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, computation, files, read_back, replaced
-from xlaserve.models.computation import STABLEHLO_VERSIONS
-from xlaserve.models.generation import exporting
-from xlaserve.models.migration import Result, migrate
+from xlaserve.files import files
+from xlaserve.generation import exporting
 
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
 BODY: dict[str, Any] = {

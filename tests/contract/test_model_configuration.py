@@ -18,7 +18,7 @@ from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
 AGENT = {"name": "decrypt", "parameters": {"key": "0"}}

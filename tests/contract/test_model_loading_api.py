@@ -10,7 +10,7 @@ import pytest
 from support.python_models import VECTORS, Start, starting, write, write_function
 from support.server import Serve
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
 USER = """

@@ -26,12 +26,12 @@ from support.wire import connect as connect_grpc
 from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.app import Application
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.routing import Route
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.grpc.methods import ROWS
-from xlaserve.transport.rest.routing import Route
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

@@ -13,8 +13,8 @@ from support.mesh_books import MeshBooks, any_of, first
 from support.runtime import StartRuntime
 from support.shelf import export_adder
 
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.models import loaders
+from xlaserve.residence.capacity import Capacity
+from xlaserve.runtime import loaders
 
 WAIT_SECONDS = 3600
 """How long a load waits for memory: nothing that waits ends within a test."""

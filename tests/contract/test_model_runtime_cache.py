@@ -15,8 +15,8 @@ from support.mesh_cache import MeshCache, Registered
 from support.server import Serve
 from support.shelf import addition, export_adder
 
-from xlaserve.models import loaders
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.runtime import loaders
+from xlaserve.settings.choices import ModelControlMode
 
 MODELS, FIT = 40, 10
 """How many there are, and for how many there is nearly memory."""

@@ -24,7 +24,7 @@ from support.shelf import (
 )
 from support.wire import base64_unpadded, connect, request_headers, size_of_headers
 
-from xlaserve.models.jax_export import JaxExportModel
+from xlaserve.runtime.exported.jax_export import JaxExportModel
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 METHODS = ("ModelInfer", "ModelMetadata", "ModelReady")

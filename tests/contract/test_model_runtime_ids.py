@@ -13,7 +13,7 @@ from support.runtime import Runtime, StartRuntime, endpoint_at
 from support.shelf import Shelf, addition, sums
 from support.wire import base64_unpadded, connect, request_headers
 
-from xlaserve.settings_choices import Http2Engine
+from xlaserve.settings.choices import Http2Engine
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

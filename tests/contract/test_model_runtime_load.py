@@ -313,7 +313,7 @@ async def test_memory_that_runs_out_while_loading_comes_back(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 9: a model that takes more than was predicted is let go again."""
-    monkeypatch.setattr("xlaserve.models.loaders.predict_size", lambda *_, **__: {"cpu:0": MIB})
+    monkeypatch.setattr("xlaserve.runtime.loaders.predict_size", lambda *_, **__: {"cpu:0": MIB})
     capacity = LARGE_BYTES // 2
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
         before = runtime.held()

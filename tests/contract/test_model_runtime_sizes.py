@@ -23,12 +23,14 @@ from support.process import served
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition
 
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.runtime import MAX_SIZE_BYTES
-from xlaserve.core.residence.sources import Location
-from xlaserve.models import loaders, manifest, programs
-from xlaserve.models.target_sizes import TargetSizes
-from xlaserve.models.targets.kinds import named
+from xlaserve.artifact import manifest
+from xlaserve.artifact.target_sizes import TargetSizes
+from xlaserve.residence.platforms.runtime import MAX_SIZE_BYTES
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.sources import Location
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.target_kinds import named
+from xlaserve.runtime.programs import programs
 
 WITHIN = 0.1
 """How far a size may be from what was measured, as a part of it."""

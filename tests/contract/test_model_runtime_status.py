@@ -19,7 +19,7 @@ from support.runtime import Runtime, StartRuntime
 from support.shelf import MIB, Shelf, addition, spinning, sums
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 ANSWER_SECONDS = 30
 """Ten times what the mesh gives the endpoint from exec: shared machines are slow, and the time is

@@ -14,8 +14,8 @@ from support.held import held
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition, spinning, sums
 
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.sources import ModelSource
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.sources import ModelSource
 
 PROMPT_SECONDS = 2
 """How soon an unload answers where there is nothing to unload."""

@@ -24,20 +24,24 @@ STARTERS = frozenset(
 )
 
 KINDS = {
-    "processes/worker_process.py: WorkerProcess.start": "xlaserve.processes.worker",
-    "models/python/process/running.py: RunningProcess.__init__": "xlaserve.models.python.process",
-    "models/compilers/process.py: CompilerProcess.__init__": "xlaserve.models.compilers.child",
-    "models/trial.py: _run": "xlaserve.models.trial",
+    "workers/worker_process.py: WorkerProcess.start": "xlaserve.workers.worker",
+    "python_models/process/running.py: RunningProcess.__init__": "xlaserve.python_models.process",
+    "runtime/programs/compilers/process.py: CompilerProcess.__init__": (
+        "xlaserve.runtime.programs.compilers.child"
+    ),
+    "runtime/trial.py: _run": "xlaserve.runtime.trial",
     "language/limited.py: _started": "template_process.py",
 }
 """What the server starts, and what is in the command line of it."""
-WORKER, TRIAL = "processes/worker_process.py: WorkerProcess.start", "models/trial.py: _run"
-COMPILER = "models/compilers/process.py: CompilerProcess.__init__"
+WORKER, TRIAL = "workers/worker_process.py: WorkerProcess.start", "runtime/trial.py: _run"
+COMPILER = "runtime/programs/compilers/process.py: CompilerProcess.__init__"
 LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork.__init__"
 TEMPLATE = KINDS[LIMITED]
 NO_CHILDREN = {
-    "successor.py: Successor.start": "it is the next server",
-    "endings.py: end_session_with_this": "it looks for the end of its session, and ends then",
+    "app/successor.py: Successor.start": "it is the next server",
+    "process/endings.py: end_session_with_this": (
+        "it looks for the end of its session, and ends then"
+    ),
 }
 SLEEPS = 2
 """Processes that the code below starts."""
@@ -152,10 +156,10 @@ async def test_nothing_is_left_of_a_process_that_is_killed(repository: Path, vic
 BEGIN = "import os, subprocess, sys, time\n"
 SHOW = "print(pid, flush=True)\ntime.sleep(3600)\n"
 STARTING = {
-    TRIAL: "from xlaserve.models.trial import COMMAND\n"
+    TRIAL: "from xlaserve.runtime.trial import COMMAND\n"
     "given = [*COMMAND, '/', '600', '0', str(os.getpid())]\n"
     "pid = subprocess.Popen(given, stdin=int(sys.argv[1])).pid\n",
-    COMPILER: "from xlaserve.models.compilers.pool import COMMAND, variables\n"
+    COMPILER: "from xlaserve.runtime.programs.compilers.pool import COMMAND, variables\n"
     "given = [*COMMAND, str(os.getpid()), '0']\n"
     "pid = subprocess.Popen(given, stdin=int(sys.argv[1]), env=variables()).pid\n",
     LIMITED: "from xlaserve.language.templates import Template\n"
@@ -169,7 +173,8 @@ STARTING = {
     "pid = one.ask({})['text']\n"
     "os.kill(pid, 19)\n",
     "the session of a Python model": "code = (\n"
-    "    'import subprocess, sys, time; from xlaserve.endings import end_session_with_this\\n'\n"
+    "    'import subprocess, sys, time\\n'\n"
+    "    'from xlaserve.process.endings import end_session_with_this\\n'\n"
     "    'end_session_with_this()\\n'\n"
     '    \'again = [sys.executable, "-c", "import time; time.sleep(3600)"]\\n\'\n'
     "    'print(subprocess.Popen(again, process_group=0).pid, flush=True)\\n'\n"

@@ -19,9 +19,9 @@ from support.onnx_models import model, node, save
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.models import conversions as kept
-from xlaserve.models.onnx import importing
-from xlaserve.temporary import TemporaryDirectory
+from xlaserve.files.temporary import TemporaryDirectory
+from xlaserve.importers.onnx import importing
+from xlaserve.runtime.programs import conversions as kept
 
 # Conversions are kept beside compiled programs; what another test converted would do here.
 pytestmark = pytest.mark.usefixtures("compilations")

@@ -33,7 +33,7 @@ from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx.importing import Options, import_model
 from xlaserve.tensors import Tensor, datatype_of
 
 TOLERANCE = 1e-4

@@ -15,9 +15,9 @@ from support.http import Answer, ask, connect, message
 from support.server import RunningServer, serving
 from support.tiny_chat import text_of, tokens_of
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.language.text import LanguageText
-from xlaserve.transport.rest.openai.calls import ChoiceCall
+from xlaserve.openai.calls import ChoiceCall
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,7 +22,7 @@ from support.server import serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.models.python.code import FILE_NAME as PYTHON_FILE
+from xlaserve.python_models.code import FILE_NAME as PYTHON_FILE
 
 DEVICES = ("/dev/zero", "/proc/self/environ")
 """What may not be opened either, and cannot be watched."""

@@ -172,7 +172,7 @@ async def test_nobody_waits_for_a_collector_that_is_not_there(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
-    monkeypatch.setattr("xlaserve.core.serving.tracing._CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr("xlaserve.serving.observability.tracing._CLOSING_SECONDS", 0.2)
     async with (
         serve(models, **MODE) as server,
         stock_client("grpc.aio", server) as client,

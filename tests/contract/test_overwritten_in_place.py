@@ -23,8 +23,8 @@ from support.http import ask
 from support.server import RunningServer, Serve
 
 import xlaserve
-from xlaserve.core.residence import fingerprints
-from xlaserve.models import onnx_source
+from xlaserve.artifact import onnx_source
+from xlaserve.residence.repository import fingerprints
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}

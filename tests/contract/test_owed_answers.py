@@ -29,18 +29,18 @@ from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
 import xlaserve
-from xlaserve.core.control_plane import ChangeKind, ChangeText
-from xlaserve.core.residence.predictions import FilesLook, FilesSeen
-from xlaserve.core.threads.device import DeviceThreads
-from xlaserve.core.threads.host import HostThreads
-from xlaserve.core.threads.limited import Beat
-from xlaserve.core.threads.workers import Workers
+from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.concurrency.limited import Beat
+from xlaserve.concurrency.workers import Workers
 from xlaserve.language.turns import CallerThread
-from xlaserve.models.python.readiness import CodeReadiness
-from xlaserve.models.python.threads import LoopThread, PlainThread, wait_for
-from xlaserve.processes.fronts import texts
-from xlaserve.processes.link import Link
-from xlaserve.processes.messages import Do, Question
+from xlaserve.python_models.readiness import CodeReadiness
+from xlaserve.python_models.threads import LoopThread, PlainThread, wait_for
+from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen
+from xlaserve.workers.fronts import texts
+from xlaserve.workers.link import Link
+from xlaserve.workers.messages import Do, Question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -271,86 +271,97 @@ GENERATE = {"text": "a0", "parameters": {"max_tokens": 2}}
 EMBEDDED = {"model": "words", "input": ["ab", "ba"] * 5}
 LONG, A_TEXT = np.ones((1, 2000), np.float32), np.array([b"a" * 100], np.object_)
 GZIP = ("Accept-Encoding", "gzip")
-CORE, MODELS = "xlaserve.core.serving.", "xlaserve.models."
-GRPC, REST = "xlaserve.transport.grpc.", "xlaserve.transport.rest."
 OF_CODE = f"model 'MODEL': {SAID}"
 
 DOORS: Mapping[str, Door] = {
     "gRPC": Door(
-        f"{GRPC}inference:InferenceService.server_metadata",
+        "xlaserve.grpc.services.inference:InferenceService.server_metadata",
         lambda place: told(place.grpc.get_server_metadata()),
     ),
-    "gRPC, read": Door(f"{GRPC}infer_fast_path:InferFastPath._decoded", short_text),
-    "gRPC, written": Door(f"{GRPC}infer_fast_path:FastPathCall._encode", infer("double")),
+    "gRPC, read": Door("xlaserve.grpc.infer.infer_fast_path:InferFastPath._decoded", short_text),
+    "gRPC, written": Door(
+        "xlaserve.grpc.infer.infer_fast_path:FastPathCall._encode", infer("double")
+    ),
     "gRPC, compressed": Door(
-        f"{GRPC}compression:compression.deflate_where_worth",
+        "xlaserve.grpc.compression:compression.deflate_where_worth",
         lambda place: told(
             place.grpc.infer("wide", [given(triton, "x", LONG)], compression_algorithm="gzip")
         ),
     ),
     "inflated": Door(
-        f"{GRPC}infer_fast_path:decompress",
+        "xlaserve.grpc.infer.infer_fast_path:decompress",
         lambda place: place.infer("texts", array=A_TEXT, compression_algorithm="gzip"),
     ),
-    "a stream": Door(f"{GRPC}infer_stream:InferStream._read", lambda place: place.stream("double")),
-    "a stream, written": Door(
-        f"{GRPC}stream_answers:StreamAnswers.write", lambda place: place.stream("double")
+    "a stream": Door(
+        "xlaserve.grpc.infer.infer_stream:InferStream._read", lambda place: place.stream("double")
     ),
-    "read in a thread": Door(f"{GRPC}long_messages:read_long", many_texts),
-    "written": Door(f"{GRPC}infer_fast_path:FastPathCall._long_parts", many_texts),
-    "REST": Door(f"{REST}statistics:_statistics", rest("GET", "/v2/models/double/stats")),
+    "a stream, written": Door(
+        "xlaserve.grpc.infer.stream_answers:StreamAnswers.write",
+        lambda place: place.stream("double"),
+    ),
+    "read in a thread": Door("xlaserve.grpc.infer.long_messages:read_long", many_texts),
+    "written": Door("xlaserve.grpc.infer.infer_fast_path:FastPathCall._long_parts", many_texts),
+    "REST": Door("xlaserve.http.v2.statistics:_statistics", rest("GET", "/v2/models/double/stats")),
     "JSON": Door(
-        f"{REST}fast_infer:read_infer_request", rest("POST", "/v2/models/double/infer", numbers())
+        "xlaserve.http.v2.fast_infer:read_infer_request",
+        rest("POST", "/v2/models/double/infer", numbers()),
     ),
     "JSON, written": Door(
-        f"{REST}fast_infer:write_infer_answer", rest("POST", "/v2/models/double/infer", numbers())
+        "xlaserve.http.v2.fast_infer:write_infer_answer",
+        rest("POST", "/v2/models/double/infer", numbers()),
     ),
     "JSON in a thread": Door(
-        f"{REST}fast_infer:write_infer_answer", rest("POST", "/v2/models/grows/infer", ONE)
+        "xlaserve.http.v2.fast_infer:write_infer_answer",
+        rest("POST", "/v2/models/grows/infer", ONE),
     ),
     "JSON, compressed": Door(
-        f"{REST}server:deflate_where_worth",
+        "xlaserve.http.connection.server:deflate_where_worth",
         rest("POST", "/v2/models/wide/infer", numbers(512), GZIP),
     ),
     "events": Door(
-        f"{REST}events:_event",
+        "xlaserve.http.events:_event",
         lambda place: place.events("/v2/models/double/infer", numbers()),
     ),
     "generate, streamed": Door(
-        f"{REST}generate:_event",
+        "xlaserve.http.v2.generate:_event",
         lambda place: place.events("/v2/models/story/generate_stream", GENERATE),
     ),
     "generate": Door(
-        f"{REST}generate:GenerateRoutes._write", rest("POST", "/v2/models/story/generate", GENERATE)
+        "xlaserve.http.v2.generate:GenerateRoutes._write",
+        rest("POST", "/v2/models/story/generate", GENERATE),
     ),
     "chat": Door(
         "xlaserve.language.text:LanguageText.chat", rest("POST", "/v1/chat/completions", CHAT)
     ),
     "completions": Door(
-        f"{REST}openai.routes:count_octets", rest("POST", "/v1/completions", COMPLETION)
+        "xlaserve.openai.routes:count_octets", rest("POST", "/v1/completions", COMPLETION)
     ),
     "embeddings": Door(
-        f"{REST}openai.embedding:batches.tensors", rest("POST", "/v1/embeddings", EMBEDDED)
+        "xlaserve.openai.embedding:batches.tensors", rest("POST", "/v1/embeddings", EMBEDDED)
     ),
     "tokens": Door(
         "xlaserve.language.tokenizing:Tokens.encode", rest("POST", "/v1/embeddings", EMBEDDED)
     ),
-    "an ensemble": Door(f"{CORE}stations.ensemble:_times", infer("chain")),
+    "an ensemble": Door("xlaserve.serving.stations.ensemble:_times", infer("chain")),
     "a step": Door("OF double:execute", infer("chain")),
     "on the loop": Door("OF double:execute", infer("double")),
-    "cached": Door(f"{CORE}stations.caching:key_of", not_cached),
-    "cached at once": Door(f"{CORE}stations.caching:key_of", infer("cached")),
-    "shapes": Door(f"{MODELS}on_demand:OnDemandShapes.compile", opened),
+    "cached": Door("xlaserve.serving.stations.caching:key_of", not_cached),
+    "cached at once": Door("xlaserve.serving.stations.caching:key_of", infer("cached")),
+    "shapes": Door("xlaserve.runtime.programs.on_demand:OnDemandShapes.compile", opened),
     "a prompt": Door("xlaserve.language.text:LanguageText.encode", prompted),
     "a grammar": Door("xlaserve.language.grammars:Grammars.compile", with_grammar),
     "a mask": Door("xlaserve.language.grammars:Place.fill", with_grammar),
-    "a turn": Door(f"{MODELS}generation.batch:Batch.prefill", prompted, f"a step failed: {SAID}"),
-    "a token": Door(f"{MODELS}generation.running:Running.take", prompted),
-    "a load": Door(f"{MODELS}loaders:_loaded", loaded),
+    "a turn": Door("xlaserve.generation.batch:Batch.prefill", prompted, f"a step failed: {SAID}"),
+    "a token": Door("xlaserve.generation.running:Running.take", prompted),
+    "a load": Door("xlaserve.runtime.loaders:_loaded", loaded),
     "code": Door("OF code:made", infer("code"), f"model 'code': {SAID}"),
     "code, awaited": Door("OF awaited:made", infer("awaited"), f"model 'awaited': {SAID}"),
-    "nested": Door(f"{CORE}nested:_request", infer("nested"), f"model 'nested': {SAID}"),
-    "nested is_ready": Door(f"{CORE}engine:Engine.resolve", infer("asks"), f"model 'asks': {SAID}"),
+    "nested": Door(
+        "xlaserve.python_models.nested:_request", infer("nested"), f"model 'nested': {SAID}"
+    ),
+    "nested is_ready": Door(
+        "xlaserve.serving.engine:Engine.resolve", infer("asks"), f"model 'asks': {SAID}"
+    ),
     "nested change": Door("NESTED:_make_change", infer("changes"), f"model 'changes': {SAID}"),
 }
 

@@ -22,11 +22,11 @@ from support.wire import connect as connect_grpc
 from support.wire import request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.access_errors import HIDDEN
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.serving.access.objects import BESIDE, Owner
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.sharing import SingleFlight
+from xlaserve.concurrency.sharing import SingleFlight
+from xlaserve.errors.access import HIDDEN
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.serving.access.objects import BESIDE, Owner
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

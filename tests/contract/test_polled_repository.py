@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.process import ServerProcess, served
 
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.dialing.over_grpc import Client
 from xlaserve.tensors import DATATYPES, TensorSpec
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.grpc.client import Client
 
 
 async def metric(server: ServerProcess, name: str) -> float:

@@ -16,9 +16,9 @@ from support.asking import Client, given
 from support.python_models import VECTORS, Start, starting, write, write_function
 from support.server import Serve
 
-from xlaserve.models.python import copies
-from xlaserve.models.python.process import copies as process_copies
-from xlaserve.models.python.process import pipe
+from xlaserve.python_models import copies
+from xlaserve.python_models.process import copies as process_copies
+from xlaserve.python_models.process import pipe
 
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
 WORST = """
@@ -270,7 +270,7 @@ async def test_a_model_that_never_answers_and_never_ends_can_be_unloaded(
 ) -> None:
     for module in (copies, process_copies):
         monkeypatch.setattr(module, "UNLOAD_SECONDS", 0.5)
-    monkeypatch.setattr("xlaserve.models.python.triton.copies.UNLOAD_SECONDS", 0.5)
+    monkeypatch.setattr("xlaserve.python_models.triton.copies.UNLOAD_SECONDS", 0.5)
     decoupled = "model_transaction_policy { decoupled: True }"
     more = PROCESS if where == "process" else ""
     write(root, "m", SENDERS, VECTORS + decoupled + more, begin="")

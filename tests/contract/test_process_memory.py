@@ -11,7 +11,7 @@ import pytest
 from support.python_models import VECTORS, Start, starting, write
 from support.server import Serve
 
-from xlaserve.models.python.process import copies
+from xlaserve.python_models.process import copies
 
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
 MIB = 1 << 20

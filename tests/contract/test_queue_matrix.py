@@ -15,9 +15,9 @@ from support.gated import ENSEMBLES, ROWS, Row, Station, gate
 from support.server import Serve
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.residence.lifecycle import State
-from xlaserve.core.serving.stations.table import KINDS
-from xlaserve.models.config import DynamicBatching, QueuePolicy
+from xlaserve.model_config.config import DynamicBatching, QueuePolicy
+from xlaserve.residence.lifecycle import State
+from xlaserve.serving.stations.table import KINDS
 
 LEVELS: dict[str, Any] = {
     "priority_levels": 4,

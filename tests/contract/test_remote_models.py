@@ -17,9 +17,9 @@ from support.http import ask
 from support.object_server import Handler, Shelves, serving_objects
 from support.server import RunningServer, Serve
 
-from xlaserve.models.storage import fetching
-from xlaserve.models.storage.cache import ModelCache
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
+from xlaserve.storage import fetching
+from xlaserve.storage.cache import ModelCache
 
 MODEL = "simple"
 

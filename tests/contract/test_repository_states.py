@@ -25,13 +25,13 @@ from support.process import ServerProcess, served
 from support.wire import framed
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.app import Application
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.standing import STATES, Row, State
+from xlaserve.app.server import Application
+from xlaserve.grpc.methods import ROWS
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.call import Operation
+from xlaserve.serving.standing import STATES, Row, State
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
-from xlaserve.transport.grpc.methods import ROWS
+from xlaserve.settings.choices import ModelControlMode
 from xlaserve_proto.mmesh import (
     RuntimeStatusRequest,
     RuntimeStatusResponse,

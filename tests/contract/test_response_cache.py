@@ -14,7 +14,7 @@ from support.doubling import export_double
 from support.http import ask
 from support.server import RunningServer, Serve
 
-from xlaserve.core.serving.repeats import Repeats
+from xlaserve.serving.repeats import Repeats
 
 CACHED = json.dumps({"response_cache": {"enable": True}})
 

@@ -16,7 +16,7 @@ from support import identity_models
 from support.http import Answer, Connection, connect, message
 from support.server import RunningServer, Serve
 
-from xlaserve.transport.rest.routing import Route
+from xlaserve.http.routing import Route
 
 GZIP = ("Accept-Encoding", "gzip")
 COUNT = 50_000

@@ -12,9 +12,9 @@ from support.http import ask
 from support.s3 import BUCKET, serving_bucket
 from support.server import RunningServer, Serve
 
-from xlaserve.models.storage.fsspec_store import FsspecStore
-from xlaserve.models.storage.objects import StoreProblem
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
+from xlaserve.storage.fsspec_store import FsspecStore
+from xlaserve.storage.objects import StoreProblem
 
 # The SDK leaves its connections to the collector.
 pytestmark = [

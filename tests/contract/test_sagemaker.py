@@ -27,10 +27,12 @@ from support.process import START_SECONDS, ServerProcess, command
 from support.server import RunningServer, Serve
 
 import xlaserve
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.inference import InferRequest, InferResponse
-from xlaserve.models import jax_export, loaders, programs
-from xlaserve.models.roots import Roots
+from xlaserve.files.roots import Roots
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported import jax_export
+from xlaserve.runtime.programs import programs
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.inference import InferRequest, InferResponse
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
 LINES = "application/jsonlines"

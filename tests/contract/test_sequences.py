@@ -22,7 +22,7 @@ from support.sequence_models import configure, export_fold, folded
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 SMALL = """
 parameters { key: "batch_sizes" value { string_value: "1,4" } }

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.core.residence import listing
 from xlaserve.errors import InvalidSettings, RepositoryUnreadable
+from xlaserve.residence.repository import listing
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode, Readiness
+from xlaserve.settings.choices import ModelControlMode, Readiness
 
 IDENTITY = """
     backend: "identity"
@@ -186,7 +186,7 @@ async def test_one_that_cannot_be_read_is_named(
             raise PermissionError(13, "Permission denied")
         return listing.list_root(root, **more)
 
-    monkeypatch.setattr("xlaserve.core.residence.repository.list_root", list_root)
+    monkeypatch.setattr("xlaserve.residence.repository.repository.list_root", list_root)
     with pytest.raises(RepositoryUnreadable, match=str(two)):
         async with serve_both(ModelControlMode.NONE):
             pass

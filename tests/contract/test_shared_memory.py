@@ -34,12 +34,12 @@ from support.stock import KINDS, Stock, stock_client
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.core.serving.call import NOBODY, Call
-from xlaserve.core.serving.cuda_regions import CudaRegions
-from xlaserve.core.serving.inference import InferOutput, RequestedOutput
-from xlaserve.core.serving.shared_memory import Regions
-from xlaserve.core.serving.shared_tensors import REGION, OutputPlaces
-from xlaserve.models.cuda_driver import CudaDriver, open_driver
+from xlaserve.runtime.devices.cuda_driver import CudaDriver, open_driver
+from xlaserve.serving.call import NOBODY, Call
+from xlaserve.serving.inference import InferOutput, RequestedOutput
+from xlaserve.serving.inputs.cuda_regions import CudaRegions
+from xlaserve.serving.inputs.shared_memory import Regions
+from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
 from xlaserve.tensors import DATATYPES
 
 DATA = np.arange(4, dtype=np.float32).reshape(1, 4)

@@ -18,7 +18,7 @@ from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.core.serving.span_attributes import ROWS, SCHEMA_URL, Of
+from xlaserve.serving.observability.span_attributes import ROWS, SCHEMA_URL, Of
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

@@ -15,8 +15,8 @@ from support.server import Serve
 
 from xlaserve.language.limited import Limited, LimitedProcess, Limits
 from xlaserve.language.templates import Template
-from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
-from xlaserve.silence import LOOKS, Stopped, is_stopped
+from xlaserve.process.silence import LOOKS, Stopped, is_stopped
+from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 MOST_SECONDS = 120
 IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"

@@ -21,9 +21,9 @@ from support.http import ask
 from support.object_server import Shelves, serving_objects
 from support.server import RunningServer, Serve
 
-from xlaserve.models.storage import fetching
-from xlaserve.models.storage.http_store import HttpStore
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
+from xlaserve.storage import fetching
+from xlaserve.storage.http_store import HttpStore
 
 MODEL = "simple"
 STORE = "xlaserve_store_readable"

@@ -29,8 +29,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from xlaserve import app
-from xlaserve.core.serving.gates import Gates
+from xlaserve.app import server as app
+from xlaserve.serving.gates import Gates
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 FINAL = "triton_final_response"

@@ -18,9 +18,9 @@ from support.server import RunningServer, serving
 from support.tls import write_certificate
 from support.wire import Wire, request_headers
 
-from xlaserve import app
-from xlaserve.core.serving.call import Call
-from xlaserve.core.serving.gates import Gates
+from xlaserve.app import server as app
+from xlaserve.serving.call import Call
+from xlaserve.serving.gates import Gates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,7 +15,7 @@ from support.engines import own_engine_only
 from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2
 
-from xlaserve.settings_choices import TypedAnswerForm
+from xlaserve.settings.choices import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"

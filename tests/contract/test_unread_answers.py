@@ -17,9 +17,9 @@ from support.server import RunningServer, Serve
 from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.models import identity
-from xlaserve.models.identity import IdentityModel
-from xlaserve.models.loaded import Answer
+from xlaserve.runtime import identity
+from xlaserve.runtime.identity import IdentityModel
+from xlaserve.runtime.loaded import Answer
 from xlaserve.tensors import Parameter
 
 MIB = 1 << 20

@@ -16,8 +16,8 @@ from support.http import Connection as Client
 from support.http import connect, message
 from support.server import RunningServer, Serve
 
-from xlaserve.core.residence.registry import Registry
-from xlaserve.transport.rest.connection import Connection
+from xlaserve.http.connection.connection import Connection
+from xlaserve.residence.registry import Registry
 
 LENGTH = "Inference-Header-Content-Length"
 END = b"\r\n\r\n"

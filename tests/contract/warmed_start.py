@@ -10,8 +10,8 @@ import sys
 import numpy as np
 from support.compilations import noted_compilations
 
-from xlaserve.app import Application
-from xlaserve.core.serving.models_api import Models
+from xlaserve.app.server import Application
+from xlaserve.serving.models_api import Models
 from xlaserve.settings import Settings
 
 

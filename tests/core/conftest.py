@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.control import ModelControl
-from xlaserve.core.residence.loading import Machinery, VersionLoader
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.threads.workers import Workers
+from xlaserve.concurrency.workers import Workers
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.loading import Machinery, VersionLoader
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 
 @pytest.fixture

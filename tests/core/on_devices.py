@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from xlaserve.app import Application
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import Value
+from xlaserve.app.server import Application
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 from xlaserve.tensors import DATATYPES
 
 ROUNDS = 3

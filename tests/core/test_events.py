@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from xlaserve.core.event_notes import EventNotes, because
-from xlaserve.core.events import (
+from xlaserve.errors import LoadFailed
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.call import Call, Operation, Peer, current_call
+from xlaserve.serving.observability.event_notes import EventNotes, because
+from xlaserve.serving.observability.events import (
     MAX_NAME,
     MAX_TEXT,
     Asker,
@@ -19,9 +22,6 @@ from xlaserve.core.events import (
     chosen,
     cut,
 )
-from xlaserve.core.serving.call import Call, Operation, Peer, current_call
-from xlaserve.core.serving.principal import Principal
-from xlaserve.errors import LoadFailed
 
 
 def event(model: str = "m", **facts: Any) -> Event:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from xlaserve.core.control_plane import Change, ChangeKind, ChangeText
-from xlaserve.core.handover import ChangesNotTaken, read, write
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ChangeText
+from xlaserve.residence.handover import ChangesNotTaken, read, write
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 CHANGES = [
     ChangeText(ChangeKind.LOAD, "m", {"config": "{}"}),

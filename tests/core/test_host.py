@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core import host
+from xlaserve.residence import host
 from xlaserve.settings import Settings
 
 GIB = 1 << 30

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 from support.conditions import until
 
-from xlaserve.core.reloads import Mark, Reloads, marks_of
 from xlaserve.errors import InvalidSettings
+from xlaserve.residence.reloads import Mark, Reloads, marks_of
 
 
 async def call(look: Callable[[], tuple[Mark, ...]]) -> tuple[Mark, ...]:
@@ -190,7 +190,7 @@ def test_a_file_that_is_not_there_has_a_mark_too(tmp_path: Path) -> None:
 
 async def test_what_takes_long_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at again once it has ended, if that was asked for meanwhile."""
-    monkeypatch.setattr("xlaserve.core.reloads._ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("xlaserve.residence.reloads._ALONE_SECONDS", 0.0)
     reloads = Reloads(call, look_seconds=3600)
     ends, begun, revoked = asyncio.Event(), [], []
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from xlaserve.core.sharing import CalledOff, Coalesced, SingleFlight, Turns
+from xlaserve.concurrency.sharing import CalledOff, Coalesced, SingleFlight, Turns
 
 
 class Work:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from xlaserve.models.loaders import FORMATS
+from xlaserve.runtime.loaders import FORMATS
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted(

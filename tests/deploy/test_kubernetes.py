@@ -9,8 +9,8 @@ from support.containers import container_settings
 from support.images import ROOT, of
 
 import kubernetes_manifests
-from xlaserve.settings_choices import ModelControlMode
-from xlaserve.transport.endpoints import Endpoint
+from xlaserve.process.endpoints import Endpoint
+from xlaserve.settings.choices import ModelControlMode
 
 Manifest = Mapping[str, Any]
 MANIFESTS: Sequence[Manifest] = tuple(yaml.safe_load_all(kubernetes_manifests.FILE.read_text()))

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from support.images import ROOT, of, stages
 
-from xlaserve import sagemaker_environment
-from xlaserve.settings import Settings
-from xlaserve.settings_description import describe_settings
-from xlaserve.settings_reading import ENVIRONMENT_PREFIX
+from xlaserve.settings import Settings, sagemaker_environment
+from xlaserve.settings.description import describe_settings
+from xlaserve.settings.reading import ENVIRONMENT_PREFIX
 
 PAGES = (ROOT / "docs/sagemaker.md", ROOT / "deploy/sagemaker/README.md")
 

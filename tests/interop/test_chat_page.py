@@ -18,7 +18,7 @@ from support.process import run
 from support.server import RunningServer, serving
 from tokenizers import Tokenizer
 
-from xlaserve.transport.rest.openai.calls import ChoiceCall
+from xlaserve.openai.calls import ChoiceCall
 
 MARKUP = "<img src=x onerror=hacked={}>"
 CHAT = MARKUP.format("'name'")

@@ -13,7 +13,7 @@ from support.process import run
 from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 SERVICE = "/inference.GRPCInferenceService"
 WATCH = "/grpc.health.v1.Health/Watch"

@@ -22,7 +22,7 @@ from support.server import RunningServer, serving
 from support.tls import write_certificate
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

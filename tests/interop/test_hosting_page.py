@@ -8,7 +8,7 @@ from support.browser import Page
 from support.mesh import dial
 from support.server import Serve
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 HOSTILE = "<img src=x onerror=hacked=1>"
 

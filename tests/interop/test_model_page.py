@@ -15,7 +15,7 @@ from support import identity_models
 from support.browser import Page
 from support.process import ServerProcess, served
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 HOSTILE = "<img src=x onerror=hacked=1> /?#%41"
 ENSEMBLE = "chain"

@@ -23,7 +23,7 @@ from support.mesh import code, dial
 from support.process import ServerProcess, served
 from support.server import RunningServer, serving
 
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 COLOURS = 256

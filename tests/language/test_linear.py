@@ -10,11 +10,11 @@ import pytest
 from support import tokenizers as small
 
 from xlaserve.errors import InvalidModel
+from xlaserve.errors.language import NotText, SpelledSpecialToken, TokenizerFailed
 from xlaserve.language import tokenizing
 from xlaserve.language.limited import LimitedProcess, Limits
 from xlaserve.language.linear import PATTERNS, is_linear
 from xlaserve.language.tokenizing import Tokens
-from xlaserve.language_errors import NotText, SpelledSpecialToken, TokenizerFailed
 
 BACKTRACKING = "(?:a|b)+(?:a|b)+[cx]"
 """Takes the cube of the length of a text of a and b; no match goes beyond the library's limit."""

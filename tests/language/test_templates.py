@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from xlaserve.errors.language import MessagesRefused, TemplateFailed
 from xlaserve.language.limited import LimitedProcess, Limits
 from xlaserve.language.templates import Template
-from xlaserve.language_errors import MessagesRefused, TemplateFailed
 
 QUICK = Limits(cpu_seconds=0.2, memory_bytes=64 << 20, output_bytes=1 << 20)
 MESSAGES = [{"role": "user", "content": "hi"}]

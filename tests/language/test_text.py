@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from support import tokenizers as small
 
 from xlaserve.errors import InvalidModel
-from xlaserve.language import files
-from xlaserve.language.marks import Marks, unmarked
-from xlaserve.language.text import LanguageText
-from xlaserve.language_errors import (
+from xlaserve.errors.language import (
     MessagesRefused,
     ModelHasNoTemplate,
     ModelHasNoText,
@@ -23,6 +20,9 @@ from xlaserve.language_errors import (
     SpelledSpecialToken,
     TextTooLong,
 )
+from xlaserve.language import files
+from xlaserve.language.marks import Marks, unmarked
+from xlaserve.language.text import LanguageText
 
 USER = {"role": "user", "content": "hello"}
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from xlaserve.errors.language import TooManyTexts
 from xlaserve.language.turns import MOST_WAITING, CallerThread, Charged
-from xlaserve.language_errors import TooManyTexts
 
 
 def test_who_has_taken_least_is_next() -> None:

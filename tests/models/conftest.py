@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from support.compilations import noted_compilations
 
-from xlaserve.models import jax_runtime, loaders
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext, LoadedModel, Value
+from xlaserve.authoring.export import export_model
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Value
 from xlaserve.tensors import Tensor
 
 Load: TypeAlias = Callable[..., LoadedModel]

@@ -12,13 +12,13 @@ import jax.monitoring
 import numpy as np
 from support.plain_models import load_plain
 
-from xlaserve.models import jax_runtime, sites
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_message import config_of
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.loaders import predict_size
-from xlaserve.models.outputs import DeviceTensor
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.message import config_of
+from xlaserve.runtime.devices import jax_runtime, sites
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.exported.outputs import DeviceTensor
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.loaders import predict_size
 from xlaserve_proto import inference
 
 RULES = json.dumps({"w1": [None, "model"], "w2": ["model", None]})

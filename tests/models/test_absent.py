@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders
-from xlaserve.models.config import ModelConfig
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
 
 LOOKED_FOR = (
     ", looked for model.json, generator.json, model.py, model.onnx, model.pt2 or one *.jaxexp"

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from xlaserve.artifact import manifest
+from xlaserve.artifact.plain_artifact import Names
+from xlaserve.authoring import adopting
+from xlaserve.authoring.adopting import Options
 from xlaserve.cli.adopt import adopt
 from xlaserve.errors import InvalidModel
-from xlaserve.models import adopting, manifest
-from xlaserve.models.adopting import Options
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.plain_artifact import Names
-from xlaserve.models.rows.verdict import Independence
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Independence
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

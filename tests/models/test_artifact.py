@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.export import Exported
 
+from xlaserve.artifact import artifact, manifest
+from xlaserve.artifact.manifest import ARTIFACT, WEIGHTS, Manifest
+from xlaserve.artifact.weights import WeightEntry
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, manifest
-from xlaserve.models.files import FileRecord
-from xlaserve.models.manifest import ARTIFACT, WEIGHTS, Manifest
-from xlaserve.models.weights import WeightEntry
+from xlaserve.files.files import FileRecord
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 FP32 = DATATYPES["FP32"]

@@ -17,10 +17,10 @@ import pytest
 from support.plain_models import load_plain
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
-from xlaserve.models import programs
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.programs import programs
 from xlaserve.tensors import Tensor
 
 Run = Callable[..., dict[str, Tensor]]

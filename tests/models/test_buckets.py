@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import buckets
-from xlaserve.models.buckets import FIXED, MAX_BATCH_SIZE, buckets_up_to
-from xlaserve.models.config import ModelConfig
+from xlaserve.model_config import buckets
+from xlaserve.model_config.buckets import FIXED, MAX_BATCH_SIZE, buckets_up_to
+from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 sizes = st.integers(1, MAX_BATCH_SIZE)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xlaserve.models import channels_last
-from xlaserve.models.optimizing import optimize
-from xlaserve.models.rows import prove
-from xlaserve.models.rows.verdict import Independence
+from xlaserve.authoring.cpu import channels_last
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.row_proofs import prove
+from xlaserve.row_proofs.verdict import Independence
 
 RANDOM = np.random.default_rng(3)
 KERNEL = RANDOM.standard_normal((4, 4, 3, 3)).astype(np.float32)

@@ -13,8 +13,9 @@ from jax.errors import JaxRuntimeError
 from support.server import Serve
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import compilation, jax_runtime
-from xlaserve.models.compilation import XlaOptions
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.programs import compilation
+from xlaserve.runtime.programs.compilation import XlaOptions
 from xlaserve.settings import Settings
 
 ALL = XlaOptions(command_buffers=False, latency_hiding=True, autotune_directory="/nowhere")

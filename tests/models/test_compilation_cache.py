@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import compilation_cache
-from xlaserve.models.compilation_cache import CompilationCache, Entry, Unusable, processor
+from xlaserve.runtime.programs import compilation_cache
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, Unusable, processor
 
 TARGET = "cpu-here"
 ENTRY = Entry({"computation": "abc"}, {"jax": "1.2"}, b"machine code")

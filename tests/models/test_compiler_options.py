@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import xlaserve
-from xlaserve.models.compilation import XlaOptions
+from xlaserve.runtime.programs.compilation import XlaOptions
 
 SERVER = Path(xlaserve.__file__).parent
 
 ELSEWHERE = {
-    "models/compilation.py": "where the options are given",
-    "models/compilers/child.py": "of the CPU, which has no options",
-    "models/lowering.py": "an export tries what it has written, on the CPU",
-    "models/probe.py": "the probe of `xlaserve doctor`",
-    "models/trying.py": "a trial, on the CPU",
+    "runtime/programs/compilation.py": "where the options are given",
+    "runtime/programs/compilers/child.py": "of the CPU, which has no options",
+    "authoring/lowering.py": "an export tries what it has written, on the CPU",
+    "offline/probe.py": "the probe of `xlaserve doctor`",
+    "runtime/programs/trying.py": "a trial, on the CPU",
 }
 """Modules that compile what JAX has lowered, and why each may."""
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from jax.export import Exported
 
-from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, computation
-from xlaserve.models.computation import (
+from xlaserve.artifact import artifact, computation
+from xlaserve.artifact.computation import (
     STABLEHLO_VERSIONS,
     Abstract,
     is_same,
@@ -25,6 +24,7 @@ from xlaserve.models.computation import (
     stablehlo_version,
     to_artifact,
 )
+from xlaserve.errors import InvalidModel
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

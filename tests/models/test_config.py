@@ -1,7 +1,7 @@
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import EnsembleStep, ModelConfig, VersionPolicy
+from xlaserve.model_config.config import EnsembleStep, ModelConfig, VersionPolicy
 
 
 def test_default_policy_serves_the_latest_version() -> None:

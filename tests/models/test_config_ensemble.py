@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.models.config import EnsembleStep
-from xlaserve.models.config_ensemble import in_order
-from xlaserve.models.config_schema import BadConfig
+from xlaserve.model_config.config import EnsembleStep
+from xlaserve.model_config.ensemble import in_order
+from xlaserve.model_config.schema import BadConfig
 
 
 def _step(model: str, takes: str, makes: str) -> EnsembleStep:

@@ -7,12 +7,14 @@ from pathlib import Path
 import betterproto
 import pytest
 
+from xlaserve.artifact import shapes
 from xlaserve.errors import InvalidModel
-from xlaserve.models import buckets, config_fields, shapes
-from xlaserve.models.config_fields import FIELDS, PARAMETERS, SHOWN_FIELDS, Effect
-from xlaserve.models.config_schema import Field, schema_of
-from xlaserve.models.config_text import parse_json, parse_pbtxt
-from xlaserve.models.generation import configured
+from xlaserve.model_config import buckets
+from xlaserve.model_config import fields as config_fields
+from xlaserve.model_config.fields import FIELDS, PARAMETERS, SHOWN_FIELDS, Effect
+from xlaserve.model_config.schema import Field, schema_of
+from xlaserve.model_config.text import parse_json, parse_pbtxt
+from xlaserve.runtime.generator import configured
 from xlaserve_proto import inference
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.protobuf import Google
 
-from xlaserve.models.config_json import read_json
-from xlaserve.models.config_pbtxt import read_pbtxt
-from xlaserve.models.config_schema import BadConfig, schema_of
+from xlaserve.model_config.json_form import read_json
+from xlaserve.model_config.pbtxt import read_pbtxt
+from xlaserve.model_config.schema import BadConfig, schema_of
 from xlaserve_proto import inference
 
 CONFIG = schema_of(inference.ModelConfig)

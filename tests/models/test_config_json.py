@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.models.config_json import DEPTH, read_json
-from xlaserve.models.config_schema import MESSAGES, BadConfig, schema_of
+from xlaserve.model_config.json_form import DEPTH, read_json
+from xlaserve.model_config.schema import MESSAGES, BadConfig, schema_of
 from xlaserve_proto import inference
 
 CONFIG = schema_of(inference.ModelConfig)

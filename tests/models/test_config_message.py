@@ -1,8 +1,8 @@
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ConfigTensor, EnsembleStep, VersionPolicy
-from xlaserve.models.config_text import parse_json, parse_pbtxt
+from xlaserve.model_config.config import ConfigTensor, EnsembleStep, VersionPolicy
+from xlaserve.model_config.text import parse_json, parse_pbtxt
 from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference
 

@@ -4,8 +4,8 @@ from typing import Any
 import betterproto
 import pytest
 
-from xlaserve.models.config_pbtxt import read_pbtxt
-from xlaserve.models.config_schema import MESSAGES, BadConfig, schema_of
+from xlaserve.model_config.pbtxt import read_pbtxt
+from xlaserve.model_config.schema import MESSAGES, BadConfig, schema_of
 from xlaserve_proto import inference
 
 CONFIG = schema_of(inference.ModelConfig)

@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from support.protobuf import Google
 
-from xlaserve.models.config_schema import BadConfig, Field, Schema, find_field, schema_of, shown
+from xlaserve.model_config.schema import BadConfig, Field, Schema, find_field, schema_of, shown
 from xlaserve_proto import inference
 
 CONFIG = schema_of(inference.ModelConfig)

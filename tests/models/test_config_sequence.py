@@ -3,8 +3,8 @@
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config_text import parse_pbtxt
-from xlaserve.models.sequence_batching import Control, ControlKind, SequenceBatching, State
+from xlaserve.model_config.sequence_batching import Control, ControlKind, SequenceBatching, State
+from xlaserve.model_config.text import parse_pbtxt
 from xlaserve.tensors import BYTES, DATATYPES
 
 FALSE_TRUE = "int32_false_true: [ 0, 2 ]"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_served import ServedConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import LoadedModel, ModelInfo
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.config_served import ServedConfig
+from xlaserve.runtime.loaded import LoadedModel, ModelInfo
 from xlaserve.tensors import DATATYPES, TensorSpec
 from xlaserve_proto import inference
 

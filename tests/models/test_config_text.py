@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json, parse_pbtxt, read_config
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json, parse_pbtxt, read_config
 
 
 @pytest.mark.parametrize("text", ['{"name": "\u00e9"}', '{"name": "\u00e9"}'.encode()])

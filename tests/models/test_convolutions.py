@@ -16,11 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from xlaserve.models import convolutions
-from xlaserve.models.convolutions import Convolution, convolve, form_of
-from xlaserve.models.optimizing import optimize
-from xlaserve.models.rows import prove
-from xlaserve.models.rows.verdict import Independence
+from xlaserve.authoring.cpu import convolutions
+from xlaserve.authoring.cpu.convolutions import Convolution, convolve, form_of
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.row_proofs import prove
+from xlaserve.row_proofs.verdict import Independence
 
 DEPTHWISE = Convolution.plain((1, 1), [(1, 1), (1, 1)], groups=4)
 POINTWISE = Convolution.plain((1, 1), [(0, 0), (0, 0)])

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xlaserve.artifact.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadedModel
 
 Load = Callable[..., LoadedModel]
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import xlaserve
-from xlaserve.models import custom_calls, serialized
-from xlaserve.models.custom_calls import CPU, LIBRARIES, UnknownCustomCall, targets_of
+from xlaserve.artifact import custom_calls
+from xlaserve.artifact.custom_calls import CPU, LIBRARIES, UnknownCustomCall, targets_of
+from xlaserve.runtime.programs import serialized
 
 MATRIX = np.array([[2, 1], [1, 2]], np.float32)
 _REGISTERS = re.compile(r"def registrations\(|\.register_custom_call_target\(")
@@ -77,7 +78,7 @@ _ALONE = """
 import sys
 from pathlib import Path
 import jax, numpy as np
-from xlaserve.models import jax_runtime, serialized
+from xlaserve.runtime import jax_runtime, serialized
 jax_runtime.start("cpu")
 takes, returns = (jax.tree.structure(tree) for tree in (((0,), {}), 0))
 device = jax.local_devices()[0]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from xlaserve.models import device_problems, plugins
+from xlaserve.runtime.devices import device_problems, plugins
 
 # As the CUDA plugin 0.12.0.1 and libtpu say it on a machine without a driver, and without a TPU.
 NO_DRIVER = (

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import xlaserve.models
+import xlaserve.runtime
+from xlaserve.artifact import artifact, dimensions, manifest
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, dimensions, manifest
 
-SERVER = Path(xlaserve.models.__file__).parents[1]
+SERVER = Path(xlaserve.runtime.__file__).parents[1]
 
 HOSTILE = {
     "a power": "s^200000000",
@@ -113,7 +113,7 @@ def test_no_other_module_gives_texts_to_jax() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "symbolic_shape"
     }
 
-    assert {"models/dimensions.py"} == callers
+    assert {"artifact/dimensions.py"} == callers
 
 
 @pytest.mark.parametrize("name", ["a power", "a power of a sum that an operation hides"])

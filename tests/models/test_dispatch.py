@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from support.plain_models import load_plain
 
+from xlaserve.artifact.target_sizes import IN_FLIGHT
 from xlaserve.errors import OutOfMemory
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import IN_FLIGHT, LoadContext, LoadedModel
-from xlaserve.models.outputs import DeviceTensor
-from xlaserve.models.program_table import Program, Table
-from xlaserve.models.sites import Site
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.exported.outputs import DeviceTensor
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs.program_table import Program, Table
 from xlaserve.tensors import Tensor
 
 RULES = json.dumps({"w": [None, "model"]})

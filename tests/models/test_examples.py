@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.models import loaders, manifest
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import read_config
-from xlaserve.models.export import load_exportable
-from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import load_exportable
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

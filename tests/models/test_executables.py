@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from support.compilations import noted_compilations
 
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import OutOfMemory
-from xlaserve.models import cache_key
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache, Entry
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.loaded import LoadedModel
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry
 
 Load = Callable[..., LoadedModel]
 
@@ -352,7 +352,7 @@ def test_cached_program_that_has_no_memory_is_no_reason_to_compile(
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("xlaserve.models.programs.warmed", exhausted)
+    monkeypatch.setattr("xlaserve.runtime.programs.programs.warmed", exhausted)
     with noted_compilations() as compiled, pytest.raises(OutOfMemory):
         load(affine_directory, compilation=compilation)
 

@@ -18,12 +18,14 @@ import pytest
 import structlog
 from flax import nnx
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring import lowering
+from xlaserve.authoring.export import Exportable, export_model, load_exportable
 from xlaserve.errors import InvalidModel, InvalidTensor
-from xlaserve.models import lowering, manifest, proving
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import Exportable, export_model, load_exportable
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.loaded import LoadedModel
+from xlaserve.runtime.programs import proving
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -299,9 +301,9 @@ def test_narrow_model_gives_the_same_when_served_beside_wide_ones(tmp_path: Path
     path = _export(tmp_path, lambda p, x: x / x.shape[1] + jnp.arange(4, dtype=x.dtype)[None])
 
     with jax.enable_x64(True):
-        from xlaserve.models import loaders
-        from xlaserve.models.config import ModelConfig
-        from xlaserve.models.loaded import LoadContext
+        from xlaserve.model_config.config import ModelConfig
+        from xlaserve.runtime import loaders
+        from xlaserve.runtime.loaded import LoadContext
 
         model = loaders.load(path, LoadContext("m", "1", ModelConfig()))
         found = model.execute({"x": ROWS})["y"]
@@ -434,7 +436,7 @@ def test_batch_size_has_a_default(tmp_path: Path, shape: list[int], expected: in
 SOURCE = """
 from dataclasses import dataclass
 
-from xlaserve.models.export import Exportable
+from xlaserve.authoring.export import Exportable
 
 import {neighbour}
 
@@ -489,8 +491,8 @@ def test_exportable_is_found_in_a_module(tmp_path: Path, monkeypatch: pytest.Mon
         ("{path}:a b", "expected FILE.py:NAME or MODULE:NAME, got"),
         ("{path}x.py:ready", "there is no file"),
         ("{path}:absent", "has no 'absent'"),
-        ("{path}:number", "is a int, expected an xlaserve.models.export.Exportable"),
-        ("{path}:failing", "is a int, expected an xlaserve.models.export.Exportable"),
+        ("{path}:number", "is a int, expected an xlaserve.authoring.export.Exportable"),
+        ("{path}:failing", "is a int, expected an xlaserve.authoring.export.Exportable"),
         ("no_such_module:ready", "there is no module 'no_such_module'"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from support.privileges import unprivileged
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.files import FileRecord, read_checked, size_of, write_atomically
+from xlaserve.files.files import FileRecord, read_checked, size_of, write_atomically
 
 HELLO = FileRecord(5, "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
 

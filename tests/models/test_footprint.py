@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from xlaserve.models.footprint import Footprint, padded
+from xlaserve.runtime.programs.footprint import Footprint, padded
 
 
 def _compiled(function: Any, parameters: list[tuple[int, ...]], *inputs: tuple[int, ...]) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from xlaserve.models.footprint import Footprint
-from xlaserve.models.held_memory import growth_of, memory_of
-from xlaserve.models.loaded import IN_FLIGHT
-from xlaserve.models.sizes import EXECUTABLE_BYTES
+from xlaserve.artifact.sizes import EXECUTABLE_BYTES
+from xlaserve.artifact.target_sizes import IN_FLIGHT
+from xlaserve.runtime.programs.footprint import Footprint
+from xlaserve.runtime.programs.held_memory import growth_of, memory_of
 
 PROGRAMS = (
     Footprint(100, 7, arguments_bytes=120, constants_bytes=500, code_bytes=3),

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from support.hlo import donates, host_traffic
 
-from xlaserve.models import loaders
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.config_fields import EXECUTE_DELAY
-from xlaserve.models.identity import IdentityModel
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.model_config.fields import EXECUTE_DELAY
+from xlaserve.runtime.identity import IdentityModel
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import DATATYPES, Shape, TensorSpec
 
 Load = Callable[[Path, ModelConfig], LoadedModel]

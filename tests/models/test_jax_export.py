@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from support.plain_models import load_plain
 
+from xlaserve.artifact.shapes import padded
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
-from xlaserve.models import jax_export, outputs, programs
-from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.failures import raise_if_exhausted
-from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.outputs import DeviceTensor
-from xlaserve.models.shapes import padded
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.runtime.exported import jax_export, outputs
+from xlaserve.runtime.exported.outputs import DeviceTensor
+from xlaserve.runtime.failures import raise_if_exhausted
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs import programs
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

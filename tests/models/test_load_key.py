@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.load_key import load_key
-from xlaserve.models.roots import ANYWHERE
+from xlaserve.artifact.load_key import load_key
+from xlaserve.files.roots import ANYWHERE
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
 
 
 def config(text: str) -> ModelConfig:

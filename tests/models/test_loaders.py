@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from xlaserve.artifact import manifest
+from xlaserve.artifact.target_sizes import TargetSizes
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import loaders, manifest
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache, Entry
-from xlaserve.models.config import ConfigTensor, DynamicBatching, ModelConfig
-from xlaserve.models.config_message import config_of
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
-from xlaserve.models.placement import Devices
-from xlaserve.models.target_sizes import TargetSizes
+from xlaserve.model_config.config import ConfigTensor, DynamicBatching, ModelConfig
+from xlaserve.model_config.message import config_of
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry
 from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference
 
@@ -60,7 +61,7 @@ def test_a_start_takes_from_the_first_load_what_no_cache_may_spare_it(
     loaders.prepare(Compilation(cache), platform)
 
     assert started == processes.started
-    assert ["xlaserve.models.jax_export"] * 2 == imported
+    assert ["xlaserve.runtime.exported.jax_export"] * 2 == imported
 
 
 def test_directory_with_a_manifest_is_an_exported_model(affine_directory: Path, load: Load) -> None:
@@ -199,7 +200,7 @@ def test_size_is_predicted_without_jax(affine_directory: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from xlaserve.models.loaders import predict_size
+from xlaserve.runtime.loaders import predict_size
 (size,) = predict_size(Path({str(affine_directory)!r})).values()
 print(size, "jax" in sys.modules)
 """

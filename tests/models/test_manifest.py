@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.artifact import manifest
+from xlaserve.artifact.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS, Durable, Manifest
+from xlaserve.artifact.target_sizes import TargetSizes
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.files import FileRecord
-from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS, Durable, Manifest
-from xlaserve.models.rows.verdict import Independence, Verdict
-from xlaserve.models.target_sizes import TargetSizes
+from xlaserve.files.files import FileRecord
+from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Change: TypeAlias = Callable[[dict[str, Any]], object]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support.plain_models import load_plain
 
+from xlaserve.artifact.manifest import WEIGHTS
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import jax_export, programs
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.manifest import WEIGHTS
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.exported import jax_export
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import programs
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="there is no /proc to see mappings in"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import OutOfMappings
-from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
 
 
 class System:

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from support.lasting import refusing, without_stablehlo
 
+from xlaserve.artifact import artifact, computation, manifest
+from xlaserve.artifact.manifest import ARTIFACT, FILE_NAME, STABLEHLO
+from xlaserve.authoring import migration
+from xlaserve.authoring.migration import Outcome, Result, migrate
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, computation, files, manifest, migration
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO
-from xlaserve.models.migration import Outcome, Result, migrate
+from xlaserve.files import files
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

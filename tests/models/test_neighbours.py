@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from xlaserve.models.neighbours import Difference, find_difference
+from xlaserve.row_proofs.neighbours import Difference, find_difference
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 Function = Callable[[Tensor], Tensor]

@@ -12,26 +12,26 @@ from support.doubling import export_double
 
 import xlaserve
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
 
 SOURCES = Path(xlaserve.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "import_module"}
 RUNS_CODE = {
-    "models/python": "models that are code, behind allow_python_models",
-    "references.py": "what the command line names",
+    "python_models": "models that are code, behind allow_python_models",
+    "files/references.py": "what the command line names",
     "__init__.py": "the homes of public names, a table of its own",
     "cli/commands.py": "commands, by a table of its own",
-    "content_types.py": "codecs, by a table of its own",
-    "core/serving/opentelemetry.py": "an optional package, by its name",
-    "models/custom_calls.py": "libraries of jaxlib, by a table of its own",
-    "models/loaders.py": "loaders, by a table of its own",
-    "models/rows/__init__.py": "rules, by a table of its own",
-    "models/storage/fsspec_store.py": "an optional package, by its name",
-    "models/trial.py": "the loader that a table names",
-    "transport/rest/json_numbers.py": "an optional package, by its name",
+    "tensors/content_types.py": "codecs, by a table of its own",
+    "serving/observability/opentelemetry.py": "an optional package, by its name",
+    "artifact/custom_calls.py": "libraries of jaxlib, by a table of its own",
+    "runtime/loaders.py": "loaders, by a table of its own",
+    "row_proofs/__init__.py": "rules, by a table of its own",
+    "storage/fsspec_store.py": "an optional package, by its name",
+    "runtime/trial.py": "the loader that a table names",
+    "http/json/json_numbers.py": "an optional package, by its name",
 }
 """Where code is run that the operator allows, and why."""
 

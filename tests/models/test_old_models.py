@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.lasting import refusing, without_stablehlo
 
+from xlaserve.artifact import artifact, computation, manifest, weights, wrapper
+from xlaserve.artifact.computation import of_artifact
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, computation, manifest, weights, wrapper
-from xlaserve.models.computation import of_artifact
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

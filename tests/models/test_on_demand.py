@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled
-from xlaserve.models import single_file
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, LoadedModel, OnDemand
-from xlaserve.models.sites import Site
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.exported import single_file
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, OnDemand
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlaserve.models import manifest
-from xlaserve.models.device_parameters import DeviceParameters
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.packing import PACKED_BYTES, Packing, Parameter
-from xlaserve.models.sites import Site
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import export_model
+from xlaserve.runtime.devices.device_parameters import DeviceParameters
+from xlaserve.runtime.devices.packing import PACKED_BYTES, Packing, Parameter
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

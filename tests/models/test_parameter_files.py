@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from xlaserve.artifact import manifest, parameter_files, weights
 from xlaserve.cli.export import export
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders, manifest, parameter_files, weights
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
 
 W = np.arange(8, dtype=np.float32).reshape(4, 2)
 B = np.ones(2, ml_dtypes.bfloat16)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from xlaserve.artifact.parameters import Parameters, flatten, has_64_bit
 from xlaserve.errors import InvalidModel
-from xlaserve.models.parameters import Parameters, flatten, has_64_bit
 
 
 class _Layer(NamedTuple):

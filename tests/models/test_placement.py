@@ -3,10 +3,10 @@ import json
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import placement
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_message import config_of
-from xlaserve.models.placement import Devices, Group, Placement
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.message import config_of
+from xlaserve.runtime.devices import placement
+from xlaserve.runtime.devices.placement import Devices, Group, Placement
 from xlaserve_proto import inference
 
 KIND = inference.ModelInstanceGroupKind

@@ -3,9 +3,9 @@
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models import device_problems, plugins
-from xlaserve.models.targets import wheels
-from xlaserve.models.targets.kinds import named
+from xlaserve.offline.targets import wheels
+from xlaserve.runtime.devices import device_problems, plugins
+from xlaserve.runtime.devices.target_kinds import named
 
 
 @pytest.fixture

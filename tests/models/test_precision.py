@@ -22,19 +22,19 @@ from typer.testing import CliRunner
 
 import xlaserve
 from xlaserve.cli import application
-from xlaserve.core.residence.device_plan import DevicePlanner
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.models import compilation
-from xlaserve.models.compilation import Compilation, XlaOptions
-from xlaserve.models.executables import Executables, Wanted
-from xlaserve.models.kept_programs import KeptPrograms
-from xlaserve.models.packing import UNPACKED
-from xlaserve.models.sites import Site
-from xlaserve.models.targets import kinds
-from xlaserve.models.targets.jobs import Job
-from xlaserve.models.targets.warming_plan import WarmingPlan
+from xlaserve.offline.device_plan import DevicePlanner
+from xlaserve.offline.targets.jobs import Job
+from xlaserve.offline.targets.warming_plan import WarmingPlan
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.devices.packing import UNPACKED
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.programs import compilation
+from xlaserve.runtime.programs.compilation import Compilation, XlaOptions
+from xlaserve.runtime.programs.executables import Executables, Wanted
+from xlaserve.runtime.programs.kept_programs import KeptPrograms
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import MatmulPrecision
+from xlaserve.settings.choices import MatmulPrecision
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 HIGHEST = XlaOptions(precision="HIGHEST")

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from support.architectures import ARCHITECTURES
 
-from xlaserve.models import loaders, manifest, sizes
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.placement import Devices
-from xlaserve.models.targets.child import Child
-from xlaserve.models.targets.jobs import Job
+from xlaserve.artifact import manifest, sizes
+from xlaserve.authoring.export import export_model
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.offline.targets.child import Child
+from xlaserve.offline.targets.jobs import Job
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.loaded import LoadContext
 
 EXAMPLES = ("digits", "identity", "mlp", "simple")
 NETWORKS = (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlaserve.models.products import contracted
+from xlaserve.authoring.cpu.products import contracted
 
 
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (3, 6), (2, 3, 6)])

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from xlaserve.models import cache_key, program_store
-from xlaserve.models.compilation_cache import Entry, Unusable
-from xlaserve.models.kept_programs import Place
-from xlaserve.models.program_store import ProgramStore
-from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
+from xlaserve.runtime.programs import cache_key, program_store
+from xlaserve.runtime.programs.compilation_cache import Entry, Unusable
+from xlaserve.runtime.programs.kept_programs import Place
+from xlaserve.runtime.programs.program_store import ProgramStore
+from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
 
 class Panic(BaseException):

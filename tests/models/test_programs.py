@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import jax_export, programs
-from xlaserve.models.buckets import FIXED
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.program_table import Program, Table, bucket_shape
-from xlaserve.models.programs import warmed
+from xlaserve.model_config.buckets import FIXED
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.exported import jax_export
+from xlaserve.runtime.loaded import LoadedModel
+from xlaserve.runtime.programs import programs
+from xlaserve.runtime.programs.program_table import Program, Table, bucket_shape
+from xlaserve.runtime.programs.programs import warmed
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

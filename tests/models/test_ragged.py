@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel, InvalidTensor
-from xlaserve.models import ragged
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.models.ragged import RaggedModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.runtime.wrappers import ragged
+from xlaserve.runtime.wrappers.ragged import RaggedModel
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 FP32, INT32 = DATATYPES["FP32"], DATATYPES["INT32"]

@@ -16,12 +16,13 @@ from support import tiny_language
 from support.lasting import without_stablehlo
 from typer.testing import CliRunner
 
+from xlaserve.artifact import computation, replaced
+from xlaserve.authoring.migration import Result, migrate, undo
 from xlaserve.cli import application
-from xlaserve.models import computation, loaders, replaced
-from xlaserve.models.config_text import read_config
-from xlaserve.models.generation import exporting
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.migration import Result, migrate, undo
+from xlaserve.generation import exporting
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
 
 EXAMPLE = Path(__file__).parents[2] / "examples/models/identity"
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.reshaping import Reshape
+from xlaserve.model_config.text import parse_json
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.wrappers.reshaping import Reshape
 
 
 def tensor(name: str, dims: list[int], reshape: list[int] | None = None) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import pytest
 from support.privileges import unprivileged
 
 import xlaserve
+from xlaserve.artifact import artifact, manifest, weights
+from xlaserve.artifact.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, loaders, manifest, roots, weights
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import read_config
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
-from xlaserve.models.placement import ONE_CPU
-from xlaserve.models.roots import Roots, lies_in
+from xlaserve.files import roots
+from xlaserve.files.roots import Roots, lies_in
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.placement import ONE_CPU
+from xlaserve.runtime.loaded import LoadContext
 
 OUTSIDE = "neither in the model repository nor in a model_root"
 
@@ -312,39 +314,41 @@ def test_no_configuration_is_read_that_leads_out(root: Path, name: str) -> None:
 
 OPENERS = {
     # What reads files of models.
-    "models/roots.py",
+    "files/roots.py",
     # What writes them, or reads something else.
-    "models/files.py",
-    "models/export.py",
-    "models/generation/exporting.py",
-    "models/huggingface/checkpoint.py",
-    "models/compilation_cache.py",
-    "models/cache_contents.py",
-    "models/replaced.py",
-    "models/mappings.py",
-    "models/onnx/importing.py",
-    "models/onnx/configuring.py",
-    "models/python/process/running.py",
-    "models/compilers/child.py",
-    "models/compilers/process.py",
-    "models/targets/child.py",
-    "models/targets/results.py",
+    "files/files.py",
+    "authoring/export.py",
+    "generation/exporting.py",
+    "importers/huggingface/checkpoint.py",
+    "runtime/programs/compilation_cache.py",
+    "offline/cache_contents.py",
+    "artifact/replaced.py",
+    "runtime/programs/mappings.py",
+    "importers/onnx/importing.py",
+    "importers/onnx/configuring.py",
+    "python_models/process/running.py",
+    "runtime/programs/compilers/child.py",
+    "runtime/programs/compilers/process.py",
+    "offline/targets/child.py",
+    "offline/targets/results.py",
     # What keeps copies of remote files, which `roots.py` then opens as others.
-    "models/storage/cache.py",
-    "models/storage/fetching.py",
-    "models/storage/skeleton.py",
-    "models/storage/units.py",
-    "core/residence/overrides.py",
+    "storage/cache.py",
+    "storage/fetching.py",
+    "storage/skeleton.py",
+    "storage/units.py",
+    "residence/repository/overrides.py",
+    # What marks temporary directories of its own.
+    "files/temporary.py",
     # What tells that a file was changed: nothing of its content leaves but a hash.
-    "core/residence/fingerprints.py",
-    "core/handover.py",
-    "core/host.py",
-    "core/serving/shared_memory.py",
-    "core/serving/trace_file.py",
-    "core/serving/access_file.py",
+    "residence/repository/fingerprints.py",
+    "residence/handover.py",
+    "residence/host.py",
+    "serving/inputs/shared_memory.py",
+    "serving/observability/trace_file.py",
+    "serving/observability/access_file.py",
     # What the operator alone names.
-    "core/serving/access/key_set.py",
-    "core/serving/access/rules_file.py",
+    "serving/access/key_set.py",
+    "serving/access/rules_file.py",
 }
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 
@@ -363,14 +367,20 @@ def opens_a_file(path: Path) -> bool:
     return False
 
 
-def test_nothing_else_of_models_and_core_opens_a_file() -> None:
+LAYERS = (
+    *("files", "row_proofs", "model_config", "artifact", "storage", "runtime", "authoring"),
+    *("generation", "python_models", "importers", "concurrency", "serving", "residence", "offline"),
+)
+
+
+def test_nothing_else_of_models_opens_a_file() -> None:
     package = Path(xlaserve.__file__).parent
     found = {
         path.relative_to(package).as_posix()
-        for layer in ("models", "core")
+        for layer in LAYERS
         for path in (package / layer).rglob("*.py")
         if opens_a_file(path)
     }
 
-    assert "models/roots.py" in found
+    assert "files/roots.py" in found
     assert found <= OPENERS, found - OPENERS

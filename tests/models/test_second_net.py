@@ -14,17 +14,20 @@ import pytest
 from structlog.testing import capture_logs
 from support.plain_models import load_plain
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring import lowering
+from xlaserve.authoring.export import export_model
+from xlaserve.authoring.lowering import PLATFORMS
 from xlaserve.errors import InvalidModel
-from xlaserve.models import lowering, manifest, neighbours, proving, second_net, tolerances
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.lowering import PLATFORMS
-from xlaserve.models.program_table import Program
-from xlaserve.models.rows.verdict import Independence, Verdict
-from xlaserve.models.second_net import within
-from xlaserve.models.shared_programs import SharedPrograms
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs import neighbours, tolerances
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import proving, second_net
+from xlaserve.runtime.programs.program_table import Program
+from xlaserve.runtime.programs.second_net import within
+from xlaserve.runtime.programs.shared_programs import SharedPrograms
 from xlaserve.tensors import Tensor
 
 Function = Callable[..., Any]

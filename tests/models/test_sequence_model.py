@@ -14,17 +14,17 @@ from support.sequence_models import configure, export_fold, folded
 
 import xlaserve
 from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings, OutOfMemory
-from xlaserve.models import loaders
-from xlaserve.models import states as states_module
-from xlaserve.models.config_text import read_config
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.mappings import Mappings
-from xlaserve.models.outputs import JaxInFlight
-from xlaserve.models.sequence_model import SequenceModel
-from xlaserve.models.sequential import Sequential, Step
-from xlaserve.models.sites import Site
-from xlaserve.sequence_errors import StatesLost
+from xlaserve.errors.sequence import StatesLost
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.exported.outputs import JaxInFlight
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs.mappings import Mappings
+from xlaserve.runtime.sequential import Sequential, Step
+from xlaserve.runtime.wrappers import states as states_module
+from xlaserve.runtime.wrappers.sequence_model import SequenceModel
 
 SIZES = 'parameters { key: "batch_sizes" value { string_value: "1,4" } }'
 TWO = 'parameters { key: "devices" value { string_value: "0,1" } }'

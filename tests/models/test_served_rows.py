@@ -2,13 +2,13 @@
 
 import pytest
 
+from xlaserve.artifact.signature import Signature, agreed
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.neighbours import Difference
-from xlaserve.models.rows.verdict import Independence, Verdict
-from xlaserve.models.served_rows import ServedRows, served_rows
-from xlaserve.models.signature import Signature, agreed
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.row_proofs.neighbours import Difference
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.programs.served_rows import ServedRows, served_rows
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 X = TensorSpec("x", DATATYPES["FP32"], (-1, 4))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from jax.core import ShapedArray
 
+from xlaserve.artifact import shapes
+from xlaserve.artifact.shapes import OpenDimensions
 from xlaserve.errors import InvalidModel, InvalidTensor
-from xlaserve.models import shapes, single_file
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.outputs import DeviceTensor
-from xlaserve.models.shapes import OpenDimensions
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.exported import single_file
+from xlaserve.runtime.exported.outputs import DeviceTensor
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

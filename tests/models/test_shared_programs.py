@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 from support.plain_models import load_plain
 
+from xlaserve.artifact import artifact, manifest
+from xlaserve.artifact.sizes import EXECUTABLE_BYTES
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import LoadCancelled
-from xlaserve.models import artifact, loaders, manifest, programs
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.shared_programs import Lease, SharedProgram, SharedPrograms
-from xlaserve.models.sizes import EXECUTABLE_BYTES
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs import programs
+from xlaserve.runtime.programs.shared_programs import Lease, SharedProgram, SharedPrograms
 
 BUCKETS = [1, 2, 3, 4, 6]
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

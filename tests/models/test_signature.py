@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from xlaserve.artifact.signature import Signature, agreed, from_config
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.signature import Signature, agreed, from_config
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
 from xlaserve.tensors import DATATYPES, Shape, TensorSpec
 
 FP32 = DATATYPES["FP32"]

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from jax.export import Exported
 
+from xlaserve.artifact import artifact, sizes
+from xlaserve.artifact.plain_artifact import Names
+from xlaserve.artifact.signature import Signature
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled
-from xlaserve.models import artifact, loaders, programs, single_file, sizes
-from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
-from xlaserve.models.plain_artifact import Names
-from xlaserve.models.signature import Signature
-from xlaserve.models.single_file import signature_of
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported import single_file
+from xlaserve.runtime.exported.single_file import signature_of
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.programs import programs
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

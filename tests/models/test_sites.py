@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.virtual_devices import run_on_devices
 
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import device, placement, sites
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.placement import Group, Placement
-from xlaserve.models.sites import Layout
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices import device, placement, sites
+from xlaserve.runtime.devices.placement import Group, Placement
+from xlaserve.runtime.devices.sites import Layout
 
 SCRIPT = Path(__file__).with_name("on_devices.py")
 PARAMETERS = {"w1": (6, 512), "w2": (512, 8), "b": (512,)}

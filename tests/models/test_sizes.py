@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from xlaserve.artifact import manifest, sizes
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest, sizes
 
 
 def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:

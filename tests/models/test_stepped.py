@@ -16,13 +16,14 @@ import pytest
 from support import stepped
 from support.stepped import INPUTS, PARAMS, begin, export_counter, step
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import load_exportable
 from xlaserve.errors import InvalidModel, TooManyAnswers
-from xlaserve.models import loaders, manifest
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import load_exportable
-from xlaserve.models.loaded import Answer, Generating, LoadContext
-from xlaserve.models.outputs import DeviceTensor
-from xlaserve.models.stepped import SteppedModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported.outputs import DeviceTensor
+from xlaserve.runtime.exported.stepped import SteppedModel
+from xlaserve.runtime.loaded import Answer, Generating, LoadContext
 
 
 def asked(start: int, count: int) -> dict[str, Any]:

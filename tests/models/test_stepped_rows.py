@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 from support.stepped import export_counter, step
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring import export
 from xlaserve.errors import InvalidModel, TooManyAnswers
-from xlaserve.models import export, loaders, manifest
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import Answer, LoadContext
-from xlaserve.models.mappings import Mappings
-from xlaserve.models.stepped import SteppedModel
-from xlaserve.models.stepped_rows import Row, SteppedRows
-from xlaserve.models.stepping import Stepping
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.exported.stepped import SteppedModel
+from xlaserve.runtime.exported.stepped_rows import Row, SteppedRows
+from xlaserve.runtime.loaded import Answer, LoadContext
+from xlaserve.runtime.programs.mappings import Mappings
+from xlaserve.runtime.stepping import Stepping
 
 MOST = 4
 

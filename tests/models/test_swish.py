@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xlaserve.models import channels_last
-from xlaserve.models.optimizing import optimize
-from xlaserve.models.rows import prove
-from xlaserve.models.rows.verdict import Independence
-from xlaserve.models.swish import swish
+from xlaserve.authoring.cpu import channels_last
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.authoring.cpu.swish import swish
+from xlaserve.row_proofs import prove
+from xlaserve.row_proofs.verdict import Independence
 
 MOST_OFF = 3e-7
 """In parts of each number, as swish says."""

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xlaserve.artifact import manifest
+from xlaserve.artifact.trees import flatten_inputs, flatten_outputs
+from xlaserve.authoring.export import Exportable
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import Exportable
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.trees import flatten_inputs, flatten_outputs
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

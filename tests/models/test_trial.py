@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from support.lasting import without_stablehlo
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.export import export_model
-from xlaserve.models.trial import try_loading
+from xlaserve.runtime.trial import try_loading
 
 SECONDS = 120
 

@@ -15,16 +15,17 @@ import pytest
 from structlog.testing import capture_logs
 from support.plain_models import load_plain
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring.export import Exportable, export_model
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest, trials
-from xlaserve.models.compilation import Compilation, of_settings
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.compilers.pool import CompilerProcesses, Limits
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import Exportable, export_model
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.rows.verdict import Independence
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Independence
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import trials
+from xlaserve.runtime.programs.compilation import Compilation, of_settings
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
+from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
 from xlaserve.settings import Settings
 
 SECONDS = 2.0

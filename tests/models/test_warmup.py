@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import warmup
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import Answer, LoadContext, ModelInfo
-from xlaserve.models.roots import Roots
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.text import parse_json
+from xlaserve.runtime.loaded import Answer, LoadContext, ModelInfo
+from xlaserve.runtime.wrappers import warmup
 from xlaserve.tensors import BYTES, DATATYPES, TensorSpec
 
 FP32 = DATATYPES["FP32"]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
+from xlaserve.artifact import weights
+from xlaserve.artifact.weights import DTYPES, read, read_entries, write
 from xlaserve.errors import InvalidModel
-from xlaserve.models import weights
-from xlaserve.models.files import FileRecord
-from xlaserve.models.weights import DTYPES, read, read_entries, write
+from xlaserve.files.files import FileRecord
 from xlaserve.tensors import ALIGNMENT, Tensor
 
 NAME = "params.safetensors"

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 import xlaserve
-from xlaserve.core.host import capacity_bytes
-from xlaserve.core.residence.device_plan import DevicePlanner
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.models import workspace
-from xlaserve.models.compilation import XlaOptions
-from xlaserve.models.footprint import Footprint
-from xlaserve.models.generation.in_place import Memory
-from xlaserve.models.held_memory import memory_of
-from xlaserve.models.targets import environment, kinds
-from xlaserve.models.targets.child import Child
-from xlaserve.models.targets.jobs import Job
+from xlaserve.generation.in_place import Memory
+from xlaserve.offline.device_plan import DevicePlanner
+from xlaserve.offline.targets import environment
+from xlaserve.offline.targets.child import Child
+from xlaserve.offline.targets.jobs import Job
+from xlaserve.residence.host import capacity_bytes
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.devices import workspace
+from xlaserve.runtime.programs.compilation import XlaOptions
+from xlaserve.runtime.programs.footprint import Footprint
+from xlaserve.runtime.programs.held_memory import memory_of
 from xlaserve.settings import Settings
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.export import Exported
 
+from xlaserve.artifact import wrapper
+from xlaserve.artifact.computation import of_artifact
 from xlaserve.errors import InvalidModel
-from xlaserve.models import wrapper
-from xlaserve.models.computation import of_artifact
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from xlaserve.core.control_plane import ChangeKind, ChangeText
-from xlaserve.processes import channel as channels
-from xlaserve.processes.channel import Channel, ChannelError, from_worker
-from xlaserve.processes.messages import Ask, Begin, FromWorker, Ready
+from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.workers import channel as channels
+from xlaserve.workers.channel import Channel, ChannelError, from_worker
+from xlaserve.workers.messages import Ask, Begin, FromWorker, Ready
 
 
 @pytest.fixture(name="ends")

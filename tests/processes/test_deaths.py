@@ -7,10 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from xlaserve.errors import WorkerDied
-from xlaserve.processes import parent, worker_process
-from xlaserve.processes.parent import Supervisor
+from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
-from xlaserve.systemd import Systemd
+from xlaserve.workers import parent, worker_process
+from xlaserve.workers.parent import Supervisor
 
 DYING = """
 import socket, struct, sys

@@ -18,8 +18,8 @@ from support.python_models import write_function
 SORTS = 300
 """So many that XLA needs five seconds and more."""
 FLAGS = ("--allow-python-models", "--model-control-mode", "explicit", "--load-model", "who")
-COMPILER = "xlaserve.models.compilers.child"
-PYTHON_MODEL = "xlaserve.models.python.process.child"
+COMPILER = "xlaserve.runtime.programs.compilers.child"
+PYTHON_MODEL = "xlaserve.python_models.process.child"
 CONFIG = several.CONFIG + 'parameters { key: "execution" value { string_value: "process" } }'
 
 

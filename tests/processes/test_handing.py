@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from xlaserve.processes.handing import Handing
+from xlaserve.workers.handing import Handing
 
 MOST_SECONDS = 30
 

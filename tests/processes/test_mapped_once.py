@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support import several
 
-from xlaserve.models.export import export_model
-from xlaserve.models.manifest import WEIGHTS
+from xlaserve.artifact.manifest import WEIGHTS
+from xlaserve.authoring.export import export_model
 
 WIDTH = 512
 SIZE_BYTES = 4 * WIDTH * WIDTH

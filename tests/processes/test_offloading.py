@@ -19,7 +19,7 @@ from support.conditions import until
 from support.process import ServerProcess
 from tritonclient.utils import InferenceServerException
 
-from xlaserve.processes.offload.board import WorkerBoard
+from xlaserve.workers.offload.board import WorkerBoard
 
 pytestmark = pytest.mark.slow
 ENOUGH = 16

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from structlog.testing import capture_logs
 
-from xlaserve.core.control_plane import Answer, OneProcess
-from xlaserve.core.others import Question
-from xlaserve.core.residence.catalog import IndexEntry
-from xlaserve.core.residence.monitor import VersionReport
-from xlaserve.core.serving.statistics import VersionStatistics
+from xlaserve.concurrency.control_plane import Answer, OneProcess
+from xlaserve.concurrency.others import Question
 from xlaserve.errors import ShuttingDown
-from xlaserve.processes.others import OtherWorkers
+from xlaserve.residence.catalog import IndexEntry
+from xlaserve.residence.reports.monitor import VersionReport
+from xlaserve.serving.statistics import VersionStatistics
+from xlaserve.workers.others import OtherWorkers
 
 
 class Plane(OneProcess):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.control_plane import Change, ChangeKind
+from xlaserve.concurrency.control_plane import Change, ChangeKind
 from xlaserve.errors import ShuttingDown, TooManyChanges
-from xlaserve.processes import link as links
-from xlaserve.processes.channel import Channel, from_worker, to_worker
-from xlaserve.processes.link import Link
-from xlaserve.processes.messages import Ask, GiveUp, Settled
+from xlaserve.workers import link as links
+from xlaserve.workers.channel import Channel, from_worker, to_worker
+from xlaserve.workers.link import Link
+from xlaserve.workers.messages import Ask, GiveUp, Settled
 
 
 async def test_a_change_beyond_the_limit_is_refused(

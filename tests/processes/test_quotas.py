@@ -17,7 +17,7 @@ from support.conditions import until
 from support.process import ServerProcess
 from support.python_models import VECTORS, write
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.slow
 MOST_SECONDS = 120

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.processes.messages import Part
-from xlaserve.processes.shares import (
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import Device, ProcessCount, ProcessRoles, TlsEndpoint
+from xlaserve.workers.messages import Part
+from xlaserve.workers.shares import (
     SHARED,
     UNSUPPORTED,
     check_supported,
@@ -18,8 +20,6 @@ from xlaserve.processes.shares import (
     parts_of,
     share_of,
 )
-from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ProcessCount, ProcessRoles, TlsEndpoint
 
 SETTINGS = Settings(repository=Path("models"), processes=ProcessCount(4))
 

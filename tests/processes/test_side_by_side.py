@@ -9,20 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.core.control_plane import OF_LOADS, OF_MODELS, ChangeKind, ChangeText
-from xlaserve.processes.control import Control
-from xlaserve.processes.messages import (
-    Ask,
-    Did,
-    Do,
-    Done,
-    Failure,
-    GiveUp,
-    Go,
-    Noted,
-    Settled,
-)
-from xlaserve.processes.worker_process import WorkerGone, WorkerProcess
+from xlaserve.concurrency.control_plane import OF_LOADS, OF_MODELS, ChangeKind, ChangeText
+from xlaserve.workers.control import Control
+from xlaserve.workers.messages import Ask, Did, Do, Done, Failure, GiveUp, Go, Noted, Settled
+from xlaserve.workers.worker_process import WorkerGone, WorkerProcess
 
 ROUNDS = 100
 """Of the event loop: more than any change takes between two messages."""

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from support import python_models, several
 
-from xlaserve.silence import LOOKS, Silence
+from xlaserve.process.silence import LOOKS, Silence
 
 ANSWER = ("--process-answer-seconds", "4")
 MOST_SECONDS = 120

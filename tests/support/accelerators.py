@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from support.core import FakeModel, World
-from xlaserve.models.loaded import InFlight, Value
+from xlaserve.runtime.loaded import InFlight, Value
 from xlaserve.tensors import Tensor
 
 LONG_SECONDS = 10

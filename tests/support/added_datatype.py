@@ -25,6 +25,7 @@ import xlaserve
 from support import identity_models, python_models
 from support.server import RunningServer, serving
 from xlaserve.client import AsyncClient
+from xlaserve.http.sagemaker.npy import read_npy, write_npy
 from xlaserve.tensors import (
     DATATYPES,
     TensorDataError,
@@ -33,7 +34,6 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
-from xlaserve.transport.rest.npy import read_npy, write_npy
 
 FP8 = ml_dtypes.float8_e4m3fn
 VALUES = np.array([1.5, -448.0, 0.0, 0.015625], FP8)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlaserve.models.export import Exportable
+from xlaserve.authoring.export import Exportable
 
 Parameters: TypeAlias = dict[str, Any]
 Function: TypeAlias = Callable[..., Mapping[str, jax.Array]]

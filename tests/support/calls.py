@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from xlaserve.core.serving.call import Call, Outcome
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.serving.call import Call, Outcome
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferRequest, InferResponse
 
 
 class NotedCall(Call):

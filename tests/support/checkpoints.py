@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import huggingface_references as references
-from xlaserve.models import weights
-from xlaserve.models.huggingface import checkpoint
+from xlaserve.artifact import weights
+from xlaserve.importers.huggingface import checkpoint
 
 DATA = Path(__file__).parents[1] / "data/huggingface"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.settings_description import describe_settings
+from xlaserve.settings.description import describe_settings
 
 
 def container_settings(container: Mapping[str, Any]) -> Settings:

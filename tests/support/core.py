@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.control import ModelControl
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.stations.table import Stations
-from xlaserve.core.threads.workers import Workers
+from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import (
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.runtime.devices.placement import ONE_CPU, Devices
+from xlaserve.runtime.loaded import (
     Dispatching,
     LoadContext,
     ModelInfo,
@@ -27,8 +26,9 @@ from xlaserve.models.loaded import (
     Stage,
     Value,
 )
-from xlaserve.models.placement import ONE_CPU, Devices
-from xlaserve.models.roots import Roots
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.stations.table import Stations
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import encoder_references as references
-from xlaserve.models import weights
-from xlaserve.models.huggingface import checkpoint
+from xlaserve.artifact import weights
+from xlaserve.importers.huggingface import checkpoint
 
 DATA = Path(__file__).parents[1] / "data/encoders"
 

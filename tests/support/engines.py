@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from xlaserve.settings_choices import Http2Engine
+from xlaserve.settings.choices import Http2Engine
 
 ENGINE = Http2Engine(os.environ.get("XLASERVE_HTTP2_ENGINE", Http2Engine.OWN))
 """For servers in the process of the tests; others read the environment."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xlaserve.core.serving.statistics import VersionStatistics
+from xlaserve.serving.statistics import VersionStatistics
 
 
 @dataclass(frozen=True)

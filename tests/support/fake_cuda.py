@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xlaserve.models.cuda_driver import HANDLE_BYTES
+from xlaserve.runtime.devices.cuda_driver import HANDLE_BYTES
 from xlaserve.tensors import Octets
 
 NAMES = {1: b"CUDA_ERROR_INVALID_VALUE", 400: b"CUDA_ERROR_INVALID_HANDLE"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xlaserve.models.generation.step import Step
+from xlaserve.generation.step import Step
 
 VOCAB, LENGTH, WINDOWS, CHUNK = 97, 24, (8, 24), 4
 PADDING = -1

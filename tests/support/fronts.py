@@ -10,20 +10,20 @@ import numpy as np
 
 from support.conditions import until
 from support.core import FP32, FakeModel, World
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.lifecycle import Event
-from xlaserve.core.residence.registry import Instance, Registry
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.threads.workers import Workers
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import Value
-from xlaserve.processes.fronts.engine import FrontEnds
-from xlaserve.processes.fronts.front_end import FrontEnd, Limits
+from xlaserve.concurrency.workers import Workers
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.net.ledger import Ledger
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.lifecycle import Event
+from xlaserve.residence.registry import Instance, Registry
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.workers.fronts.engine import FrontEnds
+from xlaserve.workers.fronts.front_end import FrontEnd, Limits
 
 SLABS = 2 << 20
 """Bytes of both slabs of a front end."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from xlaserve import app
-from xlaserve.core.serving.call import Call, Outcome
-from xlaserve.core.serving.gates import Gates
+from xlaserve.app import server as app
 from xlaserve.errors import CrossSiteRequest
+from xlaserve.serving.call import Call, Outcome
+from xlaserve.serving.gates import Gates
 
 RULE = "x-rule"
 """A request whose header of this name says so is refused."""

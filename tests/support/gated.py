@@ -21,9 +21,9 @@ import tritonclient.grpc.aio as triton
 
 import xlaserve
 from support.server import RunningServer
-from xlaserve.core.serving.stations.table import KINDS, Candidate
-from xlaserve.models.python.loading import CONCURRENCY
-from xlaserve.models.ragged import Parts
+from xlaserve.python_models.loading import CONCURRENCY
+from xlaserve.runtime.wrappers.ragged import Parts
+from xlaserve.serving.stations.table import KINDS, Candidate
 
 BAD = -1.0
 """The value of a request that fails, and every execution that it is in."""

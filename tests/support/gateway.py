@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.threads.host import HostThreads
-from xlaserve.transport.endpoints import Endpoint, listen
-from xlaserve.transport.http2.limits import Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.rest.routing import RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.grpc.http2.limits import Shared
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.routing import RouteTable
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
+from xlaserve.process.endpoints import Endpoint, listen
+from xlaserve.serving.gates import Gates
 
 
 @asynccontextmanager

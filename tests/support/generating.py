@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.models import identity
-from xlaserve.models.identity import IdentityModel
-from xlaserve.models.loaded import Answer, LoadContext, Value
+from xlaserve.runtime import identity
+from xlaserve.runtime.identity import IdentityModel
+from xlaserve.runtime.loaded import Answer, LoadContext, Value
 from xlaserve.tensors import Parameter
 
 PREFIX = "count"

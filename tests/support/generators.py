@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from support.tiny_language import VOCAB
-from xlaserve.models import cache_key, loaders
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.handling import AnswerParameters, UnsentRequest
-from xlaserve.models.loaded import LoadContext
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.handling import AnswerParameters, UnsentRequest
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 SLOTS, CHUNK = 3, 4
 CONFIG = {"slots": str(SLOTS), "windows": "16", "chunk": str(CHUNK)}

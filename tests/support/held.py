@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from xlaserve.app import Application
+from xlaserve.app.server import Application
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from support.frames import integer
-from xlaserve.transport.http2.header_fields import Field
-from xlaserve.transport.http2.hpack import BlockTooLarge, Decoder, MalformedBlock
-from xlaserve.transport.http2.layouts import Layouts
+from xlaserve.grpc.http2.header_fields import Field
+from xlaserve.grpc.http2.hpack import BlockTooLarge, Decoder, MalformedBlock
+from xlaserve.grpc.http2.layouts import Layouts
 
 _ALL = 1 << 30
 

@@ -13,13 +13,13 @@ from support.http2_reference import (
     answer_to,
     refusal,
 )
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.headers import HARD_FACTOR
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.headers import HARD_FACTOR
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import Placement
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 assert HARD_HEADER_BYTES == MAX_HEADER_BYTES * HARD_FACTOR
 

@@ -5,14 +5,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
-from xlaserve.transport.grpc.infer_decoder import InferDecoder
-from xlaserve.transport.grpc.reader import TooManyFields
-from xlaserve.transport.grpc.tensors import read_request
-from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.infer.infer_codec import DecodedInfer, InferCodec
+from xlaserve.grpc.infer.infer_decoder import InferDecoder
+from xlaserve.grpc.infer.tensors import read_request
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve_proto.inference import ModelInferRequest
 
 Outcome: TypeAlias = tuple[Any, ...]

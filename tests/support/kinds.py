@@ -33,11 +33,12 @@ from support import (
     tiny_embedding,
     tiny_language,
 )
-from xlaserve.models import adopting, artifact
-from xlaserve.models.huggingface import importing as language_importing
-from xlaserve.models.huggingface.encoders import importing as encoder_importing
-from xlaserve.models.onnx import importing as onnx_importing
-from xlaserve.models.pt2 import importing as pt2_importing
+from xlaserve.artifact import artifact
+from xlaserve.authoring import adopting
+from xlaserve.importers.huggingface import importing as language_importing
+from xlaserve.importers.huggingface.encoders import importing as encoder_importing
+from xlaserve.importers.onnx import importing as onnx_importing
+from xlaserve.importers.pt2 import importing as pt2_importing
 
 Json = dict[str, Any]
 SQUARE = [[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]]
@@ -285,13 +286,13 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 LOADERS: Mapping[str, str] = MappingProxyType(
     {
-        "xlaserve.models.jax_export": "exported",
-        "xlaserve.models.single_file": "plain",
-        "xlaserve.models.generation.loading": "generator",
-        "xlaserve.models.python.loading": "python",
-        "xlaserve.models.onnx.loading": "served_onnx",
-        "xlaserve.models.pt2.loading": "served_pt2",
-        "xlaserve.models.identity": "",
+        "xlaserve.runtime.exported.jax_export": "exported",
+        "xlaserve.runtime.exported.single_file": "plain",
+        "xlaserve.generation.loading": "generator",
+        "xlaserve.python_models.loading": "python",
+        "xlaserve.importers.onnx.loading": "served_onnx",
+        "xlaserve.importers.pt2.loading": "served_pt2",
+        "xlaserve.runtime.identity": "",
     }
 )
 """A kind that each module loads; none where there are no files."""

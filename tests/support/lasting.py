@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.export
 from jax.export import Exported
 
-from xlaserve.models import manifest
+from xlaserve.artifact import manifest
 
 
 def without_stablehlo(directory: Path) -> Path:

@@ -11,10 +11,10 @@ import yaml
 from support.containers import container_settings
 from xlaserve.cli.health import health
 from xlaserve.errors import InvalidSettings
+from xlaserve.process.endpoints import MAX_UNIX_PATH_BYTES, Endpoint
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device
-from xlaserve.settings_reading import CONTAINER_MEMORY_VARIABLES
-from xlaserve.transport.endpoints import MAX_UNIX_PATH_BYTES, Endpoint
+from xlaserve.settings.choices import Device
+from xlaserve.settings.reading import CONTAINER_MEMORY_VARIABLES
 
 Manifest: TypeAlias = dict[str, Any]
 Rule: TypeAlias = Callable[[Manifest], Iterator[str]]

@@ -5,12 +5,12 @@ from random import Random
 from typing import Any
 
 from support.frames import PREFACE, Error, Frame, Kind, literals, parse, settings
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import PREFIX, Placement, StreamingReader
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, Placement, StreamingReader
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 LINES = [(":method", "POST"), (":scheme", "http"), (":path", "/a")]
 REQUEST = literals(LINES)

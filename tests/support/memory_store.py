@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
+from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
 
 @dataclass

@@ -79,7 +79,7 @@ def export(name: str, repository: Path, **fields: Any) -> Path:
         params = {"w": WEIGHTS}
         return export_model(FUNCTIONS[name], params, inputs, path, outputs=["y"], **fields)
     from support import mixing_onnx
-    from xlaserve.models.onnx.importing import import_model
+    from xlaserve.importers.onnx.importing import import_model
 
     made = mixing_onnx.quantised() if name == "quantised_onnx" else mixing_onnx.time_first()
     source = repository.parent / f"{name}.onnx"

@@ -12,23 +12,23 @@ import numpy as np
 from support.conditions import until
 from support.core import FP32, World
 from support.fronts import Noting
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.lifecycle import Event
-from xlaserve.core.residence.registry import Instance, Registry
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.serving.statistics import Totals
-from xlaserve.core.threads.workers import Workers
-from xlaserve.models.config import ModelConfig
-from xlaserve.processes.handing import HandedConnections, handing_pair
-from xlaserve.processes.offload.board import WorkerBoard
-from xlaserve.processes.offload.offloading import Offloading
+from xlaserve.concurrency.workers import Workers
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.net.ledger import Ledger
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.lifecycle import Event
+from xlaserve.residence.registry import Instance, Registry
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.serving.statistics import Totals
 from xlaserve.settings import Settings
+from xlaserve.workers.handing import HandedConnections, handing_pair
+from xlaserve.workers.offload.board import WorkerBoard
+from xlaserve.workers.offload.offloading import Offloading
 
 SETTINGS = Settings(repository=Path("models"), offload_shared_bytes=16 << 20)
 MARK = ("models/m/1", (("model", 7, 100, 1000),))

@@ -15,10 +15,10 @@ from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import counted, operators, planning, reading, texts
-from xlaserve.models.onnx.control import CONTROL, is_control
-from xlaserve.models.onnx.datatypes import edge_of
-from xlaserve.models.onnx.graph import Graph, Node, reads_of
+from xlaserve.importers.onnx import counted, operators, planning, reading, texts
+from xlaserve.importers.onnx.control import CONTROL, is_control
+from xlaserve.importers.onnx.datatypes import edge_of
+from xlaserve.importers.onnx.graph import Graph, Node, reads_of
 from xlaserve.tensors import Tensor
 
 PASSED = "passed"

@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from xlaserve.models.onnx import planning, reading
-from xlaserve.models.onnx.graph import Graph
-from xlaserve.models.onnx.planning import Plan
-from xlaserve.models.optimizing import optimize
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.importers.onnx import planning, reading
+from xlaserve.importers.onnx.graph import Graph
+from xlaserve.importers.onnx.planning import Plan
 from xlaserve.tensors import Tensor
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from xlaserve.core.others import About, Answering, Asked, Question
+from xlaserve.concurrency.others import About, Answering, Asked, Question
 
 T = TypeVar("T")
 

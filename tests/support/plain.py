@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from support.frames import LARGEST_FRAME, literals
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.injection import Injection
-from xlaserve.transport.grpc.runner import Runner
-from xlaserve.transport.grpc.server import GrpcServer
-from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import Placement, StreamingReader
-from xlaserve.transport.http2.protocol import Http2Protocol
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ServerConnection
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import Placement, StreamingReader
+from xlaserve.grpc.http2.protocol import Http2Protocol
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.grpc.injection import Injection
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.grpc.runner import Runner
+from xlaserve.grpc.server import GrpcServer
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
+from xlaserve.serving.gates import Gates
 
 BODY = b"served\n"
 _OK = literals([(":status", "200")])

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from xlaserve.models import jax_export
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
+from xlaserve.runtime.exported import jax_export
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext
 
 
 def load_plain(directory: Path, context: LoadContext) -> JaxExportModel:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from xlaserve.models.pt2 import archive
-from xlaserve.models.pt2.archive import Archive
+from xlaserve.importers.pt2 import archive
+from xlaserve.importers.pt2.archive import Archive
 from xlaserve.tensors import Tensor
 
 DATA = Path(__file__).parents[1] / "data" / "pt2"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.core.serving.repeats import Repeats
+from xlaserve.serving.repeats import Repeats
 
 
 def noted_repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

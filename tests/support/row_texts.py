@@ -2,8 +2,8 @@
 
 import re
 
-from xlaserve.models.rows import Verdict, program, refining
-from xlaserve.models.rows.proof import PAIRS, walked
+from xlaserve.row_proofs import Verdict, program, refining
+from xlaserve.row_proofs.proof import PAIRS, walked
 
 ROW = "%x: tensor<Bx4xf32>"
 _SIZE = re.compile(r"(?<=[<x\[:])(\d*)B(?=[x,\]:])")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.export import Exported
 
-from xlaserve.models.neighbours import find_difference
+from xlaserve.row_proofs.neighbours import find_difference
 from xlaserve.tensors import Tensor, TensorSpec, datatype_of
 
 

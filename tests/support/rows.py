@@ -10,8 +10,8 @@ import jax
 import jax.export
 from jax.export import Exported
 
-from xlaserve.models.rows import Verdict, program, proof, prove, refining, size_arithmetic
-from xlaserve.models.rows.findings import Finding, Unfollowed
+from xlaserve.row_proofs import Verdict, program, proof, prove, refining, size_arithmetic
+from xlaserve.row_proofs.findings import Finding, Unfollowed
 
 Inputs = Sequence[tuple[Sequence[int], str]]
 """Shapes behind the batch, and dtypes."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from support.held import Held, held
 from support.mesh import Mesh
-from xlaserve.app import Application
-from xlaserve.core.residence.lifecycle import Lifecycle, State
+from xlaserve.app.server import Application
+from xlaserve.residence.lifecycle import Lifecycle, State
 
 _PROGRESS_SECONDS = 60
 

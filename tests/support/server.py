@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from support.engines import ENGINE
-from xlaserve.app import Application
-from xlaserve.core.serving.stations.table import KINDS, Candidate
+from xlaserve.app.server import Application
+from xlaserve.serving.stations.table import KINDS, Candidate
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 
 @dataclass(frozen=True)

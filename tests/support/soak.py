@@ -14,8 +14,9 @@ import psutil
 from support.held import Held, held
 from support.mesh import Mesh, dial, outcome
 from support.shelf import MIB, addition, export_adder, sums
-from xlaserve.app import Application
-from xlaserve.models import jax_runtime, loaders
+from xlaserve.app.server import Application
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime
 from xlaserve.settings import Settings
 
 MODELS = 200

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xlaserve.models.export import export_model
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.jobs import Compiled, Job
-from xlaserve.models.targets.warming_plan import WarmingPlan
+from xlaserve.authoring.export import export_model
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Compiled, Job
+from xlaserve.offline.targets.warming_plan import WarmingPlan
 
 _RULES = json.dumps({"w1": [None, "model"], "w2": ["model", None]})
 _SPREAD = {"devices": "all", "placement": "shard", "partition": _RULES}

@@ -16,7 +16,7 @@ from support.frames import (
     window_update,
 )
 from support.memory_client import REQUEST, MemoryClient, Streaming, Unary
-from xlaserve.transport.http2.frames import DEFAULT_WINDOW
+from xlaserve.grpc.http2.frames import DEFAULT_WINDOW
 
 Sizes = Callable[[Random], int]
 """Says how long the next frame is."""

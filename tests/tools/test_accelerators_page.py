@@ -6,7 +6,7 @@ import pytest
 
 import accelerators_page
 from accelerators_page import Row
-from xlaserve.models.targets.kinds import TARGETS
+from xlaserve.runtime.devices.target_kinds import TARGETS
 
 ROW = Row("m", "h100", "1,8", 100, 10, 1000, 1005)
 

@@ -1,7 +1,7 @@
 """The table of operations cannot outlive the code that it tells of."""
 
 import access_page
-from xlaserve.core.serving.call import Operation
+from xlaserve.serving.call import Operation
 
 
 def test_the_page_is_fresh() -> None:

@@ -20,8 +20,8 @@ from support.object_server import serving_objects
 from support.server import RunningServer, serving
 
 import dashboards
-from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import Overloaded
+from xlaserve.errors.code import ModelFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -23,10 +23,10 @@ def test_the_page_is_fresh() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["core/no_such.py", "core/serving/gates.py: Gates.no_such", "core/serving/gates.py: X"]
+    "name", ["core/no_such.py", "serving/gates.py: Gates.no_such", "serving/gates.py: X"]
 )
 def test_a_step_that_is_not_there_is_named(name: str) -> None:
-    life = Life("a request", (Step("core/serving/gates.py: Gates.admit", ""), Step(name, "")))
+    life = Life("a request", (Step("serving/gates.py: Gates.admit", ""), Step(name, "")))
 
     assert [f"'a request' names {name}, which is not there"] == lives.missing((life,), SERVER)
 
@@ -47,17 +47,17 @@ def test_a_thread_without_a_row_and_a_row_without_a_thread_are_named(tmp_path: P
 
 def test_an_arrow_that_follows_from_others_is_left_out(tmp_path: Path) -> None:
     for name, text in (
-        ("app", "from xlaserve.core.serving import a\nfrom xlaserve.core.threads import b\n"),
-        ("core/serving/a", "import xlaserve.core.threads.b\n"),
-        ("core/threads/b", ""),
+        ("app", "from xlaserve.serving import a\nfrom xlaserve.concurrency import b\n"),
+        ("serving/a", "import xlaserve.concurrency.b\n"),
+        ("concurrency/b", ""),
     ):
         file = tmp_path / "xlaserve" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
     assert [
-        ("xlaserve.app", "xlaserve.core.serving"),
-        ("xlaserve.core.serving", "xlaserve.core.threads"),
+        ("xlaserve.app", "xlaserve.serving"),
+        ("xlaserve.serving", "xlaserve.concurrency"),
     ] == list(arrows(rooms(tmp_path)))
 
 

@@ -16,7 +16,7 @@ from comparison.contenders import OURS
 from comparison.kit import Kit
 from comparison.rows import ROWS
 from comparison.verdicts import verdicts
-from xlaserve.transport.grpc.client import Client
+from xlaserve.dialing.over_grpc import Client
 
 HEAD = "Concurrency,Inferences/Second,{}p50 latency,p99 latency"
 SCRIPT = """#!/bin/sh

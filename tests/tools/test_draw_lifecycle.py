@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import draw_lifecycle
-from xlaserve.transport.http2.states import TRANSITIONS, Reaction, State
+from xlaserve.grpc.http2.states import TRANSITIONS, Reaction, State
 
 DRAWINGS = {drawing.page: drawing for drawing in draw_lifecycle.DRAWINGS}
 

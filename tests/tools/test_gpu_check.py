@@ -19,9 +19,9 @@ from gpu_check.findings import Finding, Verdict, judged
 from gpu_check.memory import check_memory
 from gpu_check.overlap import check_overlap, overlap
 from xlaserve.errors import OutOfMemory
-from xlaserve.models import jax_runtime
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.sites import Site
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.exported.jax_export import JaxExportModel
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "gpu_check"
 OPTIONS = Options((), 0.01, 64)

@@ -7,8 +7,8 @@ import pytest
 from support.server import Serve
 
 from make_bench_models import BIG, MODELS, make, mlp_parameters, models
+from xlaserve.dialing.over_grpc import Client
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
-from xlaserve.transport.grpc.client import Client
 
 FP32 = DATATYPES["FP32"]
 

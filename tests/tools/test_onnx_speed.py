@@ -16,7 +16,7 @@ from support.onnx_models import FLOAT, model, node, save
 import onnx_speed
 import onnx_speed_page
 from onnx_speed_page import Row
-from xlaserve import allocator
+from xlaserve.process import allocator
 
 
 def test_row_for_each_batch_and_the_mean_are_printed(

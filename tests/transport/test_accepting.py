@@ -16,11 +16,11 @@ from structlog.testing import capture_logs
 from support.conditions import until
 from support.tls import write_certificate
 
+from xlaserve.net import accepting
+from xlaserve.net.accepting import Acceptor, Handshakes
+from xlaserve.net.tls import ServerTls
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import TlsEndpoint
-from xlaserve.transport import accepting
-from xlaserve.transport.accepting import Acceptor, Handshakes
-from xlaserve.transport.tls import ServerTls
+from xlaserve.settings.choices import TlsEndpoint
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 SECONDS = 20

@@ -13,11 +13,11 @@ import trustme
 import uvloop
 from support.tls import write_certificate
 
+from xlaserve.net.accepting import Acceptor, Handshakes
+from xlaserve.net.alerts import NO_APPLICATION_PROTOCOL, offered_protocols
+from xlaserve.net.tls import ServerTls
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import TlsEndpoint
-from xlaserve.transport.accepting import Acceptor, Handshakes
-from xlaserve.transport.alerts import NO_APPLICATION_PROTOCOL, offered_protocols
-from xlaserve.transport.tls import ServerTls
+from xlaserve.settings.choices import TlsEndpoint
 
 SECONDS = 30
 AUTHORITY = trustme.CA()

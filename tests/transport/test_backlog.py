@@ -13,8 +13,8 @@ import uvloop
 from structlog.testing import capture_logs
 from support.server import Serve
 
-from xlaserve.transport import endpoints
-from xlaserve.transport.endpoints import check_backlog
+from xlaserve.process import endpoints
+from xlaserve.process.endpoints import check_backlog
 
 BACKLOG = 7
 _BACKLOG_OF_TCP_INFO = 28

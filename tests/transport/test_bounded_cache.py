@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.transport.bounded_cache import MakingCache
+from xlaserve.net.bounded_cache import MakingCache
 
 
 def test_a_value_is_made_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
+from xlaserve.process.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
 
 
 def on_unix(path: Path, mode: int = 0o666) -> Listener:

@@ -13,10 +13,10 @@ from support.server import Serve
 from support.tls import write_certificate
 from support.wire import connect, request_headers
 
-from xlaserve import app
-from xlaserve.core.serving.call import Call, Peer
-from xlaserve.core.serving.gates import Gates
-from xlaserve.transport.peers import peer_of
+from xlaserve.app import server as app
+from xlaserve.serving.call import Call, Peer
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.peers import peer_of
 
 LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from xlaserve.transport.rounds import Rounds
+from xlaserve.net.rounds import Rounds
 
 
 async def until(loop_turns: int) -> None:

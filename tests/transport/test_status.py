@@ -6,7 +6,6 @@ import pytest
 from grpclib.const import Status
 
 from xlaserve import client
-from xlaserve.code_errors import ProcessAbsent, ProcessLost
 from xlaserve.errors import (
     EngineGone,
     EngineLost,
@@ -16,8 +15,9 @@ from xlaserve.errors import (
     WorkerDied,
     XlaserveError,
 )
-from xlaserve.sequence_errors import StatesLost
-from xlaserve.transport.status import REACTIONS, STATUSES, wire_status
+from xlaserve.errors.code import ProcessAbsent, ProcessLost
+from xlaserve.errors.sequence import StatesLost
+from xlaserve.net.status import REACTIONS, STATUSES, wire_status
 
 
 def descendants(kind: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
@@ -26,7 +26,7 @@ def descendants(kind: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
         yield from descendants(child)
 
 
-MODULES = ("xlaserve.errors", "xlaserve.code_errors")
+MODULES = ("xlaserve.errors", "xlaserve.errors.code")
 OURS = [kind for kind in descendants(XlaserveError) if kind.__module__ in MODULES]
 
 

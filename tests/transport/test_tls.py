@@ -16,9 +16,9 @@ from cryptography.x509.oid import NameOID
 from support.tls import write_certificate
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.net.tls import ServerTls, server_tls
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import TlsEndpoint
-from xlaserve.transport.tls import ServerTls, server_tls
+from xlaserve.settings.choices import TlsEndpoint
 
 SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca")
 

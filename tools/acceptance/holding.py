@@ -20,10 +20,9 @@ from acceptance.figures import Outcome
 from acceptance.suites import run_tests
 from bench_codec import BOMBS, LONG, sized, varint
 from xlaserve.errors import XlaserveError
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.infer.infer_codec import InferCodec
 from xlaserve.settings import Settings
-from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.reader import TooManyFields
-from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import ModelInferRequest
 
 Read: TypeAlias = Callable[[bytes], str]

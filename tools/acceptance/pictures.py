@@ -13,7 +13,7 @@ from PIL import Image
 from support.resident import Resident
 
 from acceptance.figures import MIB, Outcome
-from xlaserve.core.serving.image_files import ImageLimits, open_image
+from xlaserve.serving.inputs.image_files import ImageLimits, open_image
 from xlaserve.tensors import TensorDataError
 
 _MOST_MIB = 64

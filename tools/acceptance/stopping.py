@@ -332,8 +332,8 @@ KINDS: Mapping[str, Kind] = {
     "process of a template": Kind("models", _text("template_process", Stage.chat)),
     "process of grammars": Kind("models", _text("grammar_process", Stage.follow)),
     "process of a tokenizer": Kind("models", _text("tokenizer_process", Stage.tokenize)),
-    "process that compiles": Kind("models", _loading("xlaserve.models.compilers.child")),
-    "trial load": Kind("models", _loading("xlaserve.models.trial")),
+    "process that compiles": Kind("models", _loading("xlaserve.runtime.programs.compilers.child")),
+    "trial load": Kind("models", _loading("xlaserve.runtime.trial")),
 }
 """Every kind of process that a server has."""
 _LAYOUTS: Mapping[str, tuple[int, Mapping[str, object]]] = {

@@ -30,8 +30,8 @@ def answerer() -> Callable[[bytes], bytes]:
     """Return what answers one request of the runner."""
     import betterproto
 
-    from xlaserve.transport.grpc.codec import WireCodec
-    from xlaserve.transport.grpc.wire import MalformedMessage
+    from xlaserve.errors.message import MalformedMessage
+    from xlaserve.grpc.protobuf.codec import WireCodec
 
     runner: Any = import_module("messages.conformance")
     known = {_PROTO3: import_module("messages.protobuf_test_messages.proto3").TestAllTypesProto3}

@@ -14,7 +14,7 @@ class Step:
     """One step of a life."""
 
     name: str
-    """The place, as `core/serving/gates.py: Gates.admit`."""
+    """The place, as `serving/gates.py: Gates.admit`."""
     does: str
 
 

@@ -28,26 +28,26 @@ A newcomer reads this page, then the README of the one room that the change is i
 
 | change | room | what to touch there | what follows by itself |
 | --- | --- | --- | --- |
-| a datatype | `tensors.py` | a row of `_ROWS`; a `TYPE_` with the number of that row \
+| a datatype | `tensors/__init__.py` | a row of `_ROWS`; a `TYPE_` with the number of that row \
 in the enumeration of `protos/model_config.proto`, then `python tools/generate.py` | codecs of \
 gRPC and REST, checks, configurations, the client and the tests of all datatypes read the table |
-| a route | `transport/rest` | a handler beside its like, and a row of its `table()` with its \
-operation; a class of its own is put into the table by `assembly/http.py`; then `python \
+| a route | `http` | a handler beside its like, and a row of its `table()` with its \
+operation; a class of its own is put into the table by `app/http.py`; then `python \
 tools/access_page.py` | gates, permissions, errors, the OpenAPI document and the documentation \
 page |
-| an RPC | `transport/grpc` | `protos/`, `python tools/generate.py`, a method of the service, \
+| an RPC | `grpc` | `protos/`, `python tools/generate.py`, a method of the service, \
 and a row of `ROWS` in `methods.py` with its operation, the fields that name a model, and the path \
 of the id if it goes through a mesh; then `python tools/access_page.py` | gates, permissions, \
 statuses, reflection, deadlines, ids of a mesh |
-| a permission | `core/serving/access` | what a caller may do: a field of `Caller` in \
+| a permission | `serving/access` | what a caller may do: a field of `Caller` in \
 `rules.py`, read by `rules_file.py`, decided in `control.py: AccessControl.check`, which is the \
 gate `permission` and sees the operation, the model, the headers and the peer of every call. \
-What may be permitted: a member of `Operation` in `core/serving/call.py`, and the rows of routes \
+What may be permitted: a member of `Operation` in `serving/call.py`, and the rows of routes \
 and methods that are of it | every door of every protocol, the table in `docs/access.md` |
-| a cache of answers | `core/serving/stations` | a station around others that asks the one \
+| a cache of answers | `serving/stations` | a station around others that asks the one \
 within when it has no answer (an `Around`, as `caching.py`), and a row of `WRAPPINGS` in \
 `table.py`; what it keeps is on the ledger, within a setting | every protocol, ensembles, \
-statistics; the same bytes again are answered by `core/serving/repeats.py` only from the \
+statistics; the same bytes again are answered by `serving/repeats.py` only from the \
 response cache |
 """
 
@@ -56,40 +56,40 @@ LIVES: tuple[Life, ...] = (
         "The life of a request",
         (
             Step(
-                "transport/http2/protocol.py: Http2Protocol.buffer_updated",
+                "grpc/http2/protocol.py: Http2Protocol.buffer_updated",
                 "has bytes of a gRPC client; over HTTP it is "
-                "`transport/rest/connection.py`. One pass handles all that came.",
+                "`http/connection/connection.py`. One pass handles all that came.",
             ),
             Step(
-                "transport/http2/headers.py: HeaderReader",
+                "grpc/http2/headers.py: HeaderReader",
                 "decodes the header block once; what varies is kept as fields, and what it decides "
                 "is looked up anew for every request.",
             ),
             Step(
-                "core/serving/call.py: Call",
+                "serving/call.py: Call",
                 "is made by the transport: `FastPathCall` over gRPC. It has the headers, the peer "
                 "and the deadline.",
             ),
             Step(
-                "core/serving/gates.py: Gates.admit",
+                "serving/gates.py: Gates.admit",
                 "lets the call pass every gate, or raises; observers see it begin.",
             ),
             Step(
-                "core/serving/engine.py: Engine.begin",
+                "serving/engine.py: Engine.begin",
                 "finds the model, checks the tensors, and hands the call to the station of the "
                 "instance.",
             ),
             Step(
-                "core/serving/stations/station.py: Station.begin",
+                "serving/stations/station.py: Station.begin",
                 "answers now, or later: on the event loop, in a batch, in a thread, on a device.",
             ),
             Step(
-                "core/serving/answers.py: deliver",
+                "serving/answers.py: deliver",
                 "ends the calls that were executed together, releases what they hold, and then "
                 "has each transport write its answer.",
             ),
             Step(
-                "core/serving/call.py: end_together",
+                "serving/call.py: end_together",
                 "is the one end of a call: answered, failed, expired or cancelled.",
             ),
         ),
@@ -98,16 +98,16 @@ LIVES: tuple[Life, ...] = (
         "The life of a stream of answers",
         (
             Step(
-                "core/serving/stations/generator.py: Generator.begin",
+                "serving/stations/generator.py: Generator.begin",
                 "starts a task that computes one answer after the other in threads.",
             ),
-            Step("core/serving/call.py: Call.answer", "writes each, and marks the last."),
+            Step("serving/call.py: Call.answer", "writes each, and marks the last."),
             Step(
-                "core/serving/call.py: Call.writable",
+                "serving/call.py: Call.writable",
                 "holds the generator back while the client does not read (backpressure).",
             ),
             Step(
-                "core/serving/call.py: Call.cancel",
+                "serving/call.py: Call.cancel",
                 "ends it when the client leaves, the deadline passes or its model is retired.",
             ),
         ),
@@ -116,27 +116,27 @@ LIVES: tuple[Life, ...] = (
         "The life of a batch",
         (
             Step(
-                "core/serving/stations/batching.py: Batcher.submit",
+                "serving/stations/batching.py: Batcher.submit",
                 "enqueues a call; while a replica is free it leaves with whatever came in the same "
                 "pass of the event loop.",
             ),
             Step(
-                "core/serving/stations/batching.py: BatchQueue.take",
+                "serving/stations/batching.py: BatchQueue.take",
                 "chooses the oldest call and those behind it that fit beside it.",
             ),
-            Step("core/serving/stations/batching.py: pack", "makes one array of each input."),
+            Step("serving/stations/batching.py: pack", "makes one array of each input."),
             Step(
-                "core/serving/stations/host.py: HostRunner.run",
+                "serving/stations/host.py: HostRunner.run",
                 "executes it on the event loop where that is quick, else in a thread; "
                 "`DeviceRunner` gives it to the threads of a device.",
             ),
             Step(
-                "core/serving/stations/offloading.py: OffloadingRunner.run",
+                "serving/stations/offloading.py: OffloadingRunner.run",
                 "stands around it where there are several workers, and has another one that is "
                 "idle execute the batch where every replica is busy.",
             ),
             Step(
-                "core/serving/answers.py: deliver",
+                "serving/answers.py: deliver",
                 "splits the outputs by rows and ends all its calls before any is told.",
             ),
         ),
@@ -145,27 +145,28 @@ LIVES: tuple[Life, ...] = (
         "The life of a load",
         (
             Step(
-                "core/residence/control.py: ModelControl.load",
+                "residence/control.py: ModelControl.load",
                 "is the one door; loads of one model that come together are one.",
             ),
             Step(
-                "core/residence/loading.py: VersionLoader.load",
+                "residence/loading.py: VersionLoader.load",
                 "predicts, reserves, evicts or waits, and changes the state of the version.",
             ),
             Step(
-                "core/residence/load_runner.py: LoadRunner.run",
+                "residence/load_runner.py: LoadRunner.run",
                 "runs the loader in a thread, within a limit of time.",
             ),
             Step(
-                "models/loaders.py",
-                "recognises the kind of model; `models/jax_export.py` proves, compiles, warms up.",
+                "runtime/loaders.py",
+                "recognises the kind of model; `runtime/exported/jax_export.py` proves, compiles, "
+                "warms up.",
             ),
             Step(
-                "core/serving/stations/table.py: Stations.build",
+                "serving/stations/table.py: Stations.build",
                 "builds the station of the instance; the version is READY.",
             ),
             Step(
-                "core/residence/finishing.py: Finisher.finish",
+                "residence/finishing.py: Finisher.finish",
                 "compiles the remaining batch sizes behind it, and renews the station.",
             ),
         ),
@@ -181,77 +182,77 @@ WORKERS: tuple[Worker, ...] = (
         "descriptors, and messages on a channel",
     ),
     Worker(
-        "processes/worker_process.py: _started",
+        "workers/worker_process.py: _started",
         "a process for each worker",
         "is a server in every row of this table, for the connections that it is handed",
         "what a server may",
         "messages on its channel",
     ),
     Worker(
-        "processes/worker_process.py: WorkerProcess.ended",
+        "workers/worker_process.py: WorkerProcess.ended",
         "asyncio's threads",
         "waits for a worker that has closed its channel",
         "its exit status",
         "a future",
     ),
     Worker(
-        "processes/link.py: Link._spooled",
+        "workers/link.py: Link._spooled",
         "asyncio's threads",
         "writes the files of a load where the other workers can read them",
         "the files of one load",
         "a future",
     ),
     Worker(
-        "processes/link.py: Link._do",
+        "workers/link.py: Link._do",
         "asyncio's threads",
         "reads such a file",
         "that file",
         "a future",
     ),
     Worker(
-        "processes/fronts/texts.py: Texts.read",
+        "workers/fronts/texts.py: Texts.read",
         "asyncio's threads",
         "reads the tokenizer, and the template of a generator, again in a front end",
         "the files of that version",
         "a future",
     ),
     Worker(
-        "processes/worker.py: main",
+        "workers/worker.py: main",
         "the loop of a worker",
         "is the event loop of the next row",
         "as the next row",
         "-",
     ),
     Worker(
-        "successor.py: Successor.start",
+        "app/successor.py: Successor.start",
         "the process that replaces this one",
         "serves once it is ready, on the sockets of this one",
         "the listening sockets, which both have",
         "one byte on a channel",
     ),
     Worker(
-        "successor.py: Successor._hand_over",
+        "app/successor.py: Successor._hand_over",
         "a thread for one call",
         "writes what clients have changed for the replacement",
         "the journal, and the files of loads",
         "-",
     ),
     Worker(
-        "assembly/replacing.py: take_changes",
+        "app/replacing.py: take_changes",
         "a thread for one call",
         "reads what clients have changed in the replaced server",
         "a file that it has handed over",
         "the next change",
     ),
     Worker(
-        "processes/control.py: Control.make_again",
+        "workers/control.py: Control.make_again",
         "a thread for one call",
         "writes the files of such a change for the workers",
         "the files of a load",
         "a path",
     ),
     Worker(
-        "successor.py: Successor._failed",
+        "app/successor.py: Successor._failed",
         "a thread for one call",
         "waits for the end of a replacement that failed",
         "its exit status",
@@ -265,14 +266,14 @@ WORKERS: tuple[Worker, ...] = (
         "-",
     ),
     Worker(
-        "core/threads/host.py: HostThreads._wake_one",
+        "concurrency/host.py: HostThreads._wake_one",
         "`execute_N`",
         "computes on the host, in turns between models; long messages, images, compression too",
         "the inputs that it was given, and the model",
         "`HostThreads._heard` on the loop",
     ),
     Worker(
-        "core/threads/workers.py: Workers.__init__",
+        "concurrency/workers.py: Workers.__init__",
         "`load_N`, `finish_N`, `compile_N`, `disk_N`, `remote_N`",
         "loads models; compiles what loads leave, and shapes on demand; waits for the disk, and "
         "for stores",
@@ -280,182 +281,182 @@ WORKERS: tuple[Worker, ...] = (
         "a future that the loop waits for, within a limit of time",
     ),
     Worker(
-        "best_effort.py: BestEffortStream._enqueue",
+        "process/best_effort.py: BestEffortStream._enqueue",
         "`log`",
         "writes records of the log whose reader does not read; there from the first of them on",
         "the queue of the stream, under its lock",
         "nothing; the end waits a second for it",
     ),
     Worker(
-        "core/threads/limited.py: LimitedThreads._fill",
+        "concurrency/limited.py: LimitedThreads._fill",
         "one thread for each limited call",
         "runs one call, and is abandoned when that makes no progress",
         "as above",
         "as above",
     ),
     Worker(
-        "core/threads/workers.py: Workers.device",
+        "concurrency/workers.py: Workers.device",
         "the threads of a device",
         "made when the first model asks for them",
         "see the next row",
         "see the next row",
     ),
     Worker(
-        "core/threads/device.py: DeviceThreads.__init__",
+        "concurrency/device.py: DeviceThreads.__init__",
         "`dispatch D`, `fetch D`",
         "one gives the device its work, in order; one waits for what it computes",
         "the inputs, the program, the outputs",
         "from the first to the second, then to the loop",
     ),
     Worker(
-        "core/threads/batches.py: BatchThread._hand_over",
+        "concurrency/batches.py: BatchThread._hand_over",
         "`access-log`, `spans`",
         "writes what observers of calls noted, or makes spans of it",
         "entries that nobody else has, and the file or the SDK",
         "nothing",
     ),
     Worker(
-        "core/threads/joining.py: ended",
+        "concurrency/joining.py: ended",
         "unnamed",
         "ends a pool, so that the end of the server can bound its wait",
         "the pool",
         "its own end",
     ),
     Worker(
-        "models/python/threads.py: PlainThread.__init__",
+        "python_models/threads.py: PlainThread.__init__",
         "`python MODEL COPY`",
         "runs the code of one copy of a Python model, one call after the other",
         "the requests that it was handed, and whatever the code touches",
         "`Outbox.post` to the loop",
     ),
     Worker(
-        "models/python/readiness.py: CodeReadiness.ask",
+        "python_models/readiness.py: CodeReadiness.ask",
         "`python MODEL is_ready`",
         "asks the code of one copy whether it is ready, once",
         "whatever the code touches",
         "the future of who asked",
     ),
     Worker(
-        "models/python/readiness.py: CodeReadiness._answer",
+        "python_models/readiness.py: CodeReadiness._answer",
         "the same, with an event loop of its own",
         "runs `is_ready` where that is a coroutine",
         "as above",
         "as above",
     ),
     Worker(
-        "models/python/threads.py: LoopThread.__init__",
+        "python_models/threads.py: LoopThread.__init__",
         "the same, with an event loop of its own",
         "runs the coroutines of one copy of a Python model side by side",
         "as above",
         "as above",
     ),
     Worker(
-        "models/python/process/copies.py: ProcessCopy.__init__",
+        "python_models/process/copies.py: ProcessCopy.__init__",
         "`python MODEL COPY`, and the same with `out`",
         "one starts the process of a copy, and hears it; one writes to it",
         "the pipe, the requests that the process has",
         "`Outbox.post` to the loop",
     ),
     Worker(
-        "models/python/process/running.py: RunningProcess.__init__",
+        "python_models/process/running.py: RunningProcess.__init__",
         "a process for each copy, and a thread for what it prints",
         "runs the code of a Python model that asks for a process",
         "its pipe, and whatever the code touches; nothing of the server",
         "messages on its pipe; lines to the log",
     ),
     Worker(
-        "models/python/process/child.py: Child.run",
+        "python_models/process/child.py: Child.run",
         "in that process: `load`, `unload`",
         "load and unload the model, while the process listens",
         "the model",
         "messages on the pipe",
     ),
     Worker(
-        "core/residence/predictions.py: FilesLook.__init__",
+        "residence/platforms/predictions.py: FilesLook.__init__",
         "`predict`",
         "looks at files to predict what a model will take",
         "files",
         "a future",
     ),
     Worker(
-        "models/storage/cache.py: ModelCache.__init__",
+        "storage/cache.py: ModelCache.__init__",
         "`download_N`",
         "fetches one file of a model from a store",
         "the store, and a file of the cache that nobody else has",
         "a future that a `remote_N` waits for",
     ),
     Worker(
-        "models/storage/http_store.py: HttpStore.objects",
+        "storage/http_store.py: HttpStore.objects",
         "`listing_N`",
         "asks a store over HTTP for the pages of directories, and for the sizes of objects",
         "the store",
         "futures that whoever lists waits for",
     ),
     Worker(
-        "models/program_store.py: ProgramStore._looked",
+        "runtime/programs/program_store.py: ProgramStore._looked",
         "`look`, one for each look",
         "asks a store for a program that a load needs, and is left behind where it does not answer",
         "the store",
         "an event that the thread of a load waits for, for some seconds",
     ),
     Worker(
-        "models/program_store.py: ProgramStore.put",
+        "runtime/programs/program_store.py: ProgramStore.put",
         "`programs`",
         "puts compiled programs into a store behind loads; ends when it is idle",
         "the store, and programs that wait, under a lock",
         "nothing; the end of the server waits two seconds for it",
     ),
     Worker(
-        "client.py: _Loop.__init__",
+        "client/__init__.py: _Loop.__init__",
         "`xlaserve client`, in a user's own program",
         "runs the event loop of a `Client` that is used by code without one",
         "the connection of the client",
         "a future",
     ),
     Worker(
-        "models/sizes.py: ",
+        "artifact/sizes.py: ",
         "`estimate`",
         "walks through the StableHLO of a model for the mesh, which waits 0.1 s for it",
         "the module, nothing of the server",
         "a future",
     ),
     Worker(
-        "models/trial.py: _run",
+        "runtime/trial.py: _run",
         "a process",
         "tries a model whose files a client has sent, before the server loads it",
         "the files, nothing of the server",
         "its exit status",
     ),
     Worker(
-        "transport/grpc/compression.py: compress",
+        "grpc/compression.py: compress",
         "asyncio's threads",
         "compresses a large answer",
         "the answer",
         "a future",
     ),
     Worker(
-        "transport/grpc/compression.py: decompress",
+        "grpc/compression.py: decompress",
         "asyncio's threads",
         "inflates a large message",
         "the message",
         "a future",
     ),
     Worker(
-        "transport/rest/history_page.py: HistoryRoutes.show",
+        "http/dashboard/history_page.py: HistoryRoutes.show",
         "asyncio's threads",
         "adds up the hours that several processes have seen",
         "their snapshots",
         "a future",
     ),
     Worker(
-        "transport/rest/status_page.py: StatusRoutes.status",
+        "http/dashboard/status_page.py: StatusRoutes.status",
         "asyncio's threads",
         "adds up the status of several processes",
         "their readings",
         "a future",
     ),
     Worker(
-        "models/generation/slots.py: Slots.__init__",
+        "generation/slots.py: Slots.__init__",
         "`generate MODEL`, one for each generator",
         "computes prompts and steps of all slots of a language model",
         "the cache, the programs and the requests that have a slot",
@@ -476,14 +477,14 @@ WORKERS: tuple[Worker, ...] = (
         "the text, on its pipe; it is killed when it takes too much",
     ),
     Worker(
-        "models/compilers/pool.py: CompilerProcesses._enqueue",
+        "runtime/programs/compilers/pool.py: CompilerProcesses._enqueue",
         "`compiler_N`",
         "starts a process that compiles for loads, asks it, and ends it when it is idle",
         "its pipes",
         "an event that the thread of a load waits for",
     ),
     Worker(
-        "models/compilers/process.py: CompilerProcess.__init__",
+        "runtime/programs/compilers/process.py: CompilerProcess.__init__",
         "processes that compile: for loads at most `compile_processes`, niced behind the first "
         "model; of `xlaserve plan`",
         "lower, compile and serialize programs; killed when their load is cancelled or is late",
@@ -491,21 +492,21 @@ WORKERS: tuple[Worker, ...] = (
         "a program with its key and its sha256 on their standard output",
     ),
     Worker(
-        "models/compilers/process.py: CompilerProcess._watched",
+        "runtime/programs/compilers/process.py: CompilerProcess._watched",
         "a thread for each question to such a process",
         "kills it where its time, or what it may hold, is over, or where somebody has stopped it",
         "the id of the process",
         "nothing; the reader of its pipe learns of the end",
     ),
     Worker(
-        "models/onnx/watching.py: Watch.__init__",
+        "importers/onnx/watching.py: Watch.__init__",
         "`onnxruntime_watch`, a thread for each execution of onnxruntime at an import",
         "tells it to stop where its time, or its memory, is over",
         "the options of that execution",
         "nothing; the execution ends with an error",
     ),
     Worker(
-        "models/targets/compiling.py: Compilers.__init__",
+        "offline/targets/compiling.py: Compilers.__init__",
         "one thread for each process below",
         "waits for a process that compiles",
         "its pipes",

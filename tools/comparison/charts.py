@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from xlaserve.benchmark import svg
+from xlaserve.bench import svg
 
 _WIDTH = 760.0
 _LEFT, _RIGHT, _TOP = 150.0, 130.0, 48.0

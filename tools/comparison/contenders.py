@@ -19,9 +19,9 @@ import numpy as np
 
 from comparison import python_models
 from comparison.kit import Kit
+from xlaserve.dialing.over_grpc import Client
 from xlaserve.errors import XlaserveError
 from xlaserve.tensors import DATATYPES, TensorSpec
-from xlaserve.transport.grpc.client import Client
 
 OURS = "xlaserve"
 """The variant that the targets are about."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from comparison.kit import Kit
+from xlaserve.dialing.over_grpc import Client, infer_request
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
-from xlaserve.transport.grpc.client import Client, infer_request
-from xlaserve.transport.grpc.codec import WireCodec
 
 ADD_SUB, REPEAT = "add_sub", "repeat"
 

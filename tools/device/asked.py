@@ -124,7 +124,7 @@ def sequences(place: Place, findings: Findings) -> None:
 
 
 async def _sequence(server: Server, findings: Findings) -> None:
-    from xlaserve.core.serving.inference import InferInput, InferRequest
+    from xlaserve.serving.inference import InferInput, InferRequest
     from xlaserve.tensors import datatype_named
 
     series = [1.0, 3.0, -2.0, 8.0]
@@ -159,7 +159,7 @@ async def _tiny(server: Server, findings: Findings) -> None:
 
 async def _tokens(client: Any, model: str, prompt: Any, most: int) -> list[tuple[int, float]]:
     """Return the tokens of one request, and when each came."""
-    from xlaserve.core.serving.inference import InferInput, InferRequest
+    from xlaserve.serving.inference import InferInput, InferRequest
     from xlaserve.tensors import datatype_named
 
     given = (InferInput("tokens", datatype_named("INT32"), prompt),)

@@ -111,7 +111,7 @@ def lost(place: Place, findings: Findings) -> None:
     from device.here import Here
     from device.place import EXAMPLES
     from gpu_check.device import inputs_of
-    from xlaserve.models.device_failures import device_failure
+    from xlaserve.runtime.devices.device_failures import device_failure
 
     here = Here(place, findings)
     model = here.loaded(EXAMPLES / "mlp" / "1", sizes="1")

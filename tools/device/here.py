@@ -49,9 +49,10 @@ class Here:
 
     def loaded(self, directory: Path, *, on: str = "", sizes: str = "") -> Any:
         """Load a model as a server does, with the cache of all steps."""
-        from xlaserve.models import compilation, loaders
-        from xlaserve.models.config import ModelConfig
-        from xlaserve.models.loaded import LoadContext
+        from xlaserve.model_config.config import ModelConfig
+        from xlaserve.runtime import loaders
+        from xlaserve.runtime.loaded import LoadContext
+        from xlaserve.runtime.programs import compilation
         from xlaserve.settings import Settings
 
         settings = Settings.read(
@@ -59,7 +60,7 @@ class Here:
         )
         compiled = compilation.Compilation() if on else compilation.of_settings(settings)
         if compiled.cache is not None:
-            from xlaserve.models import jax_runtime
+            from xlaserve.runtime.devices import jax_runtime
 
             jax_runtime.start(self.place.device, compiled.cache)
         config = ModelConfig(parameters={"batch_sizes": sizes} if sizes else {})
@@ -105,7 +106,7 @@ def env(place: Place, findings: Findings) -> None:
 def _describe(here: Here, seconds: float) -> None:
     import jax
 
-    from xlaserve.models.targets import kinds
+    from xlaserve.runtime.devices import target_kinds as kinds
 
     present = jax.local_devices(backend=here.place.device)[0]
     kind = str(present.device_kind)
@@ -169,9 +170,9 @@ def _precision(findings: Findings) -> None:
     import jax
     import jax.numpy as jnp
 
-    from xlaserve.models.compilation import XlaOptions
-    from xlaserve.models.sites import Site
-    from xlaserve.settings_choices import MatmulPrecision
+    from xlaserve.runtime.devices.sites import Site
+    from xlaserve.runtime.programs.compilation import XlaOptions
+    from xlaserve.settings.choices import MatmulPrecision
 
     a, b = (np.random.default_rng(s).standard_normal((512, 512)).astype(np.float32) for s in (1, 2))
     exact = a.astype(np.float64) @ b.astype(np.float64)
@@ -300,9 +301,10 @@ def _speed_of(here: Here, name: str) -> None:
     import jax
 
     from gpu_check.overlap import Line
-    from xlaserve.models import artifact, manifest, sites
-    from xlaserve.models.device_parameters import DeviceParameters
-    from xlaserve.models.placement import Placement
+    from xlaserve.artifact import artifact, manifest
+    from xlaserve.runtime.devices import sites
+    from xlaserve.runtime.devices.device_parameters import DeviceParameters
+    from xlaserve.runtime.devices.placement import Placement
 
     place = here.place
     directory = made(place, name) / "1"

@@ -30,7 +30,7 @@ def of_architecture(name: str, *, half: bool = False) -> Callable[[Place, Path],
         import ml_dtypes
         from support.architectures import ARCHITECTURES
 
-        from xlaserve.models.export import Exportable
+        from xlaserve.authoring.export import Exportable
 
         made = ARCHITECTURES[name](4 if place.quick else 1)
         params: Any = made.params
@@ -65,7 +65,7 @@ def of_onnx(name: str, **dimensions: Any) -> Callable[[Place, Path], None]:
         import onnx
         from support import onnx_networks, onnx_real_networks
 
-        from xlaserve.models.onnx.importing import Options, import_model
+        from xlaserve.importers.onnx.importing import Options, import_model
 
         makes: dict[str, Callable[[], Any]] = {
             "resnet18": lambda: onnx_real_networks.resnet18(64 if place.quick else 224),
@@ -158,7 +158,7 @@ def embedding(place: Place, path: Path) -> None:
     """Make the encoder of the tests, whose vectors are known."""
     from support import tiny_embedding
 
-    from xlaserve.models.export import export_model
+    from xlaserve.authoring.export import export_model
 
     tiny_embedding.export(path)
     ids = ("INT32", [-1, "s"])

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from device.findings import Findings
 from device.place import Place
-from xlaserve.transport.grpc.client import Client
+from xlaserve.dialing.over_grpc import Client
 
 _END_SECONDS = 30
 _LOG_BYTES = 300_000

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from gpu_check.device import Device, Options, calls_per_second, inputs_of, let_go
 from gpu_check.findings import Finding, judged, measured, unknown
-from xlaserve.models import compilation, device
-from xlaserve.models.targets import kinds
+from xlaserve.runtime.devices import device
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.programs import compilation
 from xlaserve.settings import Settings
 
 

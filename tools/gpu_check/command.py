@@ -14,9 +14,9 @@ from gpu_check.memory import check_memory
 from gpu_check.models import check_models
 from gpu_check.overlap import check_overlap
 from gpu_check.serving import check_serving
-from xlaserve import log
+from xlaserve.artifact.manifest import FILE_NAME
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models.manifest import FILE_NAME
+from xlaserve.process import log
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "models"
 

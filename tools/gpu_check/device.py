@@ -12,11 +12,12 @@ from statistics import median
 import jax
 import numpy as np
 
-from xlaserve.models import jax_runtime, loaders, sites
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.sites import Site
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime, sites
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.settings import Settings
 from xlaserve.tensors import Tensor, TensorSpec
 

@@ -14,10 +14,11 @@ import numpy as np
 from gpu_check.device import Device, Options, calls_per_second, inputs_of, let_go
 from gpu_check.findings import Finding, judged, measured, unknown
 from gpu_check.tolerances import off
-from xlaserve.models import artifact, manifest, sites
-from xlaserve.models.device_parameters import DeviceParameters
-from xlaserve.models.loaded import LoadedModel, ModelMemory
-from xlaserve.models.placement import Placement
+from xlaserve.artifact import artifact, manifest
+from xlaserve.runtime.devices import sites
+from xlaserve.runtime.devices.device_parameters import DeviceParameters
+from xlaserve.runtime.devices.placement import Placement
+from xlaserve.runtime.loaded import LoadedModel, ModelMemory
 from xlaserve.tensors import Tensor
 
 _DEPTH = 16

@@ -16,10 +16,11 @@ import jax
 import xlaserve
 from gpu_check.device import Device, Options, inputs_of
 from gpu_check.findings import Finding, judged, measured, unknown
-from xlaserve.core.serving.infer_call import Executed
-from xlaserve.core.serving.stations.dispatch import Dispatcher
-from xlaserve.core.threads.device import DeviceThreads
-from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
+from xlaserve.artifact.target_sizes import IN_FLIGHT
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.runtime.loaded import Dispatching, InFlight, LoadedModel
+from xlaserve.serving.infer_call import Executed
+from xlaserve.serving.stations.dispatch import Dispatcher
 from xlaserve.tensors import Tensor
 
 _ROUNDS = 3

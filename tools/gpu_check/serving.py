@@ -16,13 +16,13 @@ from grpclib.client import Channel
 
 from gpu_check.device import Device, Options
 from gpu_check.findings import Finding, judged, measured, unknown
-from xlaserve.app import Application
+from xlaserve.app.server import Application
+from xlaserve.dialing.address import parse_address
+from xlaserve.dialing.dial import dial
+from xlaserve.dialing.interface import ServerClient
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 from xlaserve.tensors import Tensor, TensorSpec
-from xlaserve.transport.address import parse_address
-from xlaserve.transport.client import ServerClient
-from xlaserve.transport.dialing import dial
 from xlaserve_proto import mmesh
 
 _TIMEOUT_SECONDS = 120.0

@@ -7,9 +7,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from xlaserve import build
-from xlaserve.best_effort import best_effort, finish, flushed, open_standard_streams
 from xlaserve.cli.commands import Commands, listed
 from xlaserve.errors import XlaserveError
+from xlaserve.process.best_effort import best_effort, finish, flushed, open_standard_streams
 
 _FAILED = 1
 

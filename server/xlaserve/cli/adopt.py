@@ -10,8 +10,8 @@ from xlaserve.cli.pairs import pairs_of, sizes_of
 from xlaserve.cli.rows import Independence, rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidModel
+from xlaserve.residence.repository.names import check_name
 
 
 def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its signature
@@ -50,8 +50,9 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
 ) -> None:
     """Make what any xlaserve can serve, checked and named, of a file that jax.export wrote."""
     # With JAX: the other commands are quicker without.
-    from xlaserve.models import adopting, manifest
-    from xlaserve.models.plain_artifact import Names
+    from xlaserve.artifact import manifest
+    from xlaserve.artifact.plain_artifact import Names
+    from xlaserve.authoring import adopting
 
     check_name("model", directory.absolute().name)
     options = adopting.Options(

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from xlaserve.cli.printable import printable
-from xlaserve.transport.client import CallFailed, ServerClient
+from xlaserve.dialing.interface import CallFailed, ServerClient
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from xlaserve.benchmark.errors import BenchmarkRefused
-from xlaserve.benchmark.load import Step, Timing
+from xlaserve.bench.errors import BenchmarkRefused
+from xlaserve.bench.load import Step, Timing
 from xlaserve.cli.bench_generate import (
     LONGEST,
     VOCAB,
@@ -33,8 +33,8 @@ from xlaserve.cli.connection import (
     TokenFile,
     server_address,
 )
+from xlaserve.dialing.address import TlsFiles
 from xlaserve.tensors import Shape
-from xlaserve.transport.address import TlsFiles
 
 _FAILED = 1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
@@ -105,9 +105,9 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     """Measure latency and throughput of a model; exit with 1 if a request failed."""
     check_options(context, generate=generate)
     # With aiohttp and grpclib: the other commands are quicker without.
-    from xlaserve.benchmark import run
-    from xlaserve.benchmark.chart import latency_chart
-    from xlaserve.benchmark.target import target
+    from xlaserve.bench import run
+    from xlaserve.bench.chart import latency_chart
+    from xlaserve.bench.target import target
     from xlaserve.cli.bench_display import BenchDisplay
 
     tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)

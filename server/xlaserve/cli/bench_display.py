@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from xlaserve.benchmark.load import Step, Timing
-from xlaserve.benchmark.results import Result
-from xlaserve.benchmark.run import Report
+from xlaserve.bench.load import Step, Timing
+from xlaserve.bench.results import Result
+from xlaserve.bench.run import Report
 
 _INTEGRAL = 100.0
 """Milliseconds from which on no fraction is shown."""

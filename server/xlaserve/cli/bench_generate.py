@@ -9,9 +9,9 @@ from typing import Annotated, TypeAlias
 import typer
 import uvloop
 
-from xlaserve.benchmark.errors import BenchmarkRefused
-from xlaserve.benchmark.load import Timing
-from xlaserve.transport.address import ServerAddress
+from xlaserve.bench.errors import BenchmarkRefused
+from xlaserve.bench.load import Timing
+from xlaserve.dialing.address import ServerAddress
 
 LONGEST = 2048
 """Default of `--longest`."""
@@ -111,7 +111,7 @@ def measure_generation(
 ) -> None:
     """Measure a generator, print the figures, and exit with 1 if a request was not answered."""
     # With grpclib: the other commands are quicker without.
-    from xlaserve.benchmark.generation import lengths, run, schedule
+    from xlaserve.bench.generation import lengths, run, schedule
     from xlaserve.cli.bench_generate_display import progress, show
 
     if address.rest:

@@ -7,9 +7,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from xlaserve.benchmark.generation.figures import Figures, Percentiles
-from xlaserve.benchmark.generation.run import Report
-from xlaserve.benchmark.generation.schedule import Schedule
+from xlaserve.bench.generation.figures import Figures, Percentiles
+from xlaserve.bench.generation.run import Report
+from xlaserve.bench.generation.schedule import Schedule
 
 _COLUMNS = ("milliseconds", "p50", "p90", "p99", "max")
 _BUSY = 0.9

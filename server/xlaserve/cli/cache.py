@@ -15,9 +15,10 @@ from rich.text import Text
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import cache_contents, compilation
-from xlaserve.models.cache_contents import Group
-from xlaserve.models.compilation_cache import SETTING
+from xlaserve.offline import cache_contents
+from xlaserve.offline.cache_contents import Group
+from xlaserve.runtime.programs import compilation
+from xlaserve.runtime.programs.compilation_cache import SETTING
 from xlaserve.settings import Settings
 
 _COLUMNS = ("jax", "jaxlib", "target", "programs")

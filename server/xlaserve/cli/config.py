@@ -13,7 +13,7 @@ from rich.text import Text
 from xlaserve.cli.printable import printable
 from xlaserve.cli.settings_file import merged, read_file
 from xlaserve.settings import Settings
-from xlaserve.settings_description import SettingDescription, describe_settings
+from xlaserve.settings.description import SettingDescription, describe_settings
 
 _REPOSITORY = "repository"
 

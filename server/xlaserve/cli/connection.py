@@ -9,10 +9,10 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
+from xlaserve.dialing.address import InvalidToken, ServerAddress, TlsFiles, parse_address
+from xlaserve.dialing.dial import dial
+from xlaserve.dialing.interface import ServerClient
 from xlaserve.errors import InvalidRequest
-from xlaserve.transport.address import InvalidToken, ServerAddress, TlsFiles, parse_address
-from xlaserve.transport.client import ServerClient
-from xlaserve.transport.dialing import dial
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,11 +17,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve.assembly.display import Addresses, ModelRow
+from xlaserve.app.display import Addresses, ModelRow
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.models.loaded import Stage
-from xlaserve.transport.endpoints import NO_ENDPOINT
+from xlaserve.process.endpoints import NO_ENDPOINT
+from xlaserve.runtime.loaded import Stage
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:

@@ -22,12 +22,14 @@ from xlaserve import build
 from xlaserve.cli.printable import printable
 from xlaserve.cli.settings_file import merged
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.core import host
 from xlaserve.errors import XlaserveError
-from xlaserve.models import compilation, device, plugins, probe
-from xlaserve.open_files import wanted_files
+from xlaserve.offline import probe
+from xlaserve.process.endpoints import Endpoint
+from xlaserve.process.open_files import wanted_files
+from xlaserve.residence import host
+from xlaserve.runtime.devices import device, plugins
+from xlaserve.runtime.programs import compilation
 from xlaserve.settings import Settings
-from xlaserve.transport.endpoints import Endpoint
 
 _FAILED = 1
 _LEAST_MEMORY = 1 << 30

@@ -39,8 +39,8 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
     ] = False,
 ) -> None:
     """Export a JAX function and its parameters as data that any xlaserve can serve."""
-    from xlaserve.models import manifest
-    from xlaserve.models.export import load_exportable, with_parameters
+    from xlaserve.artifact import manifest
+    from xlaserve.authoring.export import load_exportable, with_parameters
 
     notices: list[str] = []
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.assembly.probe import LIVE, READY
+from xlaserve.app.probe import LIVE, READY
 from xlaserve.cli.connection import (
     URL_HELP,
     TlsCa,
@@ -16,9 +16,9 @@ from xlaserve.cli.connection import (
     TokenFile,
     server_address,
 )
-from xlaserve.transport.address import ServerAddress, TlsFiles
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.dialing import dial
+from xlaserve.dialing.address import ServerAddress, TlsFiles
+from xlaserve.dialing.dial import dial
+from xlaserve.dialing.interface import CallFailed
 
 
 def health(  # noqa: PLR0917, typer reads the parameters of a command from its signature

@@ -8,9 +8,9 @@ from rich.table import Table
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.models import device
-from xlaserve.models.loaded import Stage
-from xlaserve.models.onnx.importing import Imported, Options, import_model
+from xlaserve.importers.onnx.importing import Imported, Options, import_model
+from xlaserve.runtime.devices import device
+from xlaserve.runtime.loaded import Stage
 
 
 def run(model: Path, directory: Path, options: Options) -> Path:

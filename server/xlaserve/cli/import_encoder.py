@@ -7,8 +7,8 @@ import typer
 
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.errors import InvalidRequest
-from xlaserve.models import device
-from xlaserve.models.huggingface.encoders.importing import TOKENS, import_encoder
+from xlaserve.importers.huggingface.encoders.importing import TOKENS, import_encoder
+from xlaserve.runtime.devices import device
 
 _SHOWN = 4
 

@@ -13,8 +13,8 @@ from xlaserve.cli import recorded
 from xlaserve.cli.pairs import pairs_of, sizes_of
 from xlaserve.cli.rows import Independence
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidModel, InvalidRequest
+from xlaserve.residence.repository.names import check_name
 
 
 def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from its signature
@@ -97,8 +97,8 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
     # With JAX: the other commands are quicker without.
     from xlaserve.cli import import_display, import_pytorch
-    from xlaserve.models.onnx.importing import Options
-    from xlaserve.models.pt2.importing import Options as PytorchOptions
+    from xlaserve.importers.onnx.importing import Options
+    from xlaserve.importers.pt2.importing import Options as PytorchOptions
 
     check_name("model", directory.absolute().name)
     if model.is_dir():
@@ -170,7 +170,7 @@ _OF_ENCODERS = frozenset({"model", "directory", "version", "max_batch_size", "di
 
 def _is_encoder(context: typer.Context, source: Path) -> bool:
     """Tell whether a directory is of an encoder; raises InvalidRequest for a flag of others."""
-    from xlaserve.models.huggingface.encoders import configuration
+    from xlaserve.importers.huggingface.encoders import configuration
 
     if not (source / configuration.CONFIG).is_file() or not configuration.is_encoder(source):
         return False
@@ -201,9 +201,9 @@ def _import_language(
 ) -> None:
     """Import a directory of Hugging Face; raises InvalidRequest for a flag of ONNX."""
     from xlaserve.cli.sizes import format_bytes
-    from xlaserve.models import device
-    from xlaserve.models.huggingface.importing import CONFIG, import_checkpoint
-    from xlaserve.models.huggingface.quantising import KINDS
+    from xlaserve.importers.huggingface.importing import CONFIG, import_checkpoint
+    from xlaserve.importers.huggingface.quantising import KINDS
+    from xlaserve.runtime.devices import device
 
     if not (source / CONFIG).is_file():
         raise InvalidRequest(

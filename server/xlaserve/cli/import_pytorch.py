@@ -8,9 +8,9 @@ from rich.table import Table
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.models import device
-from xlaserve.models.loaded import Stage
-from xlaserve.models.pt2.importing import SUFFIX, Imported, Options, import_program
+from xlaserve.importers.pt2.importing import SUFFIX, Imported, Options, import_program
+from xlaserve.runtime.devices import device
+from xlaserve.runtime.loaded import Stage
 
 
 def is_program(model: Path) -> bool:

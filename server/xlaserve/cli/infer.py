@@ -23,18 +23,13 @@ from xlaserve.cli.connection import (
     TokenFile,
     server_address,
 )
-from xlaserve.core.serving.inference import RequestedOutput
-from xlaserve.core.serving.output_forms import CLASSES
+from xlaserve.dialing.address import ServerAddress, TlsFiles
+from xlaserve.dialing.dial import dial
+from xlaserve.dialing.interface import InferenceResult, ModelTensors, asked
 from xlaserve.errors import InvalidRequest, UnknownTensor
-from xlaserve.tensors import (
-    BYTES,
-    Tensor,
-    TensorSpec,
-    from_elements,
-)
-from xlaserve.transport.address import ServerAddress, TlsFiles
-from xlaserve.transport.client import InferenceResult, ModelTensors, asked
-from xlaserve.transport.dialing import dial
+from xlaserve.serving.inference import RequestedOutput
+from xlaserve.serving.inputs.output_forms import CLASSES
+from xlaserve.tensors import BYTES, Tensor, TensorSpec, from_elements
 
 _MOST_ELEMENTS = 100_000
 _MOST_CLASSES = 100

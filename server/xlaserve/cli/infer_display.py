@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from xlaserve.cli.printable import printable
+from xlaserve.dialing.interface import InferenceResult
 from xlaserve.errors import InvalidRequest
 from xlaserve.tensors import Kind, Tensor, TensorSpec, describe, kind_of
-from xlaserve.transport.client import InferenceResult
 
 _WHOLE_ELEMENTS = 100
 """Arrays with more are shown by their edges, as numpy does."""

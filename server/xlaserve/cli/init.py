@@ -9,8 +9,8 @@ import typer
 from xlaserve.cli import init_sources
 from xlaserve.cli.author_errors import told_in_one_line
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidRequest
+from xlaserve.residence.repository.names import check_name
 
 _EXAMPLE = "example"
 _MODEL = '''"""A JAX function of parameters and inputs, which `xlaserve export` writes as a model.

@@ -2,8 +2,8 @@
 
 import json
 
-from xlaserve.models.generation.record import Record
-from xlaserve.models.manifest import Manifest
+from xlaserve.artifact.generator_record import Record
+from xlaserve.artifact.manifest import Manifest
 from xlaserve.tensors import BYTES, Datatype
 
 _HEAD = '''"""Asks the model that `xlaserve serve --config xlaserve.toml` serves."""

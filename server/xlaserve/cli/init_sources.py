@@ -92,8 +92,8 @@ def find(text: str, inputs: Sequence[str]) -> Source:
 
 def client_of(version: Path, model: str) -> str:
     """Return a program that asks a model; raises InvalidModel for files that are not read."""
-    from xlaserve.models import manifest
-    from xlaserve.models.generation import record
+    from xlaserve.artifact import generator_record as record
+    from xlaserve.artifact import manifest
 
     if (version / record.FILE_NAME).is_file():
         return init_client.of_generator(model, record.read(version))
@@ -141,7 +141,7 @@ def _number(version: Path) -> int:
 
 def _bound_positions(directory: Path, version: Path) -> None:
     """Write a configuration for a language model whose requests could have very many positions."""
-    from xlaserve.models.generation import record
+    from xlaserve.artifact import generator_record as record
 
     if not (version / record.FILE_NAME).is_file():
         return
@@ -157,7 +157,7 @@ def _export(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Writ
     def _write(directory: Path, options: Sequence[str]) -> Path:
         if options:
             raise InvalidRequest(f"'{options[0]}' is for what is imported, not for '{reference}'")
-        from xlaserve.models.export import load_exportable
+        from xlaserve.authoring.export import load_exportable
 
         model = _plain(reference, inputs) if inputs else None
         return (model or load_exportable(reference)).write(
@@ -177,8 +177,8 @@ def _check_file(reference: str) -> None:
 
 def _plain(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Any:
     """Return the Exportable of a function that takes arrays and nothing else."""
-    from xlaserve.models.export import Exportable
-    from xlaserve.references import load_reference
+    from xlaserve.authoring.export import Exportable
+    from xlaserve.files.references import load_reference
 
     try:
         function: Any = load_reference(reference)

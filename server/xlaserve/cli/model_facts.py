@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from xlaserve.transport.client import CallFailed, Json, ServerClient
+from xlaserve.dialing.interface import CallFailed, Json, ServerClient
 
 
 async def model_facts(client: ServerClient, name: str, version: str) -> Json:

@@ -15,8 +15,8 @@ from xlaserve.cli.advice import advised
 from xlaserve.cli.connection import Reach, ask_server, reaching
 from xlaserve.cli.model_facts import model_facts
 from xlaserve.cli.printable import printable
+from xlaserve.dialing.interface import CallFailed, IndexEntry, Json, ServerClient
 from xlaserve.errors import InvalidRequest
-from xlaserve.transport.client import CallFailed, IndexEntry, Json, ServerClient
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.transport.client import IndexEntry, Json
+from xlaserve.dialing.interface import IndexEntry, Json
 
 _GONE = "gone"
 """The state of a version that the index has no more."""

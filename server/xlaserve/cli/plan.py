@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from xlaserve import log
 from xlaserve.cli import plan_display
 from xlaserve.cli.printable import printable
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
-from xlaserve.core.residence.remote.local_copy import local_copy
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.models.targets import kinds
-from xlaserve.models.targets.compiling import MAX_CHILDREN, Compilers
-from xlaserve.models.targets.jobs import Compiled
+from xlaserve.offline.device_plan import DevicePlan, DevicePlanner
+from xlaserve.offline.local_copy import local_copy
+from xlaserve.offline.targets.compiling import MAX_CHILDREN, Compilers
+from xlaserve.offline.targets.jobs import Compiled
+from xlaserve.process import log
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.runtime.devices import target_kinds as kinds
 from xlaserve.settings import Settings
 
 _FAILED = 1

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.core.residence.device_plan import DevicePlan, PlannedLoad, PlannedVersion
-from xlaserve.models.targets.jobs import CompiledProgram
+from xlaserve.offline.device_plan import DevicePlan, PlannedLoad, PlannedVersion
+from xlaserve.offline.targets.jobs import CompiledProgram
 
 
 def show(console: Console, plan: DevicePlan) -> None:

@@ -8,9 +8,9 @@ import typer
 
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.models.targets import recording
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.kinds import TARGETS
+from xlaserve.offline.targets import recording
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.runtime.devices.target_kinds import TARGETS
 
 HELP = (
     "A kind of device to compile for, which need not be there; what the model takes on it is kept "

@@ -41,7 +41,8 @@ def migrate(
     What is replaced is kept in .replaced beside the model until a server has loaded the new one;
     then this is one way, and nothing brings the old bytes back.
     """
-    from xlaserve.models import device, migration
+    from xlaserve.authoring import migration
+    from xlaserve.runtime.devices import device
 
     device.start("cpu")
     table = Table()

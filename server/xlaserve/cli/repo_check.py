@@ -15,21 +15,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.host import compile_processes
-from xlaserve.core.residence.checkup import Checkup, Finding, ModelReport
-from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import ModelNotFound
-from xlaserve.models import compilation, device, loaders
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Change, Replies
-from xlaserve.models.python.host import PythonHost
-from xlaserve.models.python.metrics import ModelMetrics
+from xlaserve.offline.checkup import Checkup, Finding, ModelReport
+from xlaserve.offline.local_copy import LocalCopy, local_copy
+from xlaserve.process import log
+from xlaserve.residence.host import compile_processes
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.residence.repository.sources import ModelSource, VersionSource
+from xlaserve.runtime import loaders
+from xlaserve.runtime.calls import Arrays, Asked, Change, Replies
+from xlaserve.runtime.devices import device
+from xlaserve.runtime.host import PythonHost
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.metrics import ModelMetrics
+from xlaserve.runtime.programs import compilation
 from xlaserve.settings import Settings
 
 _FAILED = 1

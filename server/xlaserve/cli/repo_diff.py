@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.comparison import Comparison, Difference, compare
-from xlaserve.core.residence.names import is_version
-from xlaserve.core.residence.remote.local_copy import EVERY_VERSION, local_copy
 from xlaserve.errors import InvalidRequest, XlaserveError
-from xlaserve.models.contents import Item
-from xlaserve.models.storage.urls import url_of
+from xlaserve.offline.comparison import Comparison, Difference, compare
+from xlaserve.offline.contents import Item
+from xlaserve.offline.local_copy import EVERY_VERSION, local_copy
+from xlaserve.process import log
+from xlaserve.residence.repository.names import is_version
 from xlaserve.settings import Settings
+from xlaserve.storage.urls import url_of
 
 _DIFFER = 1
 _FAILED = 2

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.inventory import ModelEntry, VersionEntry, list_models
-from xlaserve.core.residence.remote.local_copy import with_schemes
-from xlaserve.core.residence.repositories import open_repositories
+from xlaserve.offline.inventory import ModelEntry, VersionEntry, list_models
+from xlaserve.offline.local_copy import with_schemes
+from xlaserve.process import log
+from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.settings import Settings
 
 

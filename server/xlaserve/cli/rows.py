@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from xlaserve.models.manifest import Manifest
+from xlaserve.artifact.manifest import Manifest
 
 Independence: TypeAlias = Annotated[
     bool | None,

@@ -15,15 +15,15 @@ import typer
 import uvloop
 from rich.console import Console
 
-from xlaserve import log, signals
-from xlaserve.best_effort import best_effort, finish
 from xlaserve.cli.serve_help import CONFIG_HELP, POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.cli.settings_file import merged
 from xlaserve.errors import XlaserveError
-from xlaserve.log_everything import taken_stderr
+from xlaserve.process import log, signals
+from xlaserve.process.best_effort import best_effort, finish
+from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process.systemd import Systemd
 from xlaserve.settings import Settings
-from xlaserve.settings_description import SettingDescription, describe_settings
-from xlaserve.systemd import Systemd
+from xlaserve.settings.description import SettingDescription, describe_settings
 
 _CONFIG = inspect.Parameter(
     "config",
@@ -98,7 +98,7 @@ def _serve_logged(
 
 def _run_several(settings: Settings) -> None:
     # Without the core: the parent only holds the ports.
-    from xlaserve.processes.parent import run
+    from xlaserve.workers.parent import run
 
     systemd = Systemd.of(os.environ)
     uvloop.run(run(_as_replacement(settings, systemd), systemd))
@@ -111,7 +111,7 @@ def _as_replacement(settings: Settings, systemd: Systemd) -> Settings:
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
     # Imported only to serve: the other commands are quicker without.
-    from xlaserve.app import run
+    from xlaserve.app.server import run
     from xlaserve.cli.display import TerminalDisplay
 
     systemd = Systemd.of(os.environ)

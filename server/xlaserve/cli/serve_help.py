@@ -8,8 +8,8 @@ from typing import Any
 from typer.core import TyperCommand
 
 from xlaserve.cli.triton_flags import translate
-from xlaserve.settings_description import SettingDescription, describe_settings
-from xlaserve.settings_reading import successor
+from xlaserve.settings.description import SettingDescription, describe_settings
+from xlaserve.settings.reading import successor
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 

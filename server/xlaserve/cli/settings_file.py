@@ -9,8 +9,8 @@ from typing import Any
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
-from xlaserve.settings_description import SettingDescription, describe_settings
-from xlaserve.settings_reading import successor
+from xlaserve.settings.description import SettingDescription, describe_settings
+from xlaserve.settings.reading import successor
 
 
 def read_file(path: Path) -> dict[str, Any]:

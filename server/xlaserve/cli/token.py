@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 
 def token(

@@ -20,7 +20,7 @@ from xlaserve.cli.termination import SIGNALLED
 from xlaserve.cli.top_rates import rates
 from xlaserve.cli.top_screen import frame, table
 from xlaserve.cli.top_view import Key, View
-from xlaserve.transport.client import CallFailed, Json, ServerClient
+from xlaserve.dialing.interface import CallFailed, Json, ServerClient
 
 _ASK_SECONDS = 30.0
 _METRICS: Mapping[str, str] = {
@@ -219,7 +219,7 @@ def _now() -> float:
 
 async def _from_metrics(client: ServerClient) -> str:
     """Return what the metrics say about memory; empty over gRPC and for servers without them."""
-    from xlaserve.transport.rest.client import RestClient
+    from xlaserve.dialing.over_rest import RestClient
 
     if not isinstance(client, RestClient):
         return ""

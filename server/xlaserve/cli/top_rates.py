@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xlaserve.cli.models_display import duration, memory_of, number
-from xlaserve.transport.client import Json
+from xlaserve.dialing.interface import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.top_rates import Rates
 from xlaserve.cli.top_view import Key, View
-from xlaserve.transport.client import Json
+from xlaserve.dialing.interface import Json
 
 _MARKED, _PLAIN = "\x1b[7m", "\x1b[0m"
 _LEAST_NAME = 14

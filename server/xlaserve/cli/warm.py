@@ -13,27 +13,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.host import compile_processes
-from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
-from xlaserve.models import compilation, device, loaders, program_store, warming
-from xlaserve.models.compilation_cache import CompilationCache, name_of
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.program_store import ProgramStore
-from xlaserve.models.targets import kinds
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.jobs import Job
-from xlaserve.models.targets.kinds import Target
-from xlaserve.models.targets.warming_plan import WarmingPlan
-from xlaserve.models.warming import Warmed
+from xlaserve.files.temporary import TemporaryDirectory
+from xlaserve.offline import warming
+from xlaserve.offline.local_copy import LocalCopy, local_copy
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Job
+from xlaserve.offline.targets.warming_plan import WarmingPlan
+from xlaserve.offline.warming import Warmed
+from xlaserve.process import log
+from xlaserve.residence.host import compile_processes
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.sources import ModelSource, VersionSource
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import device
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.devices.target_kinds import Target
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import compilation, program_store
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, name_of
+from xlaserve.runtime.programs.program_store import ProgramStore
 from xlaserve.settings import Settings
-from xlaserve.temporary import TemporaryDirectory
 
 HERE = "here"
 """The target that is the device of this machine."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from xlaserve.errors import InvalidModel, InvalidParameter
+from xlaserve.errors.language import TextNotInstalled, TextProcessLost
 from xlaserve.language.limited import Limited, Limits, TookTooMuch
-from xlaserve.language_errors import TextNotInstalled, TextProcessLost
 from xlaserve.tensors import Tensor
 
 _SHOWN_CHARACTERS = 300

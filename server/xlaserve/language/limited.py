@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from xlaserve import last_words
-from xlaserve.children import started_deaf
-from xlaserve.silence import Stopped, is_stopped
+from xlaserve.process import last_words
+from xlaserve.process.children import started_deaf
+from xlaserve.process.silence import Stopped, is_stopped
 
 _SIZE_BYTES = 4
 _END_SECONDS = 5.0

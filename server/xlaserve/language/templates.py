@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from xlaserve.errors import InvalidModel
+from xlaserve.errors.language import MessagesRefused, TemplateFailed, TextNotInstalled
 from xlaserve.language import files
 from xlaserve.language.limited import Limited, Limits, TookTooMuch
-from xlaserve.language_errors import MessagesRefused, TemplateFailed, TextNotInstalled
 
 _SCRIPT = Path(__file__).with_name("template_process.py")
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xlaserve.errors.language import ModelHasNoTemplate, ModelHasNoText
 from xlaserve.language import files, special, templates, tokenizing
 from xlaserve.language.detokenizing import Detokenizer
 from xlaserve.language.special import SpecialTokens
 from xlaserve.language.templates import Template
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.language.turns import CallerThread
-from xlaserve.language_errors import ModelHasNoTemplate, ModelHasNoText
 
 __all__ = ["Detokenizer", "LanguageText"]
 

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import InvalidModel, repeatable
-from xlaserve.language import decoders, files
-from xlaserve.language.limited import Limited, Limits, TookTooMuch
-from xlaserve.language.linear import is_linear
-from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
-from xlaserve.language.turns import CallerThread
-from xlaserve.language_errors import (
+from xlaserve.errors.language import (
     NotText,
     SpelledSpecialToken,
     TextNotInstalled,
@@ -19,6 +14,11 @@ from xlaserve.language_errors import (
     TextTooLong,
     TokenizerFailed,
 )
+from xlaserve.language import decoders, files
+from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language.linear import is_linear
+from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
+from xlaserve.language.turns import CallerThread
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from xlaserve.language_errors import TooManyTexts
-from xlaserve.panics import answerable
+from xlaserve.errors.language import TooManyTexts
+from xlaserve.errors.panics import answerable
 
 MOST_WAITING = 256
 """Texts of one caller that wait for a thread: more are refused, and those of others are not."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import pytest
 from support.virtual_time import run_in_virtual_time
 
-from xlaserve.benchmark.errors import ServerUnreachable
-from xlaserve.benchmark.generation import open_loop
-from xlaserve.benchmark.generation.figures import Figures, figures
-from xlaserve.benchmark.generation.lengths import Lengths
-from xlaserve.benchmark.generation.schedule import Arrival
+from xlaserve.bench.errors import ServerUnreachable
+from xlaserve.bench.generation import open_loop
+from xlaserve.bench.generation.figures import Figures, figures
+from xlaserve.bench.generation.lengths import Lengths
+from xlaserve.bench.generation.schedule import Arrival
 
 STEP = 0.010
 

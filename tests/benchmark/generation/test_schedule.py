@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xlaserve.benchmark.errors import BenchmarkRefused
-from xlaserve.benchmark.generation.lengths import (
+from xlaserve.bench.errors import BenchmarkRefused
+from xlaserve.bench.generation.lengths import (
     ANSWER_MEAN,
     PROMPT_MEAN,
     Lengths,
@@ -15,7 +15,7 @@ from xlaserve.benchmark.generation.lengths import (
     read,
     written,
 )
-from xlaserve.benchmark.generation.schedule import Schedule, poisson
+from xlaserve.bench.generation.schedule import Schedule, poisson
 
 
 def planned(seed: int, rate: float = 20.0) -> Schedule:

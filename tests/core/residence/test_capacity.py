@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.host import memory_limit_bytes
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.registry import Instance
-from xlaserve.core.residence.sources import Location
 from xlaserve.errors import OutOfMemory
-from xlaserve.models.placement import Devices
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.host import memory_limit_bytes
+from xlaserve.residence.registry import Instance
+from xlaserve.residence.repository.sources import Location
+from xlaserve.runtime.devices.placement import Devices
 
 SIZES = st.fixed_dictionaries({}, optional={name: st.integers(0, 60) for name in "ab"})
 TOTALS = {"a": 100, "b": 50}

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.residence.sources import ModelSource
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
     InvalidName,
     InvalidParameter,
@@ -27,7 +25,9 @@ from xlaserve.errors import (
     OutOfSpace,
     TooLarge,
 )
-from xlaserve.settings_choices import ModelControlMode, Readiness
+from xlaserve.residence.repository.sources import ModelSource
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.settings.choices import ModelControlMode, Readiness
 from xlaserve.tensors import DATATYPES
 
 ONE = np.ones((1, 2), np.float32)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
-from xlaserve.core.residence.repository import Repository
-from xlaserve.models import loaders
-from xlaserve.models.footprint import Footprint
-from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
-from xlaserve.models.targets.kinds import named
+from xlaserve.offline.device_plan import DevicePlan, DevicePlanner
+from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.target_kinds import named
+from xlaserve.runtime.programs.footprint import Footprint
 from xlaserve.settings import Settings
 
 MIB = 1 << 20

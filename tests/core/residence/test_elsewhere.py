@@ -6,9 +6,9 @@ from typing import TypeVar, cast
 import pytest
 from support.core import AddModel, Core, World
 
-from xlaserve.core.control_plane import Change, ChangeKind, OneProcess
-from xlaserve.core.serving.call import Call, Sight, current_call
+from xlaserve.concurrency.control_plane import Change, ChangeKind, OneProcess
 from xlaserve.errors import Unsupported
+from xlaserve.serving.call import Call, Sight, current_call
 
 T = TypeVar("T")
 

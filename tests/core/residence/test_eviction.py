@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import OutOfMemory
-from xlaserve.models.placement import Devices
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.serving.inference import InferInput, InferRequest
 
 
 async def infer(core: Core, name: str) -> None:

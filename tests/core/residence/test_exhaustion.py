@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from xlaserve.core.residence.exhaustion import load_failure
 from xlaserve.errors import InvalidModel, LoadFailed, OutOfFiles, OutOfSpace
+from xlaserve.residence.repository.exhaustion import load_failure
 
 
 @pytest.mark.parametrize(

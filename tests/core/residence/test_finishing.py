@@ -11,7 +11,7 @@ import structlog
 from support.core import AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.loaded import ModelMemory, Stage
+from xlaserve.runtime.loaded import ModelMemory, Stage
 
 
 class Rest:

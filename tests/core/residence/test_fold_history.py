@@ -7,18 +7,18 @@ import pytest
 from support.calls import NotedCall
 from support.executions import succeed
 
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.fold_history import fold_histories
-from xlaserve.core.residence.history import (
+from xlaserve.errors import ModelNotFound
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.fold_history import fold_histories
+from xlaserve.residence.reports.history import (
     HOUR_SECONDS,
     RECENT_SAMPLES,
     History,
     HistorySnapshot,
     Sample,
 )
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.serving.failures import KEPT, Failures
-from xlaserve.errors import ModelNotFound
+from xlaserve.serving.observability.failures import KEPT, Failures
 
 MS = 1_000_000
 

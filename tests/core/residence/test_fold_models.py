@@ -7,18 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.executions import succeed
 
-from xlaserve.core.residence.catalog import IndexEntry
-from xlaserve.core.residence.fold_models import (
-    fold_index,
-    fold_reports,
-    fold_states,
-)
-from xlaserve.core.residence.fold_status import fold_readings
-from xlaserve.core.residence.monitor import MemoryUse, StatusRow, VersionReport
-from xlaserve.core.residence.status_board import Reading, RequestTotals
-from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.errors import ShuttingDown
-from xlaserve.models.loaded import Bucket
+from xlaserve.residence.catalog import IndexEntry
+from xlaserve.residence.reports.fold_models import fold_index, fold_reports, fold_states
+from xlaserve.residence.reports.fold_status import fold_readings
+from xlaserve.residence.reports.monitor import MemoryUse, StatusRow, VersionReport
+from xlaserve.residence.reports.status_board import Reading, RequestTotals
+from xlaserve.runtime.loaded import Bucket
+from xlaserve.serving.statistics import VersionStatistics
 
 REQUESTS = st.lists(
     st.tuples(

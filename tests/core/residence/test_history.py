@@ -11,17 +11,17 @@ from support.calls import NotedCall
 from support.executions import succeed
 from support.others import PlayedOthers
 
-from xlaserve.core.in_turns import AT_A_TIME
-from xlaserve.core.others import NOBODY, Others, Question
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.serving.failures import Failures
-from xlaserve.core.serving.loop_lag import LoopLag
-from xlaserve.core.serving.stations.backlog import Backlog
+from xlaserve.concurrency.in_turns import AT_A_TIME
+from xlaserve.concurrency.others import NOBODY, Others, Question
 from xlaserve.errors import ModelNotFound
-from xlaserve.transport.rest.history_page import HistoryRoutes, quantile
-from xlaserve.transport.rest.messages import HttpRequest
+from xlaserve.http.dashboard.history_page import HistoryRoutes, quantile
+from xlaserve.http.messages import HttpRequest
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
+from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.observability.loop_lag import LoopLag
+from xlaserve.serving.stations.backlog import Backlog
 
 MS = 1_000_000
 LOOKS = 99

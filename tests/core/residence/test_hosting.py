@@ -9,18 +9,18 @@ import pytest
 from support.core import AddModel, Core, World
 from support.others import PlayedOthers
 
-from xlaserve.core.others import NOBODY, Others, Question
-from xlaserve.core.residence.hosting import (
+from xlaserve.concurrency.others import NOBODY, Others, Question
+from xlaserve.http.dashboard.hosting_page import HostingRoutes
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.residence.platforms.hosting import (
     HostedReading,
     HostingBoard,
     HostingReading,
     LoadReading,
     Platform,
 )
-from xlaserve.core.residence.multi_model import MultiModelContainer
-from xlaserve.core.residence.runtime import RuntimeLimits
-from xlaserve.transport.rest.hosting_page import HostingRoutes
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
+from xlaserve.residence.platforms.multi_model import MultiModelContainer
+from xlaserve.residence.platforms.runtime import RuntimeLimits
 
 LIMITS = RuntimeLimits(1000, 2, 90_000, 50, limit_concurrency=False)
 

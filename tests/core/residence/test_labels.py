@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.residence import directory_reader
-from xlaserve.core.residence.directory_reader import DirectoryReader
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.roots import Roots
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.residence.repository import directory_reader
+from xlaserve.residence.repository.directory_reader import DirectoryReader
 
 
 def configured(names: Sequence[str]) -> ModelConfig:

@@ -4,13 +4,7 @@ import itertools
 
 import pytest
 
-from xlaserve.core.residence.lifecycle import (
-    TRANSITIONS,
-    Event,
-    ForbiddenTransition,
-    Lifecycle,
-    State,
-)
+from xlaserve.residence.lifecycle import TRANSITIONS, Event, ForbiddenTransition, Lifecycle, State
 
 PAIRS = list(itertools.product(State, Event))
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.residence.listing import is_model, list_root, subdirectories, unpacked
 from xlaserve.errors import InvalidModel
+from xlaserve.residence.repository.listing import is_model, list_root, subdirectories, unpacked
 
 
 def put(root: Path, *paths: str) -> None:

@@ -9,15 +9,15 @@ import pytest
 from support.core import FP32, AddModel, Core
 from support.others import PlayedOthers
 
-from xlaserve.core.others import NOBODY, Others, Question
-from xlaserve.core.residence.model_board import GeneratorReading, ModelBoard, ModelReading
-from xlaserve.core.serving.call import Call, Operation
-from xlaserve.core.serving.failures import Failures
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.sight import Sees, everything, nothing
+from xlaserve.concurrency.others import NOBODY, Others, Question
 from xlaserve.errors import InvalidBody, ModelNotFound
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
-from xlaserve.transport.rest.model_page import ModelPageRoutes, Permits, permit_everything
+from xlaserve.http.dashboard.model_page import ModelPageRoutes, Permits, permit_everything
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.residence.reports.model_board import GeneratorReading, ModelBoard, ModelReading
+from xlaserve.serving.access.sight import Sees, everything, nothing
+from xlaserve.serving.call import Call, Operation
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.observability.failures import Failures
 
 
 @pytest.fixture

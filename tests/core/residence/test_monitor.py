@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core
 
-from xlaserve.core.residence.monitor import MemoryUse, report, status_rows
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import LoadFailed, ModelNotFound, VersionNotFound
+from xlaserve.residence.reports.monitor import MemoryUse, report, status_rows
+from xlaserve.serving.inference import InferInput, InferRequest
 
 ALL: dict[str, object] = {"version_policy": {"all": {}}}
 

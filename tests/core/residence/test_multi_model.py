@@ -11,13 +11,6 @@ from pathlib import Path
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.residence.multi_model import (
-    MAX_PAGE,
-    HostedModel,
-    MultiModelContainer,
-    NoDefaultModel,
-)
-from xlaserve.core.residence.repository import Repository
 from xlaserve.errors import (
     InvalidName,
     LoadFailed,
@@ -26,7 +19,14 @@ from xlaserve.errors import (
     ModelNotFound,
     OutOfMemory,
 )
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.residence.platforms.multi_model import (
+    MAX_PAGE,
+    HostedModel,
+    MultiModelContainer,
+    NoDefaultModel,
+)
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.settings.choices import ModelControlMode
 
 Unpack = Callable[..., str]
 """Writes a version directory below the directory of all archives and returns the url."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xlaserve.core.residence.names import check_name, check_version, is_version
 from xlaserve.errors import InvalidName
+from xlaserve.residence.repository.names import check_name, check_version, is_version
 
 LEADING_OUT = [
     "..",

@@ -5,13 +5,13 @@ from support.calls import NotedCall
 from support.core import AddModel, Core
 from support.others import PlayedOthers
 
-from xlaserve.core.others import Question
-from xlaserve.core.residence.catalog import IndexEntry
-from xlaserve.core.residence.monitor import VersionReport
-from xlaserve.core.residence.of_all import OfAll
-from xlaserve.core.serving.call import current_call
-from xlaserve.core.serving.statistics import VersionStatistics
+from xlaserve.concurrency.others import Question
 from xlaserve.errors import ModelNotFound, Overloaded, ShuttingDown, WorkersSilent
+from xlaserve.residence.catalog import IndexEntry
+from xlaserve.residence.of_all import OfAll
+from xlaserve.residence.reports.monitor import VersionReport
+from xlaserve.serving.call import current_call
+from xlaserve.serving.statistics import VersionStatistics
 
 SILENT = {"2": "no answer within 2 s"}
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
 from xlaserve.errors import InvalidModel
+from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions
 
 
 def test_the_last_need_counts_under_every_name() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.residence.repository import Repository
 from xlaserve.errors import ModelNotFound
+from xlaserve.residence.repository.repository import Repository
 
 
 def bare(root: Path) -> Repository:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.core.residence.runtime import RuntimeLimits
+from xlaserve.residence.platforms.runtime import RuntimeLimits
 from xlaserve.settings import Settings
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -19,26 +19,28 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.control import ModelControl
-from xlaserve.core.residence.loading import Machinery, VersionLoader
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.threads.workers import Workers
+from xlaserve.authoring.export import export_model
+from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import LoadFailed, ModelNotFound, OutOfMemory
-from xlaserve.models import cache_key, jax_runtime, loaders, programs
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext, ModelMemory
-from xlaserve.models.placement import ONE_CPU
-from xlaserve.models.shared_programs import SharedPrograms
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.loading import Machinery, VersionLoader
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repositories import open_repositories
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices.placement import ONE_CPU
+from xlaserve.runtime.loaded import LoadContext, ModelMemory
+from xlaserve.runtime.programs import cache_key, programs
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
+from xlaserve.runtime.programs.shared_programs import SharedPrograms
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 COMPUTATIONS: list[Callable[[jax.Array, jax.Array], jax.Array]] = [

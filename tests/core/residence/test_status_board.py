@@ -6,14 +6,14 @@ import pytest
 from support.clock import HandClock
 from support.core import AddModel, Core, MakeCore
 
-from xlaserve.core.in_turns import AT_A_TIME
-from xlaserve.core.residence.status_board import (
+from xlaserve.concurrency.in_turns import AT_A_TIME
+from xlaserve.residence.reports.status_board import (
     MAX_ROWS,
     REPOSITORY_SECONDS,
     TICK_SECONDS,
     StatusBoard,
 )
-from xlaserve.settings_choices import ModelControlMode
+from xlaserve.settings.choices import ModelControlMode
 
 MANY = 640
 

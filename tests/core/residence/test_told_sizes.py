@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.residence.told_sizes import Holding, ToldSizes
 from xlaserve.errors import ModelNotFound
+from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
 
 OWN, SHARED = 10, 100
 

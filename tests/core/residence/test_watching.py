@@ -14,9 +14,9 @@ import structlog
 from structlog.testing import LogCapture
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.standing import State
 from xlaserve.errors import RepositoryUnreadable
-from xlaserve.settings_choices import ModelControlMode, Readiness
+from xlaserve.serving.standing import State
+from xlaserve.settings.choices import ModelControlMode, Readiness
 
 ODD: Mapping[str, str] = {
     "loop": "it cannot be read: Too many levels of symbolic links",

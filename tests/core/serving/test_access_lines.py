@@ -8,7 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.core.serving.access_lines import (
+from xlaserve.errors import Unsupported
+from xlaserve.net.status import told_status
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.call import Peer
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.infer_call import ServedVersion
+from xlaserve.serving.observability.access_lines import (
     MAX_RECORD_BYTES,
     Entry,
     ExecutedEntry,
@@ -16,12 +22,6 @@ from xlaserve.core.serving.access_lines import (
     text_of,
     written,
 )
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.call_record import CallRecord
-from xlaserve.core.serving.infer_call import ServedVersion
-from xlaserve.core.serving.principal import Principal
-from xlaserve.errors import Unsupported
-from xlaserve.transport.status import told_status
 
 NOW = 1_700_000_000_999_999_000
 CLOCK = 5_000_000_000
@@ -150,7 +150,7 @@ def test_lines_stay_in_the_order_of_the_entries() -> None:
 
 
 def test_what_is_known_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlaserve.core.serving.access_lines._MAX_KNOWN", 3)
+    monkeypatch.setattr("xlaserve.serving.observability.access_lines._MAX_KNOWN", 3)
     made = lines()
     entries = [executed(peer=Peer("grpc_endpoint", f"10.0.0.7:{port}")) for port in range(20)]
 

@@ -17,15 +17,15 @@ import pytest
 from structlog.testing import capture_logs
 from support.calls import NotedCall
 
-from xlaserve.core.serving.access_file import AccessFile
-from xlaserve.core.serving.access_lines import MAX_RECORD_BYTES
-from xlaserve.core.serving.access_log import AccessLog, Sampling
-from xlaserve.core.serving.call import Call, Operation, Peer
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import Executed, InferCall
-from xlaserve.core.serving.principal import Principal
 from xlaserve.errors import InvalidSettings, Unsupported
-from xlaserve.transport.status import told_status
+from xlaserve.net.status import told_status
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.call import Call, Operation, Peer
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.serving.observability.access_file import AccessFile
+from xlaserve.serving.observability.access_lines import MAX_RECORD_BYTES
+from xlaserve.serving.observability.access_log import AccessLog, Sampling
 
 SECOND = 1_000_000_000
 HOSTILE = {
@@ -192,7 +192,7 @@ async def test_lines_of_a_burst_are_made_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And are handed over together: the thread is not woken for each batch."""
-    monkeypatch.setattr("xlaserve.core.serving.access_log._FLUSH_SECONDS", 3600)
+    monkeypatch.setattr("xlaserve.serving.observability.access_log._FLUSH_SECONDS", 3600)
     world = World(tmp_path / "access", max_pending=1000)
     version = SimpleNamespace(model="m", number="3")
     for number in range(300):

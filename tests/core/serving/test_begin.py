@@ -9,9 +9,9 @@ import pytest
 from support.calls import begin
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse, RequestedOutput
-from xlaserve.core.serving.statistics import FailureReason, Totals
 from xlaserve.errors import InvalidTensor, ModelNotFound, Overloaded, ShuttingDown
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse, RequestedOutput
+from xlaserve.serving.statistics import FailureReason, Totals
 
 Answer = InferResponse | BaseException
 

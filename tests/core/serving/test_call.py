@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.calls import NotedCall, NotingObserver
 
-from xlaserve.core.serving.call import Call, end_together
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded, Unsupported
+from xlaserve.serving.call import Call, end_together
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import AwaitedInfer
 
 ERROR = Unsupported("this")
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.core.serving.checks import QuickCheck, check_inputs, check_outputs
-from xlaserve.core.serving.inference import Form, InferInput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.checks import QuickCheck, check_inputs, check_outputs
+from xlaserve.serving.inference import Form, InferInput, InferRequest, RequestedOutput
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 FP32, INT32 = DATATYPES["FP32"], DATATYPES["INT32"]

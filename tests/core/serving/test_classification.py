@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.serving.classification import (
+from xlaserve.errors import InvalidTensor
+from xlaserve.serving.inference import InferOutput
+from xlaserve.serving.inputs.classification import (
     MOST_CLASSES,
     MOST_ELEMENTS,
     check_classes,
     classified,
 )
-from xlaserve.core.serving.inference import InferOutput
-from xlaserve.errors import InvalidTensor
 from xlaserve.tensors import BYTES, DATATYPES, Tensor, TensorSpec, datatype_of
 
 LABELS = (b"cat", b"dog")

@@ -6,11 +6,6 @@ import numpy as np
 import pytest
 from support.fake_cuda import FakeCuda
 
-from xlaserve.core.serving.call import NOBODY, Call, Peer
-from xlaserve.core.serving.cuda_regions import CLIENT_FAULTS, CudaRegions
-from xlaserve.core.serving.inference import InferRequest, SharedInput
-from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
-from xlaserve.core.serving.shared_tensors import REGION, SharedInputs
 from xlaserve.errors import (
     InvalidRegion,
     NotLocal,
@@ -20,8 +15,13 @@ from xlaserve.errors import (
     TooManyRegions,
     Unsupported,
 )
-from xlaserve.models.cuda_driver import CudaDriver, CudaFailure, open_driver
-from xlaserve.settings_choices import SharedMemoryClients
+from xlaserve.runtime.devices.cuda_driver import CudaDriver, CudaFailure, open_driver
+from xlaserve.serving.call import NOBODY, Call, Peer
+from xlaserve.serving.inference import InferRequest, SharedInput
+from xlaserve.serving.inputs.cuda_regions import CLIENT_FAULTS, CudaRegions
+from xlaserve.serving.inputs.shared_memory import Regions, SharedMemoryPolicy
+from xlaserve.serving.inputs.shared_tensors import REGION, SharedInputs
+from xlaserve.settings.choices import SharedMemoryClients
 from xlaserve.tensors import DATATYPES, Parameter
 
 

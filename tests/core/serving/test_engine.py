@@ -9,12 +9,12 @@ import pytest
 from support.calls import NotingObserver
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse, RequestedOutput
 from xlaserve.errors import LoadFailed, ModelNotReady, Overloaded, ShuttingDown
-from xlaserve.models.loaded import Value
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse, RequestedOutput
 
 
 def request(model: str = "m", rows: int = 1, id: str = "", output: str = "y") -> InferRequest:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from support.calls import CountedHeaders, NotedCall, NotingObserver
 
-from xlaserve.core.serving.call import NOBODY, Admission, Call, Operation, current_call
-from xlaserve.core.serving.call_record import CallRecord
-from xlaserve.core.serving.gates import REFUSED_WHILE_DRAINING, Gates
 from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown, Unsupported
+from xlaserve.serving.call import NOBODY, Admission, Call, Operation, current_call
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.gates import REFUSED_WHILE_DRAINING, Gates
 
 
 def by_token(call: Call) -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from xlaserve.core.serving.image_files import LONGEST_SIDE, ImageLimits, is_image, open_image
+from xlaserve.serving.inputs.image_files import LONGEST_SIDE, ImageLimits, is_image, open_image
 from xlaserve.tensors import Tensor, TensorDataError
 
 MEGABYTE = 1 << 20

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.core.serving.image_files import DEFAULT_LIMITS, Picture, open_image
-from xlaserve.core.serving.image_fit import SAMPLINGS, Fit, Resize
-from xlaserve.core.serving.image_orientation import orientation_of
+from xlaserve.serving.inputs.image_files import DEFAULT_LIMITS, Picture, open_image
+from xlaserve.serving.inputs.image_fit import SAMPLINGS, Fit, Resize
+from xlaserve.serving.inputs.image_orientation import orientation_of
 from xlaserve.tensors import Tensor
 
 BILINEAR = SAMPLINGS["bilinear"]

@@ -13,14 +13,6 @@ import pytest
 from PIL import Image
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.checks import check_inputs
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.image_files import DEFAULT_LIMITS, ImageLimits
-from xlaserve.core.serving.images import EncodedImages, find_images, unpack_bytes_or_image
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.ledger import Account, Ledger
 from xlaserve.errors import (
     BudgetExhausted,
     DuplicateTensor,
@@ -31,9 +23,17 @@ from xlaserve.errors import (
     OutOfMemory,
     Overloaded,
 )
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.net.ledger import Account, Ledger
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.call import Peer
+from xlaserve.serving.checks import check_inputs
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.inputs.image_files import DEFAULT_LIMITS, ImageLimits
+from xlaserve.serving.inputs.images import EncodedImages, find_images, unpack_bytes_or_image
 from xlaserve.tensors import BYTES, DATATYPES, Tensor, TensorDataError, TensorSpec, pack_bytes
 
 RGB = [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [10, 20, 30]]]

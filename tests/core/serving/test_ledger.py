@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from xlaserve.core.serving.ledger import Account, Kind, Ledger, Wait
+from xlaserve.net.ledger import Account, Kind, Ledger, Wait
 
 LIMIT = 6400
 counts = st.integers(0, LIMIT)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from xlaserve.core.serving.call import Call, Peer
-from xlaserve.core.serving.inference import InferInput
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.made_arrays import hold_made, made_bytes, reserve_made
 from xlaserve.errors import BudgetExhausted
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import Call, Peer
+from xlaserve.serving.inference import InferInput
+from xlaserve.serving.made_arrays import hold_made, made_bytes, reserve_made
 from xlaserve.tensors import BYTES, DATATYPES, Tensor
 
 MESSAGE = bytes(64)

@@ -5,11 +5,11 @@ import pytest
 from support.calls import CountedHeaders, NotedCall
 from support.core import AddModel, Core
 
-from xlaserve.core.serving.call import Call, Operation
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.models_api import Models
 from xlaserve.errors import InvalidTensor, ModelNotFound, ShuttingDown, UnknownTensor
+from xlaserve.serving.call import Call, Operation
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.models_api import Models
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
-from xlaserve.core.serving.parameters import (
+from xlaserve.errors import InvalidParameter, InvalidTensor
+from xlaserve.model_config.fields import Effect
+from xlaserve.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.serving.parameters import (
     INPUT,
     MAX_NAMED,
     OUTPUT,
@@ -16,8 +18,6 @@ from xlaserve.core.serving.parameters import (
     check_request,
     check_tensor,
 )
-from xlaserve.errors import InvalidParameter, InvalidTensor
-from xlaserve.models.config_fields import Effect
 from xlaserve.tensors import DATATYPES
 
 COUNTS = (-1, -(2**63), 1.0, "1", True)

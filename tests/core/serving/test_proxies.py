@@ -2,9 +2,9 @@
 
 import pytest
 
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.proxies import HEADERS, Proxies
 from xlaserve.errors import InvalidSettings
+from xlaserve.serving.call import Peer
+from xlaserve.serving.proxies import HEADERS, Proxies
 
 FOR, PROTO, PREFIX, FORWARDED = HEADERS
 PROXY, CLIENT = "10.0.0.7", "203.0.113.9"

@@ -6,16 +6,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.call import Admission, Call, Observer
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferOutput
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.repeats import Repeats
-from xlaserve.core.serving.response_cache import MOST_MESSAGE_BYTES, ResponseCache
-from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.errors import ModelNotFound, Overloaded, ShuttingDown
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.call import Admission, Call, Observer
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferOutput
+from xlaserve.serving.repeats import Repeats
+from xlaserve.serving.response_cache import MOST_MESSAGE_BYTES, ResponseCache
+from xlaserve.serving.statistics import VersionStatistics
 from xlaserve.tensors import DATATYPES
 
 OUTPUTS = (InferOutput("y", DATATYPES["FP32"], np.zeros((2, 1), np.float32)),)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferOutput
-from xlaserve.core.serving.ledger import Kind, Ledger
-from xlaserve.core.serving.response_cache import (
+from xlaserve.net.ledger import Kind, Ledger
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferOutput
+from xlaserve.serving.response_cache import (
     ENTRY_BYTES,
     MOST_EXACT_BYTES,
     Key,

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 from support.clock import HandClock
 
-from xlaserve.core.serving.ledger import Kind, Ledger
-from xlaserve.core.serving.returning import Returning
+from xlaserve.net.ledger import Kind, Ledger
+from xlaserve.serving.returning import Returning
 
 MIB = 1 << 20
 IDLE = 300 * MIB

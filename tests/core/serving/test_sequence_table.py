@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.serving.sequence_table import Changed, Seat, SequenceTable, Turn
-from xlaserve.sequence_errors import SequenceNotStarted
+from xlaserve.errors.sequence import SequenceNotStarted
+from xlaserve.serving.stations.sequences.table import Changed, Seat, SequenceTable, Turn
 
 IDLE_NS = 1000
 

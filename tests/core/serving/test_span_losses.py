@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.otlp import needs_sdk
 
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.call_record import CallRecord
-from xlaserve.core.serving.opentelemetry import OpenTelemetry
-from xlaserve.core.serving.spans import CallSpan
+from xlaserve.serving.call import Peer
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.observability.opentelemetry import OpenTelemetry
+from xlaserve.serving.observability.spans import CallSpan
 
 SECONDS = 60
 CALL = CallSpan(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.core.serving.spans import TraceParent, trace_parent
+from xlaserve.serving.observability.spans import TraceParent, trace_parent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

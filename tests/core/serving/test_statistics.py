@@ -12,12 +12,13 @@ from support.core import FP32, AddModel, Core, MakeCore, World
 from support.executions import Ran, succeed
 
 from xlaserve import errors
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.serving.statistics import (
+from xlaserve.errors import InvalidTensor, ModelNotFound, Overloaded
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.serving.statistics import (
     EXACT_ROWS,
     REQUEST_BOUNDS_NS,
     Duration,
@@ -26,7 +27,6 @@ from xlaserve.core.serving.statistics import (
     VersionStatistics,
     reason_of,
 )
-from xlaserve.errors import InvalidTensor, ModelNotFound, Overloaded
 
 MAX_NS = 10**12
 REQUESTS = st.lists(

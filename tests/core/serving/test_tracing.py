@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.core.serving.call import Call
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import Executed, InferCall
-from xlaserve.core.serving.opentelemetry import OpenTelemetry
-from xlaserve.core.serving.spans import CallSpan
-from xlaserve.core.serving.statistics import VersionStatistics
-from xlaserve.core.serving.tracing import TIMESTAMPS, TraceSetting, Tracing
+from xlaserve.serving.call import Call
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.serving.observability.opentelemetry import OpenTelemetry
+from xlaserve.serving.observability.spans import CallSpan
+from xlaserve.serving.observability.tracing import TIMESTAMPS, TraceSetting, Tracing
+from xlaserve.serving.statistics import VersionStatistics
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 

@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from support.accelerators import until
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.threads.limited import LimitedThreads, Overdue
+from xlaserve.concurrency.limited import LimitedThreads, Overdue
 from xlaserve.errors import (
     CompilationTimedOut,
     LoadFailed,
@@ -20,7 +19,8 @@ from xlaserve.errors import (
     ShuttingDown,
     TooManyAbandoned,
 )
-from xlaserve.models.loaded import Stage
+from xlaserve.runtime.loaded import Stage
+from xlaserve.serving.inference import InferInput, InferRequest
 
 SOON = 0.05
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support.accelerators import until
 
-from xlaserve.core.serving.infer_call import Executed
-from xlaserve.core.serving.stations.host import HostWork
-from xlaserve.core.serving.stations.station import Served
-from xlaserve.core.threads.device import DeviceThreads
-from xlaserve.core.threads.host import HostJob, HostThreads
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.concurrency.host import HostJob, HostThreads
+from xlaserve.serving.infer_call import Executed
+from xlaserve.serving.stations.host import HostWork
+from xlaserve.serving.stations.station import Served
 
 
 class Lingering(ThreadPoolExecutor):

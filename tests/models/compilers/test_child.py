@@ -18,17 +18,17 @@ from support.plain_models import load_plain
 
 import xlaserve
 from xlaserve.errors import InvalidModel, OutOfMemory
-from xlaserve.models import compilation_cache, proving
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.compilers.child import Child
-from xlaserve.models.compilers.jobs import Answer, Job, Proof
-from xlaserve.models.compilers.pool import CompilationError, Refused
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.executables import Executables
-from xlaserve.models.jax_export import JaxExportModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.shared_programs import SharedPrograms
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.exported.jax_export import JaxExportModel
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs import compilation_cache, proving
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
+from xlaserve.runtime.programs.compilers.child import Child
+from xlaserve.runtime.programs.compilers.jobs import Answer, Job, Proof
+from xlaserve.runtime.programs.compilers.pool import CompilationError, Refused
+from xlaserve.runtime.programs.executables import Executables
+from xlaserve.runtime.programs.shared_programs import SharedPrograms
 
 Change = Callable[[Job], Job]
 
@@ -303,8 +303,8 @@ def test_a_process_is_niced_by_the_first_job_that_asks_for_it() -> None:
         import io, os, threading
         from dataclasses import replace
         import msgspec
-        from xlaserve.models.compilers import child
-        from xlaserve.models.compilers.jobs import Answer, Job, Packed
+        from xlaserve.runtime.programs.compilers import child
+        from xlaserve.runtime.programs.compilers.jobs import Answer, Job, Packed
 
         end, seen = threading.Event(), []
         thread = threading.Thread(target=end.wait)
@@ -337,7 +337,7 @@ def test_what_jax_raises_elsewhere_is_repeated(
     def failing(exported: object, packing: object) -> None:
         raise TypeError("no such argument")
 
-    monkeypatch.setattr("xlaserve.models.compilers.child.function", failing)
+    monkeypatch.setattr("xlaserve.runtime.programs.compilers.child.function", failing)
 
     with pytest.raises(InvalidModel, match="cannot be compiled or run: no such argument"):
         loaded(directory, Elsewhere())

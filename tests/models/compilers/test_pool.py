@@ -19,9 +19,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
-from xlaserve.models.compilers import pool
-from xlaserve.models.compilers.jobs import Array, Job, Packed, Proof
-from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Limits, Refused
+from xlaserve.runtime.programs.compilers import pool
+from xlaserve.runtime.programs.compilers.jobs import Array, Job, Packed, Proof
+from xlaserve.runtime.programs.compilers.pool import (
+    CompilationError,
+    CompilerProcesses,
+    Limits,
+    Refused,
+)
 
 FAKE = Path(__file__).with_name("fake_compiler.py")
 LIMITS = Limits(1, 1 << 40, 60.0, 60.0)

@@ -12,10 +12,11 @@ import structlog
 from support.generators import CONFIG, Loaded, prompt_of
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import jax_runtime, loaders, sites
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices import jax_runtime, sites
+from xlaserve.runtime.loaded import LoadContext
 
 RULES: dict[str, list[str | None]] = {
     "layers/*/[qkv]": [None, "model"],

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.fake_programs import CHUNK, LENGTH, VOCAB, WINDOWS, FakePrograms, alone
 from support.generators import Asking
 
-from xlaserve.models.generation import asking
-from xlaserve.models.generation.batch import MOST_PREEMPTED, Batch
-from xlaserve.models.generation.counts import GenerationCounts
-from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.running import Running
-from xlaserve.models.generation.turns import MOST_PASSED, choose
+from xlaserve.generation import asking
+from xlaserve.generation.batch import MOST_PREEMPTED, Batch
+from xlaserve.generation.running import Running
+from xlaserve.generation.turns import MOST_PASSED, choose
+from xlaserve.runtime.generator.counts import GenerationCounts
+from xlaserve.runtime.generator.info import GenerationInfo
 
 SLOTS = 3
 INFO = GenerationInfo(

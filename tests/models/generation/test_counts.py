@@ -6,8 +6,8 @@ import pytest
 from support import tiny_language
 from support.generators import Asking, Loaded, load, prompt_of
 
-from xlaserve.models.generation.counts import Times
-from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.runtime.generator.counts import Times
 
 
 @pytest.fixture(scope="module")

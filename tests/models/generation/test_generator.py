@@ -15,17 +15,18 @@ from support import tiny_language
 from support.generators import CHUNK, CONFIG, SLOTS, Asking, Loaded, load, prompt_of
 from support.tiny_language import LENGTH, STOP, VOCAB, greedy
 
-from xlaserve.code_errors import ModelFailed
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact.sizes import EXECUTABLE_BYTES
 from xlaserve.errors import InvalidModel, InvalidParameter, InvalidTensor
-from xlaserve.models import loaders
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import read_config
-from xlaserve.models.generation import record, sampling
-from xlaserve.models.generation.in_place import Memory, check_aliasing
-from xlaserve.models.generation.info import mask_words
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.sizes import EXECUTABLE_BYTES
+from xlaserve.errors.code import ModelFailed
+from xlaserve.generation import sampling
+from xlaserve.generation.in_place import Memory, check_aliasing
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.generator.info import mask_words
+from xlaserve.runtime.loaded import LoadContext
 
 SAMPLED = {"temperature": 1.5, "ignore_eos": True, "max_tokens": 12}
 ENDLESS = {"ignore_eos": True}

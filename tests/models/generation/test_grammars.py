@@ -17,11 +17,12 @@ from support.hard_grammars import HARD
 from support.tiny_language import STOP, VOCAB, greedy
 
 from xlaserve.errors import InvalidModel, InvalidParameter
+from xlaserve.generation import asking
+from xlaserve.generation.loading import GeneratorModel
 from xlaserve.language import grammars
 from xlaserve.language.grammars import Grammars
-from xlaserve.models.config import DynamicBatching, ModelConfig
-from xlaserve.models.generation import asking, configured
-from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.model_config.config import DynamicBatching, ModelConfig
+from xlaserve.runtime.generator import configured
 
 ALPHABET = [*"abcde", "<eos>", *'{}":,', *"0123456789", *"fghij", "x", "y", "a1", "tr", '":', "Ġ"]
 """Tokens by their id: one of two characters crosses what a grammar thinks of as one step."""

@@ -5,12 +5,8 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.generation.in_place import (
-    Memory,
-    check_aliasing,
-    check_partial,
-)
-from xlaserve.models.workspace import workspace_bytes
+from xlaserve.generation.in_place import Memory, check_aliasing, check_partial
+from xlaserve.runtime.devices.workspace import workspace_bytes
 
 CUBLAS = (
     "  %custom-call.6 = (f32[8,48]{1,0}, s8[4194304]{0}) custom-call(%a, %b), "

@@ -10,12 +10,13 @@ from support import tiny_language
 from support.compilations import noted_compilations
 from support.generators import CONFIG, Loaded, prompt_of
 
-from xlaserve.models import cache_key, loaders
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache, Entry
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.loaded import LoadContext, ModelInfo
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext, ModelInfo
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry
 
 
 class Bed:

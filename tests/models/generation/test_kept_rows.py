@@ -10,10 +10,11 @@ from support import tiny_language
 from support.generators import CHUNK, Loaded, load, prompt_of
 from support.tiny_language import VOCAB, greedy
 
+from xlaserve.artifact import generator_record as record
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation import configured, record
-from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.generator import configured
 
 LENGTH = 62
 """No multiple of a chunk: the padding of the last one is behind the end."""

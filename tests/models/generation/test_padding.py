@@ -10,7 +10,7 @@ from support import tiny_language
 from support.generators import CHUNK, Asking, Loaded, load, prompt_of
 from support.tiny_language import VOCAB, greedy
 
-from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.generation.loading import GeneratorModel
 
 LENGTH = 62
 """No multiple of a chunk: the padding of the last one is behind the end."""

@@ -17,13 +17,14 @@ from support.generators import Asking, Loaded, load, prompt_of
 from support.tiny_language import LENGTH, VOCAB, greedy
 
 from xlaserve import export_generator
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact.sizes import EXECUTABLE_BYTES
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation import configured, record
-from xlaserve.models.generation.in_place import Memory, check_partial
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.generation.sampling import INTEGERS, REALS
-from xlaserve.models.sizes import EXECUTABLE_BYTES
+from xlaserve.generation.in_place import Memory, check_partial
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.generation.sampling import INTEGERS, REALS
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.generator import configured
 
 SLOTS, SIZES = 6, (1, 2, 4)
 CONFIG = {"slots": str(SLOTS), "step_sizes": "1,2,4", "windows": "16"}
@@ -362,8 +363,8 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is XLA that chose to copy: no author can help it, so that is no reason to refuse."""
-    monkeypatch.setattr("xlaserve.models.generation.in_place._SLACK_BYTES", -(1 << 30))
-    monkeypatch.setattr("xlaserve.models.generation.programs.check_aliasing", lambda *given: None)
+    monkeypatch.setattr("xlaserve.generation.in_place._SLACK_BYTES", -(1 << 30))
+    monkeypatch.setattr("xlaserve.generation.programs.check_aliasing", lambda *given: None)
 
     model = load(directory, slots=str(SLOTS))
     loaded = Loaded(model)

@@ -10,13 +10,13 @@ from support import tiny_language
 from support.fake_programs import CHUNK, LENGTH, VOCAB, WINDOWS, FakePrograms, alone
 from support.generators import CONFIG, SLOTS, Asking, Loaded, load_configured, prompt_of
 
-from xlaserve.models.config import DynamicBatching, ModelConfig
-from xlaserve.models.generation import asking
-from xlaserve.models.generation.batch import MOST_PREEMPTED, Batch
-from xlaserve.models.generation.counts import GenerationCounts
-from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.loading import GeneratorModel
-from xlaserve.models.generation.running import Running
+from xlaserve.generation import asking
+from xlaserve.generation.batch import MOST_PREEMPTED, Batch
+from xlaserve.generation.loading import GeneratorModel
+from xlaserve.generation.running import Running
+from xlaserve.model_config.config import DynamicBatching, ModelConfig
+from xlaserve.runtime.generator.counts import GenerationCounts
+from xlaserve.runtime.generator.info import GenerationInfo
 
 INFO = GenerationInfo(VOCAB, LENGTH, (), Path(), 2, WINDOWS, CHUNK, keeps_prefixes=True)
 

@@ -10,14 +10,14 @@ from support import fake_programs
 from support.fake_programs import CHUNK, LENGTH, VOCAB, WINDOWS, FakePrograms, alone
 from support.generators import Asking
 
-from xlaserve.models.generation import asking
-from xlaserve.models.generation.batch import Batch
-from xlaserve.models.generation.counts import GenerationCounts
-from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.generation.running import Running
-from xlaserve.models.generation.step import Step
-from xlaserve.models.generation.trial import rows_are_of_their_tokens
-from xlaserve.models.handling import Sender
+from xlaserve.generation import asking
+from xlaserve.generation.batch import Batch
+from xlaserve.generation.running import Running
+from xlaserve.generation.step import Step
+from xlaserve.generation.trial import rows_are_of_their_tokens
+from xlaserve.runtime.generator.counts import GenerationCounts
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.runtime.handling import Sender
 
 SLOTS = 3
 INFO = GenerationInfo(*(VOCAB, LENGTH, (), Path(), SLOTS, WINDOWS, CHUNK), keeps_prefixes=True)

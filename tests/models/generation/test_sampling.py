@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlaserve.models.generation import sampling
-from xlaserve.models.generation.info import mask_words
-from xlaserve.models.generation.sampling import INTEGERS, REALS, Tables, sample
+from xlaserve.generation import sampling
+from xlaserve.generation.sampling import INTEGERS, REALS, Tables, sample
+from xlaserve.runtime.generator.info import mask_words
 
 VOCAB, ROWS = 300, 6
 NOISE = {"random_bits", "threefry2x32"}

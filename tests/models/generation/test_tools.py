@@ -4,8 +4,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.tools import family
+from xlaserve.generation.tools import family
+from xlaserve.model_config.config import ModelConfig
 
 
 def config(value: str) -> ModelConfig:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import huggingface_references as references
+from xlaserve.artifact import weights
 from xlaserve.errors import InvalidModel
-from xlaserve.models import weights
-from xlaserve.models.huggingface import checkpoint, configuration
+from xlaserve.importers.huggingface import checkpoint, configuration
 from xlaserve.tensors import Tensor
 
 DATA = Path(__file__).parents[2] / "data/huggingface"

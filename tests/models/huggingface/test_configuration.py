@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.huggingface import configuration
+from xlaserve.importers.huggingface import configuration
 
 DATA = Path(__file__).parents[2] / "data/huggingface"
 

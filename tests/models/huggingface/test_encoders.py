@@ -13,8 +13,8 @@ from support.encoders import DATA, write_tensors
 
 import encoder_references as references
 from xlaserve.errors import InvalidModel
+from xlaserve.importers.huggingface.encoders import configuration, forward, parameters
 from xlaserve.language import tokenizing
-from xlaserve.models.huggingface.encoders import configuration, forward, parameters
 
 TOLERANCE = 1e-5
 SLOW = {"bert-masked", "roberta", "xlm-roberta", "distilbert"}

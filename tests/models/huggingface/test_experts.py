@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from xlaserve.models.huggingface import experts, products, quantising
-from xlaserve.models.huggingface.form import Experts
+from xlaserve.importers.huggingface import experts, products, quantising
+from xlaserve.importers.huggingface.form import Experts
 
 HIDDEN, WIDE = 16, 24
 FORM = Experts(5, 2, normalised=True, intermediate=WIDE, shared=0, layers=(True,))

@@ -13,8 +13,8 @@ import pytest
 from support.checkpoints import DATA, write_tensors
 
 import huggingface_references as references
-from xlaserve.models.huggingface import checkpoint, configuration, forward
-from xlaserve.models.huggingface.form import Experts, Form, Rope
+from xlaserve.importers.huggingface import checkpoint, configuration, forward
+from xlaserve.importers.huggingface.form import Experts, Form, Rope
 
 SLOT, SLOTS, LENGTH, PIECE = 2, 4, 48, 7
 Logits = npt.NDArray[np.float32]

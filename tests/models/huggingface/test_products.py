@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlaserve.models.huggingface import forward, products
-from xlaserve.models.huggingface.form import Form, Layout, Rope
+from xlaserve.importers.huggingface import forward, products
+from xlaserve.importers.huggingface.form import Form, Layout, Rope
 
 OUT, IN, CHAINED = 1024, 1024, 4
 DTYPES = ("float32", "bfloat16", "float16")

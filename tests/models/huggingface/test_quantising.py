@@ -12,7 +12,7 @@ import pytest
 from support.checkpoints import DATA, write_tensors
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.huggingface import (
+from xlaserve.importers.huggingface import (
     agreement,
     checkpoint,
     configuration,

@@ -11,7 +11,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 import onnx
 from support.onnx_models import ours
 
-from xlaserve.models.onnx.importing import import_model
+from xlaserve.importers.onnx.importing import import_model
 
 DATA = Path(__file__).parents[2] / "data" / "boosted"
 NAMES = sorted(path.stem for path in DATA.glob("*.onnx"))

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import checking
-from xlaserve.models.onnx.allowance import allowance
-from xlaserve.models.onnx.graph import Graph, GraphInput, Node
+from xlaserve.importers.onnx import checking
+from xlaserve.importers.onnx.allowance import allowance
+from xlaserve.importers.onnx.graph import Graph, GraphInput, Node
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Y = TensorSpec("y", DATATYPES["FP32"], (-1, 2))

@@ -32,7 +32,7 @@ from support.onnx_models import (
 )
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.importing import import_model
+from xlaserve.importers.onnx.importing import import_model
 from xlaserve.tensors import Tensor
 
 ROWS = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)

@@ -29,8 +29,8 @@ from support.onnx_models import (
 )
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import counted
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx import counted
+from xlaserve.importers.onnx.importing import Options, import_model
 from xlaserve.tensors import Tensor
 
 BATCHES, CLASSES, BOXES, EACH = 2, 3, 12, 5

@@ -12,9 +12,9 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 from onnx import TensorProto
 from support.onnx_models import model, node, ours, save
 
-from xlaserve.models import manifest
-from xlaserve.models.onnx.datatypes import any_dtype_of, edge_of, is_narrow
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.artifact import manifest
+from xlaserve.importers.onnx.datatypes import any_dtype_of, edge_of, is_narrow
+from xlaserve.importers.onnx.importing import Options, import_model
 
 KINDS = {
     "FLOAT8E4M3FN": "FP16",

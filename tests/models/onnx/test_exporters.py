@@ -13,11 +13,11 @@ import onnx
 from support.onnx_models import ours
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import loaders
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx.importing import Options, import_model
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.tensors import Tensor
 
 DATA = Path(__file__).parents[2] / "data" / "exporters"

@@ -13,13 +13,13 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from onnx import helper
 from support.onnx_models import FLOAT, INT64, Inputs, X, model, node, save
 
+from xlaserve.artifact import manifest
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.loaded import Stage
-from xlaserve.models.onnx import checking
-from xlaserve.models.onnx.given import with_constants
-from xlaserve.models.onnx.graph import Graph, GraphInput
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx import checking
+from xlaserve.importers.onnx.given import with_constants
+from xlaserve.importers.onnx.graph import Graph, GraphInput
+from xlaserve.importers.onnx.importing import Options, import_model
+from xlaserve.runtime.loaded import Stage
 from xlaserve.tensors import DATATYPES, Tensor
 
 WEIGHT = np.linspace(-1, 1, 4 * 300, dtype=np.float32).reshape(4, 300)
@@ -185,8 +185,8 @@ def test_packages_are_optional(
     """Without onnx the error says what to install; without onnxruntime nothing is compared."""
     path = _linear(tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "xlaserve.models.onnx.reading", raising=False)
-    monkeypatch.delattr("xlaserve.models.onnx.reading", raising=False)
+    monkeypatch.delitem(sys.modules, "xlaserve.importers.onnx.reading", raising=False)
+    monkeypatch.delattr("xlaserve.importers.onnx.reading", raising=False)
 
     if missing == "onnx":
         with pytest.raises(InvalidModel, match=r"pip install 'xlaserve\[onnx\]'"):

@@ -15,11 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from support.onnx_models import FLOAT, INT64, graph_of, model, node, save
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.config_text import read_config
-from xlaserve.models.onnx import configuring
-from xlaserve.models.onnx.checking import numbers_of
-from xlaserve.models.onnx.importing import Options, import_model
-from xlaserve.models.onnx.labels import with_numbers
+from xlaserve.importers.onnx import configuring
+from xlaserve.importers.onnx.checking import numbers_of
+from xlaserve.importers.onnx.importing import Options, import_model
+from xlaserve.importers.onnx.labels import with_numbers
+from xlaserve.model_config.text import read_config
 
 CLASSES = ("low", "übermäßig", "a b")
 

@@ -8,14 +8,16 @@ import pytest
 from onnx import TensorProto
 from support.onnx_models import model, node, save
 
+from xlaserve.artifact import onnx_source
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import compilation, loaders, onnx_source
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.conversions import Conversions
-from xlaserve.models.loaded import LoadContext, Stage
-from xlaserve.models.onnx import importing, loading
-from xlaserve.models.onnx.importing import Options
+from xlaserve.importers.onnx import importing, loading
+from xlaserve.importers.onnx.importing import Options
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext, Stage
+from xlaserve.runtime.programs import compilation
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.conversions import Conversions
 from xlaserve.settings import Settings
 
 

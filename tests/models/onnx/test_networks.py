@@ -14,10 +14,10 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from support import onnx_networks as networks
 from support.onnx_models import artifact_of, exported, graph_of, largest_difference, save, theirs
 
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel, Value
-from xlaserve.models.onnx import checking
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx import checking
+from xlaserve.importers.onnx.importing import Options, import_model
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.loaded import LoadedModel, Value
 from xlaserve.tensors import Tensor
 
 TOLERANCE = 1e-4

@@ -8,7 +8,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 from support import onnx_cases
 from support.onnx_cases import Case
 
-from xlaserve.models.onnx.operators import OPERATORS
+from xlaserve.importers.onnx.operators import OPERATORS
 
 
 @cache

@@ -27,7 +27,7 @@ from support.onnx_models import (
 )
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import planning
+from xlaserve.importers.onnx import planning
 from xlaserve.tensors import Tensor
 
 ROWS = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)

@@ -11,8 +11,8 @@ from onnx import TensorProto, external_data_helper, helper
 from support.onnx_models import FLOAT, X, model, node, save, single
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import reading
-from xlaserve.models.onnx.importing import import_model
+from xlaserve.importers.onnx import reading
+from xlaserve.importers.onnx.importing import import_model
 from xlaserve.tensors import Tensor
 
 WEIGHT = np.arange(8, dtype=np.float32).reshape(4, 2)

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import signature
-from xlaserve.models.onnx.graph import GraphInput
+from xlaserve.importers.onnx import signature
+from xlaserve.importers.onnx.graph import GraphInput
 from xlaserve.tensors import DATATYPES
 
 IMAGE = GraphInput("image", DATATYPES["FP32"], ("N", 3, "height", ""))

@@ -14,9 +14,9 @@ from onnx import ModelProto, TensorProto, helper
 from support.onnx_models import graph_of, model, node, save
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import signature
-from xlaserve.models.onnx.checking import Reference
-from xlaserve.models.onnx.watching import Watch
+from xlaserve.importers.onnx import signature
+from xlaserve.importers.onnx.checking import Reference
+from xlaserve.importers.onnx.watching import Watch
 from xlaserve.tensors import Tensor
 
 X = {"x": np.ones((1, 2), np.float32)}
@@ -62,7 +62,7 @@ def test_what_takes_too_much_memory_is_ended(
 ) -> None:
     """It looks at what the process has, which here grows by a mebibyte with each look."""
     had = iter(range(0, 1 << 40, 1 << 20))
-    monkeypatch.setattr("xlaserve.models.onnx.watching.resident_bytes", lambda: next(had))
+    monkeypatch.setattr("xlaserve.importers.onnx.watching.resident_bytes", lambda: next(had))
 
     with pytest.raises(InvalidModel, match="it took more than 3000000 bytes; --no-check imports"):
         endless(tmp_path, most_bytes=3_000_000).run(X, ["y"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.pt2_models import answers, path
 
-from xlaserve.models.pt2 import archive, importing
-from xlaserve.models.pt2.importing import Options
-from xlaserve.models.pt2.inputs import resolve
+from xlaserve.importers.pt2 import archive, importing
+from xlaserve.importers.pt2.importing import Options
+from xlaserve.importers.pt2.inputs import resolve
 from xlaserve.tensors import Tensor
 
 BF16, FP16, FP32 = 2e-2, 2e-3, 1e-5

@@ -10,7 +10,7 @@ import pytest
 from support.pt2_models import PROGRAM, Json, changed, files_of, packed, path, read
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.pt2 import archive
+from xlaserve.importers.pt2 import archive
 
 WEIGHTS = "data/weights/model_weights_config.json"
 

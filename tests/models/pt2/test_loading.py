@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from support.pt2_models import answers, path
 
+from xlaserve.artifact import onnx_source
+from xlaserve.artifact.onnx_source import OnnxSource
 from xlaserve.errors import InvalidModel
-from xlaserve.models import contents, loaders, onnx_source, trial
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.conversions import Conversions
-from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.onnx_source import OnnxSource
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.offline import contents
+from xlaserve.runtime import loaders, trial
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.conversions import Conversions
 from xlaserve.tensors import DATATYPES, Tensor
 
 PLAIN = ModelConfig()

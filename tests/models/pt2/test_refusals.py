@@ -12,12 +12,12 @@ import pytest
 from support.pt2_models import Json, changed, path, read
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.pt2 import importing
-from xlaserve.models.pt2.aliasing import Reference
-from xlaserve.models.pt2.guards import holds
-from xlaserve.models.pt2.importing import Options
-from xlaserve.models.pt2.inputs import resolve
-from xlaserve.models.pt2.values import common_dtype
+from xlaserve.importers.pt2 import importing
+from xlaserve.importers.pt2.aliasing import Reference
+from xlaserve.importers.pt2.guards import holds
+from xlaserve.importers.pt2.importing import Options
+from xlaserve.importers.pt2.inputs import resolve
+from xlaserve.importers.pt2.values import common_dtype
 
 
 def _graph(tree: Json) -> Json:

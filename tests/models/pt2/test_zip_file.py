@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.pt2.zip_file import ZipFile
+from xlaserve.importers.pt2.zip_file import ZipFile
 
 LIMIT = 1 << 20
 _CENTRAL, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"

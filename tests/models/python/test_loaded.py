@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.code_errors import ModelFailed
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.models.python.loaded import LoadedPython
+from xlaserve.errors.code import ModelFailed
+from xlaserve.python_models.loaded import LoadedPython
+from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 INPUTS = {"x": np.zeros((3, 2), np.float32)}

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from xlaserve.models.python import metrics
-from xlaserve.models.python.metrics import Described, MetricError, ModelMetrics
-from xlaserve.transport.rest.model_families import written
+from xlaserve.http.metrics.model_families import written
+from xlaserve.runtime import metrics
+from xlaserve.runtime.metrics import Described, MetricError, ModelMetrics
 
 
 def counter(name: str = "c") -> Described:

@@ -8,8 +8,8 @@ import pytest
 from support.python_models import OWN, VECTORS, starting, write
 from support.server import Serve
 
-from xlaserve.core.residence import catalog
-from xlaserve.models.python.readiness import CodeReadiness, ask_all
+from xlaserve.python_models.readiness import CodeReadiness, ask_all
+from xlaserve.residence import catalog
 
 
 def test_who_asks_meanwhile_gets_the_same_answer_and_the_next_one_asks_anew() -> None:

@@ -1,7 +1,7 @@
 import os
 import subprocess
 
-from xlaserve.models.python.process.running import RunningProcess
+from xlaserve.python_models.process.running import RunningProcess
 
 
 def test_a_process_that_another_thread_has_waited_for_has_ended() -> None:

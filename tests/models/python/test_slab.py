@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from xlaserve.models.python.process.pipe import Pipe, PipeError
-from xlaserve.models.python.process.slab import SlabError, SlabReader, SlabWriter, make_slab
+from xlaserve.python_models.process.pipe import Pipe, PipeError
+from xlaserve.python_models.process.slab import SlabError, SlabReader, SlabWriter, make_slab
 from xlaserve.tensors import DATATYPES, from_bytes
 
 SIZE = 1 << 20

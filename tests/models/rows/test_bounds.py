@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 from support.rows import exported, verdict_of
 
-from xlaserve.models.rows import Independence, loops_follow_inputs, program, prove, walk
-from xlaserve.models.rows.rules import control
-from xlaserve.models.rows.table import RULES
+from xlaserve.row_proofs import Independence, loops_follow_inputs, program, prove, walk
+from xlaserve.row_proofs.rules import control
+from xlaserve.row_proofs.table import RULES
 
 F4 = [((4,), "float32")]
 
@@ -75,7 +75,7 @@ def test_the_walk_is_bounded(
 
 def test_an_operation_without_a_rule_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "xlaserve.models.rows.proof.RULES",
+        "xlaserve.row_proofs.proof.RULES",
         {name: rule for name, rule in RULES.items() if name != "stablehlo.tanh"},
     )
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.models.rows.constants import Constant, compared, folded
-from xlaserve.models.rows.sizes import Size, fitted, product, quotient
+from xlaserve.row_proofs.constants import Constant, compared, folded
+from xlaserve.row_proofs.sizes import Size, fitted, product, quotient
 
 sizes = st.builds(Size, st.integers(0, 4), st.integers(-6, 6))
 constants = st.builds(lambda size: Constant(size.offset, size.per_row), sizes)

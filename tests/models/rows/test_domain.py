@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from xlaserve.models.rows import domain
-from xlaserve.models.rows.domain import ROWS, Along, Dimension, Factor
-from xlaserve.models.rows.findings import Mixes, NoRule
-from xlaserve.models.rows.sizes import Size, static
+from xlaserve.row_proofs import domain
+from xlaserve.row_proofs.domain import ROWS, Along, Dimension, Factor
+from xlaserve.row_proofs.findings import Mixes, NoRule
+from xlaserve.row_proofs.sizes import Size, static
 
 
 def size(text: str) -> Size:

@@ -5,7 +5,7 @@ import pytest
 from support.row_hazards import HAZARDS
 from support.rows import verdict_of
 
-from xlaserve.models.rows import Independence
+from xlaserve.row_proofs import Independence
 
 
 @pytest.mark.parametrize("name", HAZARDS)

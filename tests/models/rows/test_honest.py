@@ -2,7 +2,7 @@ import pytest
 from support.honest_rows import HONEST
 from support.rows import verdict_of
 
-from xlaserve.models.rows import Independence
+from xlaserve.row_proofs import Independence
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -15,9 +15,9 @@ from jax import lax
 from support.honest_rows import HONEST
 from support.rows import exported, findings_of, verdict_of
 
-from xlaserve.models.rows import Independence, program, proof, ranges, refining
-from xlaserve.models.rows.constants import Constant
-from xlaserve.models.rows.domain import (
+from xlaserve.row_proofs import Independence, program, proof, ranges, refining
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import (
     ROWS,
     Along,
     Dimensions,
@@ -28,13 +28,13 @@ from xlaserve.models.rows.domain import (
     uniform,
     varying,
 )
-from xlaserve.models.rows.findings import Finding, NoRule
-from xlaserve.models.rows.program import Operation, Pair
-from xlaserve.models.rows.rules import places
-from xlaserve.models.rows.rules.tracing import Place
-from xlaserve.models.rows.sizes import BATCH, Size, fitted, static
-from xlaserve.models.rows.table import RULES
-from xlaserve.models.rows.walk import Rule, Walker
+from xlaserve.row_proofs.findings import Finding, NoRule
+from xlaserve.row_proofs.program import Operation, Pair
+from xlaserve.row_proofs.rules import places
+from xlaserve.row_proofs.rules.tracing import Place
+from xlaserve.row_proofs.sizes import BATCH, Size, fitted, static
+from xlaserve.row_proofs.table import RULES
+from xlaserve.row_proofs.walk import Rule, Walker
 
 F4 = [((4,), "float32")]
 FOUR = (Factor(static(4), Along.ANY),)
@@ -48,7 +48,7 @@ def planted(
     """Have a rule for `tanh` that says the same of whatever it is given."""
     rule = Rule(lambda operation, operands, walker: results(operands))
     rules = MappingProxyType({**RULES, "stablehlo.tanh": rule})
-    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", rules)
+    monkeypatch.setattr("xlaserve.row_proofs.proof.RULES", rules)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_stumbles_where_more_could_be_known_costs_no_proof(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rules = {**RULES, "stablehlo.add": replace(RULES["stablehlo.add"], settle=_stumbles)}
-    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", MappingProxyType(rules))
+    monkeypatch.setattr("xlaserve.row_proofs.proof.RULES", MappingProxyType(rules))
 
     assert findings_of(exported(lambda x: x + 1.0, F4)) == [None]
 
@@ -149,7 +149,7 @@ def test_what_is_settled_must_fit_what_is_computed(
 ) -> None:
     rule = Rule(lambda *_: [NOTHING], settle=lambda *_: [result])
     rules = MappingProxyType({**RULES, "stablehlo.tanh": rule})
-    monkeypatch.setattr("xlaserve.models.rows.proof.RULES", rules)
+    monkeypatch.setattr("xlaserve.row_proofs.proof.RULES", rules)
 
     assert verdict == verdict_of(jnp.tanh, F4).independence
 

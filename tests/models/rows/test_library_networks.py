@@ -14,7 +14,7 @@ from flax import linen as nn
 from support.row_trial import leak
 from support.rows import exported
 
-from xlaserve.models.rows import prove
+from xlaserve.row_proofs import prove
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from support.honest_rows import dense, f, i, w
 from support.row_trial import leak
 from support.rows import exported
 
-from xlaserve.models.rows import prove
+from xlaserve.row_proofs import prove
 
 
 def gaussian_process(x):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.rows import Inputs, exported, verdict_of
 
-from xlaserve.models.rows import Independence
+from xlaserve.row_proofs import Independence
 
 K, F = 5, 3
 X: Inputs = [((K, F), "float32")]

@@ -13,12 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 from support.rows import exported
 
+from xlaserve.artifact import manifest
+from xlaserve.authoring import lowering
+from xlaserve.authoring.export import Exportable
+from xlaserve.authoring.lowering import PLATFORMS
 from xlaserve.errors import InvalidModel
-from xlaserve.models import lowering, manifest
-from xlaserve.models.export import Exportable
-from xlaserve.models.lowering import PLATFORMS
-from xlaserve.models.rows import prove_each
-from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.row_proofs import prove_each
+from xlaserve.row_proofs.verdict import Independence, Verdict
 
 MATRICES = [((4, 4), "float32")]
 

@@ -5,7 +5,7 @@ from support.row_programs import INPUTS, Program
 from support.row_trial import leak
 from support.rows import exported
 
-from xlaserve.models.rows import Independence, prove
+from xlaserve.row_proofs import Independence, prove
 
 DEFAULT = range(25)
 LARGE = range(1000, 3000)

@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from xlaserve.models.rows.constants import Constant
-from xlaserve.models.rows.domain import ROWS, RowNumber, Value, uniform
-from xlaserve.models.rows.program import Operation, Tensor
-from xlaserve.models.rows.rules.row_numbers import compared_with_row_number, still_row_number
-from xlaserve.models.rows.sizes import BATCH
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import ROWS, RowNumber, Value, uniform
+from xlaserve.row_proofs.program import Operation, Tensor
+from xlaserve.row_proofs.rules.row_numbers import compared_with_row_number, still_row_number
+from xlaserve.row_proofs.sizes import BATCH
 
 BATCHES = range(1, 8)
 BOUNDS = [*product([-2, -1, 0, 1, 3], [0]), *product([-2, -1, 0, 1], [1]), (0, 2)]

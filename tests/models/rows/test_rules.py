@@ -6,7 +6,7 @@
 import pytest
 from support.row_texts import verdict_of
 
-from xlaserve.models.rows import Independence, program
+from xlaserve.row_proofs import Independence, program
 
 PROVED, UNKNOWN = Independence.PROVED, Independence.UNKNOWN
 SUM = "({ ^bb0(%l: tensor<f32>, %r: tensor<f32>): %s = stablehlo.add %l, %r : tensor<f32> stablehlo.return %s : tensor<f32> })"

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from xlaserve.models import artifact, manifest
-from xlaserve.models.rows import Independence, Verdict, loops_follow_inputs, prove
+from xlaserve.artifact import artifact, manifest
+from xlaserve.row_proofs import Independence, Verdict, loops_follow_inputs, prove
 
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

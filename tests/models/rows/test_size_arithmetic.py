@@ -5,9 +5,9 @@
 
 import pytest
 
-from xlaserve.models.rows import refining, size_arithmetic
-from xlaserve.models.rows.findings import Unfollowed
-from xlaserve.models.rows.size_arithmetic import question
+from xlaserve.row_proofs import refining, size_arithmetic
+from xlaserve.row_proofs.findings import Unfollowed
+from xlaserve.row_proofs.size_arithmetic import question
 
 SIZE = """
 

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from support.rows import verdict_of
 
-from xlaserve.models.rows import Independence
+from xlaserve.row_proofs import Independence
 
 F4 = [((4,), "float32")]
 WEIGHTS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)

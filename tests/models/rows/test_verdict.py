@@ -1,4 +1,4 @@
-from xlaserve.models.rows.verdict import Independence, Verdict, worst
+from xlaserve.row_proofs.verdict import Independence, Verdict, worst
 
 
 def test_a_verdict_names_operation_reason_place_and_output() -> None:

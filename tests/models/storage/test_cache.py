@@ -13,18 +13,18 @@ from support.memory_store import MemoryStore
 from support.object_server import Handler, serving_objects
 
 from xlaserve.errors import InvalidModel, InvalidSettings
-from xlaserve.models.storage import cache, fetching
-from xlaserve.models.storage.cache import Lease, ModelCache
-from xlaserve.models.storage.fetching import FetchControl
-from xlaserve.models.storage.http_store import HttpStore
-from xlaserve.models.storage.objects import (
+from xlaserve.storage import cache, fetching
+from xlaserve.storage.cache import Lease, ModelCache
+from xlaserve.storage.fetching import FetchControl
+from xlaserve.storage.http_store import HttpStore
+from xlaserve.storage.objects import (
     Checksum,
     FetchCancelled,
     ObjectChanged,
     RemoteObject,
     StoreProblem,
 )
-from xlaserve.models.storage.units import RECORD, Wanted
+from xlaserve.storage.units import RECORD, Wanted
 
 MIB = 1 << 20
 
@@ -213,10 +213,10 @@ def test_a_killed_fetch_is_nothing_whole_and_goes_on(make: Make, folder: Path) -
 FETCH = """
 import sys
 from pathlib import Path
-from xlaserve.models.storage.cache import ModelCache
-from xlaserve.models.storage.fetching import FetchControl
-from xlaserve.models.storage.http_store import HttpStore
-from xlaserve.models.storage.units import Wanted
+from xlaserve.storage.cache import ModelCache
+from xlaserve.storage.fetching import FetchControl
+from xlaserve.storage.http_store import HttpStore
+from xlaserve.storage.units import Wanted
 
 url, folder = sys.argv[1:]
 store = HttpStore(url, seconds=60, max_objects=10)

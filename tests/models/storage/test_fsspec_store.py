@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from xlaserve.models.storage import fsspec_store
-from xlaserve.models.storage.fsspec_store import FsspecStore
-from xlaserve.models.storage.objects import Checksum, ObjectChanged, StoreProblem
+from xlaserve.storage import fsspec_store
+from xlaserve.storage.fsspec_store import FsspecStore
+from xlaserve.storage.objects import Checksum, ObjectChanged, StoreProblem
 
 fsspec = pytest.importorskip("fsspec")
 

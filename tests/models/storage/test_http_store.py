@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from support.object_server import Fault, Handler, Shelves, serving_objects
 
-from xlaserve.models.storage import fetching
-from xlaserve.models.storage.fetching import FetchControl, fetch_file
-from xlaserve.models.storage.http_store import HttpStore
-from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
+from xlaserve.storage import fetching
+from xlaserve.storage.fetching import FetchControl, fetch_file
+from xlaserve.storage.http_store import HttpStore
+from xlaserve.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
 CONTENT = bytes(range(256)) * 20_000
 PATH = "root/m/1/w"

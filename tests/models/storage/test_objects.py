@@ -1,7 +1,7 @@
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.storage.objects import RemoteObject, check_names
+from xlaserve.storage.objects import RemoteObject, check_names
 
 
 def objects(*names: str) -> list[RemoteObject]:

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.errors import InvalidSettings
-from xlaserve.models.storage import urls
+from xlaserve.residence.repository.wrong_root import check_roots
 from xlaserve.settings import Settings
+from xlaserve.storage import urls
 
 ALL = ("s3", "gs", "az", "hf", "http", "https")
 

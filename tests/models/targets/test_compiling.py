@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.targets import wheels
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.jobs import Compiled, Job
+from xlaserve.offline.targets import wheels
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Compiled, Job
+from xlaserve.runtime.loaded import LoadedModel
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xlaserve.models.targets.diagnosis import problem_of
-from xlaserve.models.targets.jobs import Problem
+from xlaserve.offline.targets.diagnosis import problem_of
+from xlaserve.offline.targets.jobs import Problem
 
 _REWRITING = (
     "UNIMPLEMENTED: While rewriting computation to not contain X{64|128} element types, XLA "

@@ -1,5 +1,5 @@
-from xlaserve.models.targets import environment
-from xlaserve.models.targets.kinds import named
+from xlaserve.offline.targets import environment
+from xlaserve.runtime.devices.target_kinds import named
 
 _SERVER = {
     "PATH": "/bin",

@@ -1,7 +1,7 @@
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models.targets.kinds import TARGETS, named, of_kind
+from xlaserve.runtime.devices.target_kinds import TARGETS, named, of_kind
 
 
 def test_a_name_finds_its_row_however_it_is_written() -> None:

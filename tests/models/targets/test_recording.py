@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from xlaserve.artifact import manifest
+from xlaserve.artifact.target_sizes import TargetSizes
 from xlaserve.cli import application, recorded
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
-from xlaserve.models.target_sizes import TargetSizes
-from xlaserve.models.targets import recording
-from xlaserve.models.targets.jobs import Compiled, Job, Problem, Reserved
+from xlaserve.offline.targets import recording
+from xlaserve.offline.targets.jobs import Compiled, Job, Problem, Reserved
 
 
 class _Compilers:

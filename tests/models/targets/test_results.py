@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.models.footprint import Footprint
-from xlaserve.models.targets import results
-from xlaserve.models.targets.results import Results, key_of
+from xlaserve.offline.targets import results
+from xlaserve.offline.targets.results import Results, key_of
+from xlaserve.runtime.programs.footprint import Footprint
 
 FOOTPRINT = Footprint(1, 2, 3, 4, 5, 6, 7, 8)
 

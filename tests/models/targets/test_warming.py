@@ -8,12 +8,13 @@ import pytest
 from support.compilations import noted_compilations
 from support.targets import export_sharded, keys, warm
 
-from xlaserve.models import cache_key, loaders
-from xlaserve.models.compilation import Compilation
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.config_text import read_config
-from xlaserve.models.export import export_model
-from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.authoring.export import export_model
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 X = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
 

@@ -2,9 +2,9 @@ import jax
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models import plugins
-from xlaserve.models.targets import wheels
-from xlaserve.models.targets.kinds import named
+from xlaserve.offline.targets import wheels
+from xlaserve.runtime.devices import plugins
+from xlaserve.runtime.devices.target_kinds import named
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from support.conditions import until
 from support.core import World
 from support.fronts import Joined, Noting, joined
 
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import InvalidRequest
-from xlaserve.models.python.process.slab import LEAST_BYTES
-from xlaserve.processes.fronts import engine, front_end, passing
-from xlaserve.processes.fronts.records import tensors_of
+from xlaserve.python_models.process.slab import LEAST_BYTES
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.tensors import DATATYPES
+from xlaserve.workers.fronts import engine, front_end, passing
+from xlaserve.workers.fronts.records import tensors_of
 
 WIDE = LEAST_BYTES // 4
 """Elements of a row that goes through the slab."""

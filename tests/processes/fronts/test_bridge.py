@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from support.conditions import until
 
-from xlaserve.core.serving.ledger import Kind as Purpose
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.models.python.process.slab import LEAST_BYTES
-from xlaserve.processes.fronts import bridge as bridges
-from xlaserve.processes.fronts.bridge import Bridge, Slabs, offer, offered
-from xlaserve.processes.fronts.records import NOWHERE, Kind, Record
+from xlaserve.net.ledger import Kind as Purpose
+from xlaserve.net.ledger import Ledger
+from xlaserve.python_models.process.slab import LEAST_BYTES
+from xlaserve.workers.fronts import bridge as bridges
+from xlaserve.workers.fronts.bridge import Bridge, Slabs, offer, offered
+from xlaserve.workers.fronts.records import NOWHERE, Kind, Record
 
 
 @dataclass

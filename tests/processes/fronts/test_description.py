@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from xlaserve.models import config_text
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
-from xlaserve.models.roots import Roots
-from xlaserve.models.rows.verdict import Independence, Verdict
-from xlaserve.processes.fronts.description import UnknownDescription, described, read
+from xlaserve.files.roots import Roots
+from xlaserve.model_config import text as config_text
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.runtime.loaded import Bucket, ModelInfo, ModelMemory
 from xlaserve.tensors import DATATYPES, TensorSpec
+from xlaserve.workers.fronts.description import UnknownDescription, described, read
 
 INFO = ModelInfo(
     "jax_export",

@@ -10,12 +10,6 @@ from support.conditions import until
 from support.core import World
 from support.fronts import SLABS, Joined, Noting, Side, connect, joined
 
-from xlaserve.access_errors import HIDDEN
-from xlaserve.core.serving.access.models import CallerSight, ModelNames
-from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.standing import Standing, State
 from xlaserve.errors import (
     DeadlineExceeded,
     EngineGone,
@@ -24,9 +18,15 @@ from xlaserve.errors import (
     ModelNotReady,
     Overloaded,
 )
-from xlaserve.models.python.process.slab import LEAST_BYTES
-from xlaserve.processes.fronts.front_end import Limits
+from xlaserve.errors.access import HIDDEN
+from xlaserve.python_models.process.slab import LEAST_BYTES
+from xlaserve.serving.access.models import CallerSight, ModelNames
+from xlaserve.serving.call import Operation
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.standing import Standing, State
 from xlaserve.tensors import DATATYPES
+from xlaserve.workers.fronts.front_end import Limits
 
 WIDE = LEAST_BYTES // 4
 """Elements of a row that goes through the slab."""

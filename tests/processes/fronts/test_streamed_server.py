@@ -25,7 +25,7 @@ from support.http import connect, message
 from support.process import ServerProcess
 from support.tiny_chat import text_of, tokens_of
 
-from xlaserve.core.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MOST_SECONDS = 120

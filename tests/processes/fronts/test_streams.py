@@ -11,16 +11,16 @@ from support.conditions import until
 from support.core import World
 from support.fronts import Joined, Noting, Side, connect, joined
 
-from xlaserve.core.serving.answers import answer_last
-from xlaserve.core.serving.infer_call import AwaitedInfer, Executed, InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.ledger import Kind as Purpose
-from xlaserve.core.serving.principal import Principal
 from xlaserve.errors import Decoupled, EngineLost, InvalidRequest
-from xlaserve.models.loaded import Answer, Value
-from xlaserve.models.python.process.slab import LEAST_BYTES
-from xlaserve.processes.fronts.streams import MOST_ANSWERS, MOST_BYTES
+from xlaserve.net.ledger import Kind as Purpose
+from xlaserve.python_models.process.slab import LEAST_BYTES
+from xlaserve.runtime.loaded import Answer, Value
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.answers import answer_last
+from xlaserve.serving.infer_call import AwaitedInfer, Executed, InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.tensors import DATATYPES, Parameter
+from xlaserve.workers.fronts.streams import MOST_ANSWERS, MOST_BYTES
 
 AHEAD = 20
 """Answers that a thread may have computed, and that are not sent: 16 and those of one go."""

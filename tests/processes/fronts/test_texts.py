@@ -10,14 +10,14 @@ from support.conditions import until
 from support.core import World
 from support.fronts import Joined, Noting, connect, joined
 
+from xlaserve.files.roots import ANYWHERE
 from xlaserve.language.text import LanguageText
 from xlaserve.language.tokenizing import Tokens
-from xlaserve.models.embedding import text_files
-from xlaserve.models.embedding.info import EmbeddingInfo
-from xlaserve.models.generation.info import GenerationInfo
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.models.roots import ANYWHERE
-from xlaserve.processes.fronts import texts
+from xlaserve.runtime.embedding import text_files
+from xlaserve.runtime.embedding.info import EmbeddingInfo
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.workers.fronts import texts
 
 
 @pytest.fixture(name="folder", scope="module")

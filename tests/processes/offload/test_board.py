@@ -2,7 +2,7 @@
 
 import os
 
-from xlaserve.processes.offload.board import WorkerBoard
+from xlaserve.workers.offload.board import WorkerBoard
 
 
 def test_what_one_worker_writes_the_others_read() -> None:

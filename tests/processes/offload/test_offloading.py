@@ -10,10 +10,10 @@ import pytest
 from support.conditions import until
 from support.offloading import SETTINGS, Pair, paired
 
-from xlaserve.core.serving.statistics import Offloads
 from xlaserve.errors import EngineLost, InvalidRequest
-from xlaserve.models.python.process.slab import LEAST_BYTES
-from xlaserve.processes.offload import peer as peers
+from xlaserve.python_models.process.slab import LEAST_BYTES
+from xlaserve.serving.statistics import Offloads
+from xlaserve.workers.offload import peer as peers
 
 WIDE = LEAST_BYTES // 4
 """Elements of a row that goes through the slab."""

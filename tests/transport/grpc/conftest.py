@@ -12,7 +12,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from support.protobuf import Google
 
-from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.grpc.protobuf.codec import WireCodec
 
 ServeHandlers: TypeAlias = Callable[[Collection[IServable]], AbstractAsyncContextManager[str]]
 

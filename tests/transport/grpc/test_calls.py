@@ -9,10 +9,10 @@ from support.calls import NotingObserver
 from support.server import Serve
 from support.wire import connect, request_headers
 
-from xlaserve import app
-from xlaserve.core.serving.gates import Gates
+from xlaserve.app import server as app
 from xlaserve.errors import DeadlineExceeded
-from xlaserve.transport.grpc.calls import FieldsView
+from xlaserve.grpc.calls import FieldsView
+from xlaserve.serving.gates import Gates
 
 SERVICE = "/inference.GRPCInferenceService/"
 NAME = b"\x0a\x04fp32\x12\x011"

@@ -12,10 +12,10 @@ import pytest
 import trustme
 from support.tls import write_certificate
 
-from xlaserve.transport.address import TlsFiles, parse_address
-from xlaserve.transport.client import CallFailed
-from xlaserve.transport.grpc import channel
-from xlaserve.transport.grpc.client import Client
+from xlaserve.dialing import channel
+from xlaserve.dialing.address import TlsFiles, parse_address
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.dialing.over_grpc import Client
 
 
 class Silent(asyncio.Protocol):

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.protobuf import Everything, contract_messages, everything
 
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.wire import ENUM, MAP, MESSAGE, SCALARS, Field, fields_of
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.grpc.protobuf.wire import ENUM, MAP, MESSAGE, SCALARS, Field, fields_of
 from xlaserve_proto.inference import (
     InferParameter,
     ModelInferRequest,
@@ -261,7 +261,7 @@ sys.modules["google"] = None  # whoever imports it gets an ImportError
 
 from grpclib.client import Channel
 from grpclib.server import Server
-from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve_proto import inference as pb
 
 class Service(pb.GrpcInferenceServiceBase):

@@ -25,17 +25,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from support.mutation import mutate, random_message
 from support.protobuf import DISPUTED, Everything, Google, exchanged_messages
 
-from xlaserve.transport.grpc.codec import VIEWS, WireCodec
-from xlaserve.transport.grpc.wire import (
-    BYTES,
-    ENUM,
-    MAP,
-    MESSAGE,
-    SCALARS,
-    Field,
-    MalformedMessage,
-    fields_of,
-)
+from xlaserve.errors.message import MalformedMessage
+from xlaserve.grpc.protobuf.codec import VIEWS, WireCodec
+from xlaserve.grpc.protobuf.wire import BYTES, ENUM, MAP, MESSAGE, SCALARS, Field, fields_of
 
 SHARDS = 20
 MESSAGES = int(os.environ.get("CODEC_MESSAGES", "20_000")) // SHARDS

@@ -5,10 +5,10 @@ from google.protobuf.message import DecodeError
 from support.mutation import varint
 from support.protobuf import Everything, Google, everything
 
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoder import PACKED_BYTES
-from xlaserve.transport.grpc.reader import MESSAGE_COST, TooManyFields
-from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.grpc.protobuf.decoder import PACKED_BYTES
+from xlaserve.grpc.protobuf.reader import MESSAGE_COST
 from xlaserve_proto.inference import ModelInferRequest
 
 ONE_MIB = 1 << 20

@@ -8,8 +8,8 @@ import pytest
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from xlaserve.transport.grpc.compression import answer_encoding, compress, decompress
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.grpc.compression import answer_encoding, compress, decompress
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
 
 LIMIT = 1 << 20
 GZIP = (("grpc-encoding", "gzip"),)

@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 from support.mutation import varint
 from support.protobuf import Colour, Everything, Google, everything
 
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.errors.message import MalformedMessage
+from xlaserve.grpc.protobuf.codec import WireCodec
 
 
 def tag(number: int, wire: int) -> bytes:

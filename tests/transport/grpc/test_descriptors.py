@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from support.protobuf import descriptor_set
 
-from xlaserve.transport.grpc.descriptors import DescriptorIndex
+from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from support.frames import Error, Flag, Frame, Kind, data, headers, literals, pa
 from support.server import Serve
 from support.wire import connect, request_headers, sent
 
-from xlaserve.transport.grpc import server as grpc_server
+from xlaserve.grpc import server as grpc_server
 
 LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
 MESSAGE = bytes(5)

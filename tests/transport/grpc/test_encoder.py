@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.protobuf import Colour, Everything, Google, everything
 
-from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve_proto.inference import (
     InferParameter,
     ModelInferResponse,

@@ -9,13 +9,13 @@ import pytest
 from grpclib import GRPCError
 from support.frames import PREFACE, data, headers, literals, rst_stream, settings
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.grpc.grpclib_stream import GrpclibStream
-from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.engine.grpclib_stream import GrpclibStream
+from xlaserve.grpc.http2.connection import ServerConnection
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Placement
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("grpc-encoding", "gzip")]
 LIMIT = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from xlaserve.transport.grpc.health import HealthService
+from xlaserve.grpc.services.health import HealthService
 from xlaserve_proto.grpc.health import v1
 
 UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN

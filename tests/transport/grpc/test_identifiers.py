@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multidict import MultiDict
 
 from xlaserve.errors import InvalidRequest
-from xlaserve.transport.grpc.identifiers import (
+from xlaserve.grpc.identifiers import (
     MAX_ID_BYTES,
     MAX_LOGGED_BYTES,
     model_id,

@@ -10,24 +10,18 @@ from hypothesis import strategies as st
 from support.infer import described, directly, generically, outcome
 from support.protobuf import Google
 
-from xlaserve.core.serving.inference import (
-    DetailedResponse,
-    InferOutput,
-    InferResponse,
-    PlacedOutput,
-)
 from xlaserve.errors import InvalidTensor
-from xlaserve.settings_choices import TypedAnswerForm
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.infer.infer_codec import InferCodec, tensor_offset
+from xlaserve.grpc.infer.infer_decoder import InferDecoder
+from xlaserve.grpc.infer.infer_encoder import JOINED_BYTES
+from xlaserve.grpc.infer.tensors import write_outputs
+from xlaserve.grpc.infer.typed_answers import Form, TypedAnswers
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.net.bounded_cache import BoundedCache
+from xlaserve.serving.inference import DetailedResponse, InferOutput, InferResponse, PlacedOutput
+from xlaserve.settings.choices import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
-from xlaserve.transport.bounded_cache import BoundedCache
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
-from xlaserve.transport.grpc.infer_decoder import InferDecoder
-from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
-from xlaserve.transport.grpc.reader import TooManyFields
-from xlaserve.transport.grpc.tensors import write_outputs
-from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
-from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import (
     InferParameter,
     InferTensorContents,

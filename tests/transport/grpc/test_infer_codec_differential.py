@@ -12,9 +12,9 @@ from support.infer import directly, generically, outcome
 from support.mutation import mutate, random_message
 from support.protobuf import Google
 
+from xlaserve.grpc.infer.infer_codec import InferCodec
+from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve.tensors import DATATYPES, to_bytes
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve_proto.inference import ModelInferRequest
 
 SHARDS = 6

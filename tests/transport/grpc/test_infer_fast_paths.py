@@ -12,22 +12,22 @@ import pytest
 from grpclib.const import Cardinality
 from structlog.contextvars import get_contextvars
 
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferRequest
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.threads.host import HostThreads
+from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import VersionNotFound
-from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.infer_fast_path import InferFastPath
-from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
-from xlaserve.transport.grpc.long_messages import LongMessages
-from xlaserve.transport.grpc.routes import Refused, Router
-from xlaserve.transport.grpc.splice import InjectionPath, splice_string
-from xlaserve.transport.http2.headers import Head, HeaderReader, RequestKind, encode_fields
-from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.stream import Route, ServerStream
+from xlaserve.grpc.http2.headers import Head, HeaderReader, RequestKind, encode_fields
+from xlaserve.grpc.http2.messages import Placement
+from xlaserve.grpc.http2.stream import Route, ServerStream
+from xlaserve.grpc.infer.infer_codec import InferCodec
+from xlaserve.grpc.infer.infer_fast_path import InferFastPath
+from xlaserve.grpc.infer.infer_fast_paths import InferFastPaths
+from xlaserve.grpc.infer.long_messages import LongMessages
+from xlaserve.grpc.protobuf.splice import InjectionPath, splice_string
+from xlaserve.grpc.routes import Refused, Router
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import Peer
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferRequest
 from xlaserve_proto import inference as pb
 
 LONG = LongMessages(HostThreads(1), 1 << 20)
@@ -259,7 +259,7 @@ async def test_what_nobody_expected_is_logged_with_the_model_of_the_headers(
         def error(self, event: str, **facts: Any) -> None:
             logged.append(get_contextvars())
 
-    monkeypatch.setattr("xlaserve.transport.grpc.edge._log", Log())
+    monkeypatch.setattr("xlaserve.grpc.edge._log", Log())
     engine = Engine(never if later else lambda call: call.fail(Seen()))
     asked(engine, *NAMED)
     if later:

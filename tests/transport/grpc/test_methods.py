@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support import echo_service
 
-from xlaserve.app import Application
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.grpc.methods import ROWS, methods_of
+from xlaserve.grpc.services.model_runtime import ModelRuntimeService
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.grpc.methods import ROWS, methods_of
-from xlaserve.transport.grpc.model_runtime import ModelRuntimeService
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = f"{SERVICE}ModelInfer"

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.protobuf import Google, descriptor_set
 
-from xlaserve.transport.grpc.descriptors import DescriptorIndex
-from xlaserve.transport.grpc.reflection import reflection_services
+from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
+from xlaserve.grpc.services.reflection import reflection_services
 
 SERVICES = ("inference.GRPCInferenceService", "grpc.health.v1.Health")
 VERSIONS = ("v1", "v1alpha")

@@ -19,9 +19,9 @@ from support.server import RunningServer, serving
 from support.wire import connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.transport.grpc import runner
-from xlaserve.transport.grpc.infer_fast_path import FastPathCall
-from xlaserve.transport.grpc.runner import RpcStream
+from xlaserve.grpc import runner
+from xlaserve.grpc.infer.infer_fast_path import FastPathCall
+from xlaserve.grpc.runner import RpcStream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,9 +15,9 @@ from support.frames import PREFACE, Error
 from support.server import Serve
 from support.wire import connect, request_headers
 
-from xlaserve.assembly import grpc as grpc_assembly
-from xlaserve.transport.grpc.edge import shorten
-from xlaserve.transport.grpc.request_headers import refusal
+from xlaserve.app import grpc as grpc_assembly
+from xlaserve.grpc.edge import shorten
+from xlaserve.grpc.request_headers import refusal
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 

@@ -7,18 +7,18 @@ from typing import Any, cast
 
 from support import frames
 
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.threads.host import HostThreads
-from xlaserve.settings_choices import Http2Engine
-from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.infer_fast_path import METHOD
-from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
-from xlaserve.transport.grpc.long_messages import LongMessages
-from xlaserve.transport.grpc.own_engine import OwnEngine
-from xlaserve.transport.grpc.server import GrpcServer
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.grpc.engine.own_engine import OwnEngine
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.infer.infer_codec import InferCodec
+from xlaserve.grpc.infer.infer_fast_path import METHOD
+from xlaserve.grpc.infer.infer_fast_paths import InferFastPaths
+from xlaserve.grpc.infer.long_messages import LongMessages
+from xlaserve.grpc.server import GrpcServer
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
+from xlaserve.serving.gates import Gates
+from xlaserve.settings.choices import Http2Engine
 
 GREETING = frames.PREFACE + bytes(frames.settings())
 CONNECTIONS = 100

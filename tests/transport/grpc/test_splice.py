@@ -13,15 +13,14 @@ from support.mutation import mutate, pieces, random_message, varint
 from support.protobuf import DISPUTED, Everything, Google, contract_messages
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.transport.grpc.reader import TooManyFields
-from xlaserve.transport.grpc.splice import (
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.protobuf.splice import (
     MAX_PATH,
     SPAN_COST,
     VALUE_BYTES,
     InjectionPath,
     splice_string,
 )
-from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto import inference
 
 Path: TypeAlias = tuple[int, ...]

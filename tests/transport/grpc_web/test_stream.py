@@ -3,8 +3,8 @@
 from typing import Any, cast
 from unittest.mock import Mock
 
-from xlaserve.transport.grpc_web.stream import WebStream
-from xlaserve.transport.http2.messages import PREFIX
+from xlaserve.grpc.http2.messages import PREFIX
+from xlaserve.grpc_web.stream import WebStream
 
 LENGTHS = (3, 0, 5)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from support.clock import HandClock
 
-from xlaserve.transport.http2.busy_poll import QUICK_IN_A_ROW, BusyPoll
+from xlaserve.grpc.http2.busy_poll import QUICK_IN_A_ROW, BusyPoll
 
 SECONDS = 1.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.transport import http2
+from xlaserve.grpc import http2
 
 FOLDER = Path(http2.__path__[0])
 FAILURES = {"ConnectionFailure", "StreamFailure", "_fail"}

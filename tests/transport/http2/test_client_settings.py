@@ -30,8 +30,8 @@ from support.memory_client import (
     answer,
 )
 
-from xlaserve.transport.http2.messages import PREFIX
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.messages import PREFIX
+from xlaserve.grpc.http2.stream import ServerStream
 
 UPDATE = b"\x20"
 """Dynamic Table Size Update to 0 (RFC 7541 6.3)."""

@@ -24,11 +24,11 @@ from support.memory_client import (
     request,
 )
 
-from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer
-from xlaserve.transport.http2.frame_reader import TURN_SECONDS
-from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.messages import PREFIX, Problem
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import RECEIVE_BYTES, ReceiveBuffer
+from xlaserve.grpc.http2.frame_reader import TURN_SECONDS
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.messages import PREFIX, Problem
+from xlaserve.grpc.http2.stream import ServerStream
 
 OPEN = headers(1, REQUEST)
 ENDED = data(1, MESSAGE, end_stream=True)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.hpack_pair import LayoutPair, string
 
-from xlaserve.transport.http2.dynamic_table import BlockValues, DynamicTable, Insertion
-from xlaserve.transport.http2.header_fields import Field, name_from
+from xlaserve.grpc.http2.dynamic_table import BlockValues, DynamicTable, Insertion
+from xlaserve.grpc.http2.header_fields import Field, name_from
 
 NAME = name_from(b"a")
 INSERTION = Insertion(0, "a", NAME.size, NAME)

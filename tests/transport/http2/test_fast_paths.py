@@ -26,8 +26,8 @@ from support.frames import (
 )
 from support.memory_client import REQUEST, MemoryClient, Streaming, Unary, answer, request
 
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.grpc.http2.stream import ServerStream
 
 MOST = 50_000
 """Largest message in bytes."""

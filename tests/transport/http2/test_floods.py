@@ -14,8 +14,8 @@ from support.floods import ATTACKS, CLOSED, OPEN, Attacker, ask_for_answers, out
 from support.frames import Setting
 from support.victim import WIDE_BYTES, Target, Victim, export_models, target
 
-from xlaserve.allocator import KEPT_BYTES, arenas
-from xlaserve.core.threads.host import AHEAD
+from xlaserve.concurrency.host import AHEAD
+from xlaserve.process.allocator import KEPT_BYTES, arenas
 
 pytestmark = [own_engine_only, pytest.mark.slow]
 

@@ -20,8 +20,8 @@ from support import frames as written_by_tests
 from support.frames import data, headers, settings
 from support.memory_client import MESSAGE, REQUEST, MemoryClient, answer
 
-from xlaserve.transport.http2 import frames
-from xlaserve.transport.http2.frames import ErrorCode, Setting
+from xlaserve.grpc.http2 import frames
+from xlaserve.grpc.http2.frames import ErrorCode, Setting
 
 STREAMS = st.integers(1, frames.MAX_STREAM_ID)
 CODES = st.sampled_from(ErrorCode)

@@ -5,18 +5,12 @@ from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.transport.http2 import headers, hpack
-from xlaserve.transport.http2.errors import ConnectionFailure
-from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.header_fields import NAMES, Field
-from xlaserve.transport.http2.headers import (
-    Head,
-    HeaderReader,
-    HeaderWriter,
-    RequestKind,
-    encode_fields,
-)
-from xlaserve.transport.http2.timeout import read_timeout
+from xlaserve.grpc.http2 import headers, hpack
+from xlaserve.grpc.http2.errors import ConnectionFailure
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.header_fields import NAMES, Field
+from xlaserve.grpc.http2.headers import Head, HeaderReader, HeaderWriter, RequestKind, encode_fields
+from xlaserve.grpc.http2.timeout import read_timeout
 
 PSEUDO = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "b")]
 LIMIT = 4096

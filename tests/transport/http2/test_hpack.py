@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.frames import integer
 from support.hpack_pair import LayoutPair, Lines, Pair, string
 
-from xlaserve.transport.http2.header_fields import STATIC
-from xlaserve.transport.http2.hpack import BlockTooLarge, Decoder
+from xlaserve.grpc.http2.header_fields import STATIC
+from xlaserve.grpc.http2.hpack import BlockTooLarge, Decoder
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
 """How many strings and blocks each comparison with the reference draws."""

@@ -11,7 +11,7 @@ from hpack.huffman_table import decode_huffman
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from xlaserve.transport.http2 import huffman
+from xlaserve.grpc.http2 import huffman
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
 """How many strings and blocks each comparison with the reference draws."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hpack_pair import LayoutPair, string
 
-from xlaserve.transport.http2.dynamic_table import DynamicTable
+from xlaserve.grpc.http2.dynamic_table import DynamicTable
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
 """How many sequences each comparison with the reference draws."""

@@ -5,14 +5,9 @@ from support.clock import HandClock
 from support.frames import Kind, data, headers
 from support.memory_client import MESSAGE, REQUEST, STATUS, MemoryClient, Unary, answer
 
-from xlaserve.transport.http2.errors import ConnectionFailure
-from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.limits import (
-    FRAMES_FOR_AN_ANSWER,
-    MAX_REFUSALS,
-    Conduct,
-    Http2Limits,
-)
+from xlaserve.grpc.http2.errors import ConnectionFailure
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.limits import FRAMES_FOR_AN_ANSWER, MAX_REFUSALS, Conduct, Http2Limits
 
 LIMITS = Http2Limits(max_resets=3, max_control_frames=5, window_seconds=30)
 

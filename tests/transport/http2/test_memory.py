@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.net.memory import SMALLEST_BYTES, MessageMemory, Octets, fresh
 from xlaserve.tensors import ALIGNMENT
-from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets, fresh
 
 SIZE = SMALLEST_BYTES
 LIMIT = 4 * SIZE

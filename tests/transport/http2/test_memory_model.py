@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.clock import HandClock
 
-from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets
+from xlaserve.net.memory import SMALLEST_BYTES, MessageMemory, Octets
 
 LIMIT = 6 * SMALLEST_BYTES
 SIZES = (1, SMALLEST_BYTES - 1, SMALLEST_BYTES, SMALLEST_BYTES + 1, 2 * SMALLEST_BYTES)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.tensors import ALIGNMENT
-from xlaserve.transport.http2.memory import MessageMemory, Octets, fresh
-from xlaserve.transport.http2.messages import (
+from xlaserve.grpc.http2.messages import (
     _IN_PLACE_BYTES,
     Placement,
     Problem,
     StreamingReader,
     UnaryReader,
 )
+from xlaserve.net.memory import MessageMemory, Octets, fresh
+from xlaserve.tensors import ALIGNMENT
 
 LIMIT = 1000
 

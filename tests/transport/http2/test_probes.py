@@ -15,7 +15,7 @@ from support.frames import Frame, Kind, Peer, literals, peer
 from support.server import RunningServer, Serve
 from support.wire import framed, request_headers
 
-from xlaserve.settings_choices import Http2Engine
+from xlaserve.settings.choices import Http2Engine
 
 SERVICE = "/inference.GRPCInferenceService/"
 LIVE = f"{SERVICE}ServerLive"

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 from support.frames import PREFACE, data, headers, literals, settings
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.busy_poll import BusyPoll
-from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.protocol import Http2Protocol
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.busy_poll import BusyPoll
+from xlaserve.grpc.http2.connection import ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import Placement
+from xlaserve.grpc.http2.protocol import Http2Protocol
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
 MESSAGE = b"\0\0\0\0\0"

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 from support.frames import PREFACE, Kind, data, headers, literals, parse, settings
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.frames import DEFAULT_WINDOW
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ServerConnection
+from xlaserve.grpc.http2.frames import DEFAULT_WINDOW
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Placement
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
 WINDOW = 1 << 18

@@ -23,8 +23,8 @@ from support.frames import (
 from support.memory_client import LINES, REQUEST, MemoryClient, Unary, answer
 from support.walking import walk
 
-from xlaserve.transport.http2.frames import DEFAULT_WINDOW
-from xlaserve.transport.http2.messages import PREFIX
+from xlaserve.grpc.http2.frames import DEFAULT_WINDOW
+from xlaserve.grpc.http2.messages import PREFIX
 
 STEPS = 80
 STREAM, CONNECTION, MAX_FRAME = 3000, 70_000, 16_384

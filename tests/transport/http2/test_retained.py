@@ -32,10 +32,10 @@ from support.memory_client import (
     request,
 )
 
-from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.memory import MessageMemory, Octets
-from xlaserve.transport.http2.messages import PREFIX, Problem
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.messages import PREFIX, Problem
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.memory import MessageMemory, Octets
 
 LONG = 1 << 20
 TICKS = 3

@@ -20,14 +20,14 @@ from support.frames import (
     window_update,
 )
 
-from xlaserve.core.serving.ledger import Kind as Kept
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.sending import FLUSH_BYTES
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ServerConnection
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import Placement
+from xlaserve.grpc.http2.sending import FLUSH_BYTES
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Kind as Kept
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
 MESSAGE = b"\0\0\0\0\0"

@@ -12,8 +12,8 @@ from support.frames import Frame, Kind, Setting, data, headers, rst_stream, sett
 from support.memory_client import MESSAGE, OK, REQUEST, STATUS, MemoryClient, Unary
 from support.walking import walk
 
-from xlaserve.core.serving.ledger import Kind as Held
-from xlaserve.transport.http2.states import State
+from xlaserve.grpc.http2.states import State
+from xlaserve.net.ledger import Kind as Held
 
 STEPS = 60
 

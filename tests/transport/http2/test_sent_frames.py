@@ -30,8 +30,8 @@ from support.memory_client import (
     request,
 )
 
-from xlaserve.transport.http2.messages import PREFIX
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.messages import PREFIX
+from xlaserve.grpc.http2.stream import ServerStream
 
 LARGEST = 16_384
 END_STREAM, END_HEADERS, ACK = 1, 4, 1

@@ -27,16 +27,16 @@ from support.frames import (
 )
 from support.memory_client import MESSAGE, OK, REQUEST, STATUS, answer
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2 import protocol as shell
-from xlaserve.transport.http2.busy_poll import BusyPoll
-from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.protocol import Http2Protocol
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2 import protocol as shell
+from xlaserve.grpc.http2.busy_poll import BusyPoll
+from xlaserve.grpc.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import Placement
+from xlaserve.grpc.http2.protocol import Http2Protocol
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 HIGH = 1 << 18
 """Bytes that a transport buffers before it asks for no more."""

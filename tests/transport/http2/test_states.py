@@ -2,14 +2,7 @@
 
 import pytest
 
-from xlaserve.transport.http2.states import (
-    NEXT,
-    REACTION_CODES,
-    TRANSITIONS,
-    Input,
-    Reaction,
-    State,
-)
+from xlaserve.grpc.http2.states import NEXT, REACTION_CODES, TRANSITIONS, Input, Reaction, State
 
 RECEIVED = [i for i in Input if i <= Input.RST_STREAM]
 OVER = {State.CLOSED, State.RESET}

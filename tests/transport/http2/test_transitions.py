@@ -14,8 +14,8 @@ import pytest
 from support.frames import Frame, Kind, data, headers, literals, rst_stream, window_update
 from support.memory_client import OK, REQUEST, STATUS, MemoryClient, Streaming, told
 
-from xlaserve.transport import http2
-from xlaserve.transport.http2.states import (
+from xlaserve.grpc import http2
+from xlaserve.grpc.http2.states import (
     REACTION_CODES,
     STREAM_ERRORS,
     TRANSITIONS,

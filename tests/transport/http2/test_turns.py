@@ -21,16 +21,16 @@ from support.frames import (
 )
 from support.memory_client import MESSAGE, REQUEST, MemoryClient, Unary, answer, request
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.busy_poll import BusyPoll
-from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.frame_reader import TURN_SECONDS
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import PREFIX, Placement
-from xlaserve.transport.http2.protocol import Http2Protocol
-from xlaserve.transport.http2.stream import ServerStream
-from xlaserve.transport.http2.streams import Streams
+from xlaserve.grpc.http2.busy_poll import BusyPoll
+from xlaserve.grpc.http2.connection import ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.frame_reader import TURN_SECONDS
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, Placement
+from xlaserve.grpc.http2.protocol import Http2Protocol
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.grpc.http2.streams import Streams
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 MOST_SECONDS = 0.005
 """That a turn may take."""

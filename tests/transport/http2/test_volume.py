@@ -11,8 +11,8 @@ import pytest
 from support.memory_client import Streaming, Unary, answer
 from support.windowed_client import Sizes, WindowedClient
 
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, StreamingReader
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, StreamingReader
+from xlaserve.grpc.http2.stream import ServerStream
 
 SMALL = 65_535
 """The least that a window may be set to."""

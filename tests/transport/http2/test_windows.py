@@ -19,14 +19,14 @@ from support.frames import (
 )
 from support.memory_client import MemoryClient, Streaming
 
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.frames import DEFAULT_WINDOW
-from xlaserve.transport.http2.headers import HARD_FACTOR
-from xlaserve.transport.http2.limits import Http2Limits, Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement, Problem
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.grpc.http2.connection import ServerConnection
+from xlaserve.grpc.http2.frames import DEFAULT_WINDOW
+from xlaserve.grpc.http2.headers import HARD_FACTOR
+from xlaserve.grpc.http2.limits import Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Placement, Problem
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Ledger
+from xlaserve.net.memory import MessageMemory
 
 REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
 PLENTY = 1 << 40

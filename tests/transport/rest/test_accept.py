@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.transport.rest.accept import preferred
+from xlaserve.http.accept import preferred
 
 OFFERS = ("application/json", "text/csv", "application/x-npy")
 

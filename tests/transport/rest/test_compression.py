@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidBody, TooLarge, XlaserveError
-from xlaserve.transport.compression import deflate
-from xlaserve.transport.rest.compression import (
-    UnsupportedEncoding,
-    accepted_coding,
-    inflate,
-    request_coding,
-)
+from xlaserve.http.compression import UnsupportedEncoding, accepted_coding, inflate, request_coding
+from xlaserve.net.compression import deflate
 
 LIMIT = 1 << 20
 

@@ -13,13 +13,12 @@ import uvloop
 from support.gateway import serving_routes
 from support.http import SECONDS, Answer, Connection, chunked, connect, message
 
-from xlaserve.core.serving.call import Headers, Operation, Peer
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.threads.host import HostThreads
-from xlaserve.transport.rest import bodies, drain
-from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
-from xlaserve.transport.rest.held import Held
-from xlaserve.transport.rest.messages import (
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.http.connection import bodies, drain
+from xlaserve.http.connection.bodies import BodyLimits, BodyReader
+from xlaserve.http.connection.held import Held
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.messages import (
     BINARY_TYPE,
     Answered,
     Begin,
@@ -27,9 +26,10 @@ from xlaserve.transport.rest.messages import (
     HttpResponse,
     json_response,
 )
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
-from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.http.threads import OffLoop
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import Headers, Operation, Peer
 
 WAITING = 35
 HELLO = message("GET", "/hello")

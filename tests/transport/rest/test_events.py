@@ -14,20 +14,20 @@ from support.gate_watch import RULE, Watch
 from support.gateway import serving_routes
 from support.http import SECONDS, connect, message
 
-from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Operation
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
-from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import Overloaded
+from xlaserve.http.connection import drain
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.events import EVENT_STREAM_TYPE, EventCall, events, wants_events
+from xlaserve.http.json.json_tensors import JsonRules
+from xlaserve.http.messages import HttpRequest, HttpResponse, HttpStream
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.http.v2.infer_response import write_infer_answer
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import NO_HEADERS, NOBODY, Operation
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.tensors import datatype_named
-from xlaserve.transport.rest import drain
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.events import EVENT_STREAM_TYPE, EventCall, events, wants_events
-from xlaserve.transport.rest.infer_response import write_infer_answer
-from xlaserve.transport.rest.json_tensors import JsonRules
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, HttpStream
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
 
 FP32 = datatype_named("FP32")
 MAX_BYTES = 1 << 16

@@ -13,10 +13,10 @@ import tritonclient.grpc.aio as triton
 from support import identity_models
 from support.server import RunningServer, serving
 
-from xlaserve.core.events import NOBODY, Asker, Event, EventKind
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.sight import everything
-from xlaserve.transport.rest.events_page import MAX_EVENTS, visible
+from xlaserve.http.dashboard.events_page import MAX_EVENTS, visible
+from xlaserve.serving.access.sight import everything
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.observability.events import NOBODY, Asker, Event, EventKind
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

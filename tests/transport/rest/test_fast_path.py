@@ -11,15 +11,15 @@ from support.gateway import serving_routes
 from support.http import Connection as Client
 from support.http import chunked, connect, message
 
-from xlaserve.core.serving.call import NOBODY, Operation
-from xlaserve.core.serving.inference import Pending
-from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import ModelNotFound
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.connection import Connection
-from xlaserve.transport.rest.fast_path import FastPath
-from xlaserve.transport.rest.held import Held
-from xlaserve.transport.rest.messages import (
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.connection import Connection
+from xlaserve.http.connection.fast_path import FastPath
+from xlaserve.http.connection.held import Held
+from xlaserve.http.connection.plans import Plan, Plans
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.connection.states import Input, State
+from xlaserve.http.messages import (
     BINARY_TYPE,
     Answered,
     Begin,
@@ -27,11 +27,11 @@ from xlaserve.transport.rest.messages import (
     HttpResponse,
     json_response,
 )
-from xlaserve.transport.rest.plans import Plan, Plans
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
-from xlaserve.transport.rest.states import Input, State
-from xlaserve.transport.rest.threads import INLINE_BYTES
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.http.threads import INLINE_BYTES
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import NOBODY, Operation
+from xlaserve.serving.inference import Pending
 
 MAX_BYTES = 1 << 20
 LARGE = bytes(range(256)) * 1024

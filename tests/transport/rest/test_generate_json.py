@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules
+from xlaserve.http.v2.generate_json import read_generate_request, write_generate_answer
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferOutput, InferResponse
 from xlaserve.tensors import TensorSpec, datatype_named
-from xlaserve.transport.rest.generate_json import read_generate_request, write_generate_answer
-from xlaserve.transport.rest.json_tensors import DEFAULT_RULES, JsonRules
 
 FP32, BYTES = datatype_named("FP32"), datatype_named("BYTES")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.lifecycle import Event
-from xlaserve.core.residence.registry import Instance, Registry
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.generation.counts import BOUNDS_NS, GenerationCounts
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.http.metrics.metrics import Metrics
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.lifecycle import Event
+from xlaserve.residence.registry import Instance, Registry
+from xlaserve.runtime.generator.counts import BOUNDS_NS, GenerationCounts
+from xlaserve.runtime.loaded import ModelInfo
 
 PREFIX = "xlaserve_generation_"
 

@@ -4,12 +4,12 @@ from typing import NoReturn
 
 import pytest
 
-from xlaserve.core.serving.call import Headers, Peer
-from xlaserve.core.serving.inference import Pending
-from xlaserve.transport.rest import head_shape
-from xlaserve.transport.rest.head_shape import IN_A_ROW, ShapedPlans
-from xlaserve.transport.rest.messages import Answered, HttpResponse
-from xlaserve.transport.rest.plans import Plan, Plans
+from xlaserve.http.connection import head_shape
+from xlaserve.http.connection.head_shape import IN_A_ROW, ShapedPlans
+from xlaserve.http.connection.plans import Plan, Plans
+from xlaserve.http.messages import Answered, HttpResponse
+from xlaserve.serving.call import Headers, Peer
+from xlaserve.serving.inference import Pending
 
 MAX_LENGTH = 1000
 

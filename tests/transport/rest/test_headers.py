@@ -3,7 +3,7 @@
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from xlaserve.transport.rest.headers import BlockHeaders, ReadHeaders
+from xlaserve.http.headers import BlockHeaders, ReadHeaders
 
 FIELDS = [
     (b"Host", b"a:80"),

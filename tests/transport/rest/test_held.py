@@ -12,13 +12,13 @@ import pytest
 from support.gateway import serving_routes
 from support.http import chunked, connect, message
 
-from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.ledger import Kind, Ledger
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.held import Held, read_bytes
-from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.held import Held, read_bytes
+from xlaserve.http.connection.server import HttpLimits
+from xlaserve.http.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.net.ledger import Kind, Ledger
+from xlaserve.serving.call import Operation
 
 LIMIT = 1 << 20
 BODY_BYTES = 1 << 20

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mutation import mutate
 
-from xlaserve.core.serving.checks import check_inputs, check_outputs
-from xlaserve.core.serving.inference import InferRequest, SharedInput
 from xlaserve.errors import (
     DuplicateTensor,
     InvalidBody,
@@ -20,10 +18,12 @@ from xlaserve.errors import (
     UnknownTensor,
     XlaserveError,
 )
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.http.v2 import infer_request
+from xlaserve.http.v2.infer_request import read_header_length, read_infer_request
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.checks import check_inputs, check_outputs
+from xlaserve.serving.inference import InferRequest, SharedInput
 from xlaserve.tensors import BYTES, DATATYPES, TensorSpec
-from xlaserve.transport.rest import infer_request
-from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 
 FP32 = DATATYPES["FP32"]
 INFO = ModelInfo(

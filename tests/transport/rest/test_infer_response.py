@@ -8,20 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xlaserve.core.serving.inference import (
-    InferOutput,
-    InferRequest,
-    InferResponse,
-    RequestedOutput,
-)
 from xlaserve.errors import InvalidTensor, OutputNotInForm
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.grpc.infer.tensors import read_inputs
+from xlaserve.http.json.json_tensors import JsonRules
+from xlaserve.http.v2 import infer_response
+from xlaserve.http.v2.infer_request import read_infer_request
+from xlaserve.http.v2.infer_response import InferBody, write_infer_response
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferOutput, InferRequest, InferResponse, RequestedOutput
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorSpec, to_bytes
-from xlaserve.transport.grpc.tensors import read_inputs
-from xlaserve.transport.rest import infer_response
-from xlaserve.transport.rest.infer_request import read_infer_request
-from xlaserve.transport.rest.infer_response import InferBody, write_infer_response
-from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve_proto import inference as pb
 
 FP32 = DATATYPES["FP32"]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorDataError
-from xlaserve.transport.rest.json_tensors import (
+from xlaserve.http.json.json_tensors import (
     JsonRules,
     NotInJson,
     NotUtf8,
@@ -21,6 +20,7 @@ from xlaserve.transport.rest.json_tensors import (
     read_elements,
     write_elements,
 )
+from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorDataError
 
 FP32, FP64, INT8, INT32, BOOL = (DATATYPES[n] for n in ("FP32", "FP64", "INT8", "INT32", "BOOL"))
 IN_JSON = [datatype for datatype in DATATYPES.values() if datatype.contents is not None]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidBody
-from xlaserve.transport.rest.json_text import blank_strings, check_depth, count_octets
+from xlaserve.http.json.json_text import blank_strings, check_depth, count_octets
 
 AWKWARD = st.text(alphabet='[]{}"\\,:a\n')
 VALUES: st.SearchStrategy[Any] = st.recursive(

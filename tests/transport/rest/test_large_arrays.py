@@ -9,15 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidRequest
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.http.json import json_numbers, large_arrays
+from xlaserve.http.json.large_arrays import cut_arrays, read_array
+from xlaserve.http.messages import JSON_TYPE
+from xlaserve.http.sagemaker import plain_tensors
+from xlaserve.http.sagemaker.plain_tensors import read_plain_request
+from xlaserve.http.v2 import infer_request
+from xlaserve.http.v2.infer_request import read_infer_request
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import DATATYPES, MAX_DIMENSIONS, Datatype, Tensor, TensorSpec
-from xlaserve.transport.rest import infer_request, json_numbers, large_arrays, plain_tensors
-from xlaserve.transport.rest.infer_request import read_infer_request
-from xlaserve.transport.rest.large_arrays import cut_arrays, read_array
-from xlaserve.transport.rest.messages import JSON_TYPE
-from xlaserve.transport.rest.plain_tensors import read_plain_request
 
 DEPTH = 12
 FP32 = DATATYPES["FP32"]

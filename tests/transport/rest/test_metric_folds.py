@@ -6,27 +6,27 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from support.others import PlayedOthers
 
-from xlaserve.core.others import Question
-from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.registry import Registry
-from xlaserve.core.serving.exemplar import Exemplar
-from xlaserve.core.serving.loop_lag import LoopLag
-from xlaserve.transport.rest.fetching_families import OF_FETCHING
-from xlaserve.transport.rest.held_families import OF_SHARED
-from xlaserve.transport.rest.messages import HttpRequest
-from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
-from xlaserve.transport.rest.metric_folds import (
+from xlaserve.concurrency.others import Question
+from xlaserve.http.messages import HttpRequest
+from xlaserve.http.metrics.fetching_families import OF_FETCHING
+from xlaserve.http.metrics.held_families import OF_SHARED
+from xlaserve.http.metrics.metric_families import OF_MODELS, OF_VERSIONS
+from xlaserve.http.metrics.metric_folds import (
     FOLDS,
     FoldedMetrics,
     MetricsSnapshot,
     newest,
     of_workers,
 )
-from xlaserve.transport.rest.metrics import Metrics
-from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
-from xlaserve.transport.rest.openmetrics import exemplar_text, to_openmetrics
-from xlaserve.transport.rest.program_families import OF_PROGRAMS
-from xlaserve.transport.rest.server_families import OF_SERVER
+from xlaserve.http.metrics.metrics import Metrics
+from xlaserve.http.metrics.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.http.metrics.openmetrics import exemplar_text, to_openmetrics
+from xlaserve.http.metrics.program_families import OF_PROGRAMS
+from xlaserve.http.metrics.server_families import OF_SERVER
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.registry import Registry
+from xlaserve.serving.observability.exemplar import Exemplar
+from xlaserve.serving.observability.loop_lag import LoopLag
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

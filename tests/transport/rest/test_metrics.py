@@ -13,22 +13,22 @@ from structlog.testing import capture_logs
 from support.calls import NotedCall
 from support.executions import succeed
 
-from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.lifecycle import Event
-from xlaserve.core.residence.registry import Instance, Registry, Version
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.failures import Failures
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.ledger import Kind, Ledger
-from xlaserve.core.serving.statistics import NO_OFFLOADS, Offloads
 from xlaserve.errors import ModelNotFound, XlaserveError
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
-from xlaserve.transport.http2.limits import Shared
-from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.rest.metric_families import OF_VERSIONS
-from xlaserve.transport.rest.metrics import Metrics
-from xlaserve.transport.rest.observing_families import ObservingReading
+from xlaserve.grpc.http2.limits import Shared
+from xlaserve.http.metrics.metric_families import OF_VERSIONS
+from xlaserve.http.metrics.metrics import Metrics
+from xlaserve.http.metrics.observing_families import ObservingReading
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.net.ledger import Kind, Ledger
+from xlaserve.net.memory import MessageMemory
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.lifecycle import Event
+from xlaserve.residence.registry import Instance, Registry, Version
+from xlaserve.runtime.loaded import Bucket, ModelInfo, ModelMemory
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.statistics import NO_OFFLOADS, Offloads
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -348,7 +348,7 @@ async def test_failures_are_counted_by_their_reason(registry: Registry, capacity
 
 
 def test_reasons_and_last_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlaserve.core.serving.failures.MAX_REASONS", 2)
+    monkeypatch.setattr("xlaserve.serving.observability.failures.MAX_REASONS", 2)
     failures = Failures()
     for number in range(200):
         kind = type(f"Made{number}", (XlaserveError,), {})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from xlaserve.errors import InvalidBody
+from xlaserve.http.sagemaker.npy import read_npy, write_npy
 from xlaserve.tensors import DATATYPES, TensorDataError, datatype_of
-from xlaserve.transport.rest.npy import read_npy, write_npy
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 DTYPES = [row.dtype for row in DATATYPES.values() if row is not BYTES]

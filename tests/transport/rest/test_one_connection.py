@@ -16,10 +16,10 @@ from support.conditions import until
 from support.gateway import serving_routes
 from support.http import SECONDS, chunked, connect, message
 
-from xlaserve.core.serving.call import Operation
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.connection import Connection
-from xlaserve.transport.rest.messages import (
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.connection import Connection
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.messages import (
     BINARY_TYPE,
     Answered,
     Begin,
@@ -27,8 +27,8 @@ from xlaserve.transport.rest.messages import (
     HttpResponse,
     HttpStream,
 )
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.serving.call import Operation
 
 TE = ("Transfer-Encoding", "chunked")
 UPGRADE = (("Connection", "Upgrade"), ("Upgrade", "h2c"))

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from xlaserve.transport.rest.openai import fields
-from xlaserve.transport.rest.openai.bodies import ChatFields, CompletionFields, Sampling
+from xlaserve.openai import fields
+from xlaserve.openai.bodies import ChatFields, CompletionFields, Sampling
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text()
 

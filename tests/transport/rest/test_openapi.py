@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from xlaserve.app import Application
-from xlaserve.core.serving.call import Operation
+from xlaserve.app.server import Application
+from xlaserve.http.dashboard.openapi import TAGS, describe, operation_id, statuses
+from xlaserve.http.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Body, Header, Route
+from xlaserve.net.status import STATUSES
+from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
-from xlaserve.transport.rest.openapi import TAGS, describe, operation_id, statuses
-from xlaserve.transport.rest.routing import Body, Header, Route
-from xlaserve.transport.status import STATUSES
 
 OF_BODIES = {400, 408, 413, 501}
 """What reading a body may end in: broken, late, too large, in an unknown coding."""

@@ -9,9 +9,9 @@ from support import identity_models
 from support.http import Answer, connect, message
 from support.server import Serve
 
-from xlaserve.core.serving.exemplar import Exemplar
-from xlaserve.transport.rest.metrics import METRICS_TYPE
-from xlaserve.transport.rest.openmetrics import OPENMETRICS_TYPE, exemplar_text, to_openmetrics
+from xlaserve.http.metrics.metrics import METRICS_TYPE
+from xlaserve.http.metrics.openmetrics import OPENMETRICS_TYPE, exemplar_text, to_openmetrics
+from xlaserve.serving.observability.exemplar import Exemplar
 
 read_openmetrics: Any = parser.text_string_to_metric_families
 PROMETHEUS = (

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from xlaserve.access_errors import WrongHost, WrongOrigin
-from xlaserve.core.serving.call import Peer
 from xlaserve.errors import InvalidSettings
+from xlaserve.errors.access import WrongHost, WrongOrigin
+from xlaserve.http.connection.origins import Origins
+from xlaserve.serving.call import Peer
 from xlaserve.settings import Settings
-from xlaserve.transport.rest.origins import Origins
 
 TCP, UNIX = Peer("http_endpoint", "127.0.0.1:1"), Peer("http_endpoint", "unix")
 APP = "https://app.example"

@@ -17,20 +17,20 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from support.others import PlayedOthers
 
-from xlaserve.core.in_turns import AT_A_TIME
-from xlaserve.core.others import NOBODY, Others, Question
-from xlaserve.core.residence.monitor import StatusRow
-from xlaserve.core.residence.status_board import Reading, RequestTotals
-from xlaserve.core.server import ServerDescription
-from xlaserve.core.serving.call import Call, Operation
-from xlaserve.core.serving.sight import Sees, nothing
-from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
-from xlaserve.transport.grpc.methods import ROWS
-from xlaserve.transport.rest.docs_page import render
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
-from xlaserve.transport.rest.openapi import describe
-from xlaserve.transport.rest.pages import page_routes
-from xlaserve.transport.rest.routing import Body, QueryParameter, Route
+from xlaserve.concurrency.in_turns import AT_A_TIME
+from xlaserve.concurrency.others import NOBODY, Others, Question
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.dashboard.docs_page import render
+from xlaserve.http.dashboard.openapi import describe
+from xlaserve.http.dashboard.pages import page_routes
+from xlaserve.http.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Body, QueryParameter, Route
+from xlaserve.residence.reports.monitor import StatusRow
+from xlaserve.residence.reports.status_board import Reading, RequestTotals
+from xlaserve.residence.server import ServerDescription
+from xlaserve.serving.access.sight import Sees, nothing
+from xlaserve.serving.call import Call, Operation
+from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
 PAGES = ("/", "/v2/docs")
 BINARY = {"/v2/docs/protos.zip"}

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.errors import (
     InvalidBody,
     InvalidRequest,
@@ -22,16 +21,17 @@ from xlaserve.errors import (
     OutputNotText,
     UnsupportedMediaType,
 )
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.tensors import DATATYPES, Tensor, TensorSpec, datatype_of
-from xlaserve.transport.rest.json_tensors import DEFAULT_RULES, JsonRules
-from xlaserve.transport.rest.messages import HttpResponse
-from xlaserve.transport.rest.npy import write_npy
-from xlaserve.transport.rest.plain_tensors import (
+from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules
+from xlaserve.http.messages import HttpResponse
+from xlaserve.http.sagemaker.npy import write_npy
+from xlaserve.http.sagemaker.plain_tensors import (
     choose_form,
     read_plain_request,
     write_plain_response,
 )
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferOutput, InferResponse
+from xlaserve.tensors import DATATYPES, Tensor, TensorSpec, datatype_of
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
 LINES = "application/jsonlines"

@@ -5,12 +5,8 @@ from collections.abc import Iterable
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from xlaserve.core.serving.call import Headers, Peer
-from xlaserve.core.serving.inference import Pending
-from xlaserve.transport.rest.heads import GENERAL_PATH, deciding
-from xlaserve.transport.rest.infer_response import HEADER_LENGTH
-from xlaserve.transport.rest.messages import Answered, HttpResponse
-from xlaserve.transport.rest.plans import (
+from xlaserve.http.connection.heads import GENERAL_PATH, deciding
+from xlaserve.http.connection.plans import (
     DECIDING_PREFIXES,
     IDLE_NAMES,
     IDLE_PREFIXES,
@@ -18,7 +14,11 @@ from xlaserve.transport.rest.plans import (
     Plans,
     is_idle,
 )
-from xlaserve.transport.rest.sagemaker_bodies import PARAMETER_HEADERS as SAGEMAKER_HEADERS
+from xlaserve.http.messages import Answered, HttpResponse
+from xlaserve.http.sagemaker.sagemaker_bodies import PARAMETER_HEADERS as SAGEMAKER_HEADERS
+from xlaserve.http.v2.infer_response import HEADER_LENGTH
+from xlaserve.serving.call import Headers, Peer
+from xlaserve.serving.inference import Pending
 
 MAX_LENGTH = 1000
 

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidRequest, InvalidTensor
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.http.v2.infer_request import read_infer_request
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import BYTES, DATATYPES, Shape, TensorSpec
-from xlaserve.transport.rest.infer_request import read_infer_request
 
 FP32, UINT8 = DATATYPES["FP32"], DATATYPES["UINT8"]
 JPEG = b"\xff\xd8\xff" + bytes(97)

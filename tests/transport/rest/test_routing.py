@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.serving.call import Operation
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
-from xlaserve.transport.rest.routing import Route, RouteTable
+from xlaserve.http.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.serving.call import Operation
 
 
 async def handler(request: HttpRequest) -> HttpResponse:

@@ -14,13 +14,13 @@ import pytest
 from support.gateway import serving_routes
 from support.http import Answer, ask, chunked, connect, message
 
-from xlaserve.core.serving.call import Operation
 from xlaserve.errors import ModelNotFound
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.connection import Connection
-from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.connection import Connection
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.serving.call import Operation
 
 MAX_BYTES = 1 << 20
 CHUNKS = ("Transfer-Encoding", "chunked")

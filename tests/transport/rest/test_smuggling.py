@@ -10,11 +10,11 @@ import pytest
 from support.gateway import serving_routes
 from support.http import Connection, connect
 
-from xlaserve.core.serving.call import Operation
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse
-from xlaserve.transport.rest.routing import Route, RouteTable
-from xlaserve.transport.rest.server import HttpLimits
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.server import HttpLimits
+from xlaserve.http.messages import BINARY_TYPE, HttpRequest, HttpResponse
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.serving.call import Operation
 
 H = b"Host: localhost\r\n"
 NEXT = b"GET /hello HTTP/1.1\r\n" + H + b"\r\n"

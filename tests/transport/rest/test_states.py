@@ -11,17 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 from support.http import chunked, message
 
-from xlaserve.core.serving.call import Headers, Peer
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.transport.rest import fast_path, states
-from xlaserve.transport.rest.connection import Connection, Server
-from xlaserve.transport.rest.fast_path import FastPath
-from xlaserve.transport.rest.heads import Heads
-from xlaserve.transport.rest.messages import Answered, HttpResponse, json_response
-from xlaserve.transport.rest.plans import Plan
-from xlaserve.transport.rest.request import Request
-from xlaserve.transport.rest.sending import send
-from xlaserve.transport.rest.states import (
+from xlaserve.http.connection import fast_path, states
+from xlaserve.http.connection.connection import Connection, Server
+from xlaserve.http.connection.fast_path import FastPath
+from xlaserve.http.connection.heads import Heads
+from xlaserve.http.connection.plans import Plan
+from xlaserve.http.connection.request import Request
+from xlaserve.http.connection.sending import send
+from xlaserve.http.connection.states import (
     COLUMNS,
     TRANSITIONS,
     Column,
@@ -30,6 +27,9 @@ from xlaserve.transport.rest.states import (
     Lifecycle,
     State,
 )
+from xlaserve.http.messages import Answered, HttpResponse, json_response
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.call import Headers, Peer
 
 PAIRS = list(product(State, Input))
 ROWS = {

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from support.executions import succeed
 
-from xlaserve.core.residence.monitor import MemoryUse, VersionReport
-from xlaserve.core.serving.statistics import VersionStatistics
-from xlaserve.models.config_served import ServedConfig
-from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import Bucket, ModelInfo
+from xlaserve.http.v2.statistics import config_json, statistics_json
+from xlaserve.model_config.text import parse_json
+from xlaserve.residence.reports.monitor import MemoryUse, VersionReport
+from xlaserve.runtime.config_served import ServedConfig
+from xlaserve.runtime.loaded import Bucket, ModelInfo
+from xlaserve.serving.statistics import VersionStatistics
 from xlaserve.tensors import DATATYPES, TensorSpec
-from xlaserve.transport.rest.statistics import config_json, statistics_json
 
 INFO = ModelInfo(
     "jax_export",

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.object_server import serving_objects
 
-from xlaserve.core.residence.remote.local_copy import local_copy
-from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.errors import InvalidSettings
+from xlaserve.offline.local_copy import local_copy
+from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.settings import Settings
 
 CONFIG = b'{"backend": "identity", "version_policy": {"specific": {"versions": [1, 3]}}}'

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from support.memory_store import MemoryStore
 
-from xlaserve.core.residence.remote.part import RemoteLimits, RemotePart
-from xlaserve.core.residence.repositories import _reading
-from xlaserve.core.residence.sources import ModelSource
-from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.artifact.weights import MAX_HEADER_BYTES
 from xlaserve.errors import LoadFailed, ModelNotFound, OutOfSpace
-from xlaserve.models.storage import fetching
-from xlaserve.models.storage.cache import ModelCache
-from xlaserve.models.storage.fetching import FetchControl
-from xlaserve.models.weights import MAX_HEADER_BYTES
+from xlaserve.residence.repository.remote.part import RemoteLimits, RemotePart
+from xlaserve.residence.repository.repositories import _reading
+from xlaserve.residence.repository.sources import ModelSource
+from xlaserve.residence.repository.watching import RepositoryWatch
 from xlaserve.settings import Settings
+from xlaserve.storage import fetching
+from xlaserve.storage.cache import ModelCache
+from xlaserve.storage.fetching import FetchControl
 
 MIB = 1 << 20
 CONFIG = json.dumps({"backend": "identity", "version_policy": {"latest": {"num_versions": 1}}})
@@ -226,7 +226,7 @@ def test_a_full_disk_is_said_to_be_full(
         raise OSError(28, "No space left on device")
 
     part = make()
-    monkeypatch.setattr("xlaserve.models.storage.skeleton.write_home", full)
+    monkeypatch.setattr("xlaserve.storage.skeleton.write_home", full)
 
     with pytest.raises(OutOfSpace, match="No space left"):
         part.prepare("m")

@@ -16,14 +16,14 @@ from jwt.algorithms import ECAlgorithm
 from structlog.testing import capture_logs
 from support.clock import HandClock
 
-from xlaserve.access_errors import NotPermitted, QuotaExceeded, Unauthenticated
-from xlaserve.core.serving.access import control
-from xlaserve.core.serving.access.control import AccessControl
-from xlaserve.core.serving.access.restrictions import Restrictions
-from xlaserve.core.serving.access.tokens import digest_of, new_token
-from xlaserve.core.serving.call import Call, Operation, Peer
-from xlaserve.core.serving.principal import KnownBy, Principal
 from xlaserve.errors import InvalidSettings
+from xlaserve.errors.access import NotPermitted, QuotaExceeded, Unauthenticated
+from xlaserve.serving.access import control
+from xlaserve.serving.access.control import AccessControl
+from xlaserve.serving.access.principal import KnownBy, Principal
+from xlaserve.serving.access.restrictions import Restrictions
+from xlaserve.serving.access.tokens import digest_of, new_token
+from xlaserve.serving.call import Call, Operation, Peer
 from xlaserve.settings import Settings
 
 T = TypeVar("T")

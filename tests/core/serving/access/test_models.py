@@ -2,10 +2,10 @@
 
 import pytest
 
-from xlaserve.access_errors import NotPermitted
-from xlaserve.core.serving.access.models import MOST_CHARACTERS, CallerSight, ModelNames
-from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.standing import Standing, State
+from xlaserve.errors.access import NotPermitted
+from xlaserve.serving.access.models import MOST_CHARACTERS, CallerSight, ModelNames
+from xlaserve.serving.call import Operation
+from xlaserve.serving.standing import Standing, State
 
 
 @pytest.mark.parametrize(

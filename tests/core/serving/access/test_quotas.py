@@ -3,11 +3,11 @@
 import pytest
 from support.clock import HandClock
 
-from xlaserve.access_errors import QuotaExceeded
-from xlaserve.core.serving.access.quotas import Quotas
-from xlaserve.core.serving.access.rules import Quota
-from xlaserve.core.serving.call import Call
-from xlaserve.core.serving.principal import Principal
+from xlaserve.errors.access import QuotaExceeded
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.access.quotas import Quotas
+from xlaserve.serving.access.rules import Quota
+from xlaserve.serving.call import Call
 
 A, B, C = (Principal(name) for name in "ABC")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from xlaserve.access_errors import Restricted
-from xlaserve.core.serving.access.restrictions import Restrictions
-from xlaserve.core.serving.call import Api, Call, Operation, Peer
 from xlaserve.errors import InvalidSettings
+from xlaserve.errors.access import Restricted
+from xlaserve.serving.access.restrictions import Restrictions
+from xlaserve.serving.call import Api, Call, Operation, Peer
 
 
 def is_refused(

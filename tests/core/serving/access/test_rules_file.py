@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.core.serving.access.rules import Caller, Quota, Rules, SignedTokens
-from xlaserve.core.serving.access.rules_file import read_rules
-from xlaserve.core.serving.access.tokens import digest_of
-from xlaserve.core.serving.call import Operation
 from xlaserve.errors import InvalidSettings
+from xlaserve.serving.access.rules import Caller, Quota, Rules, SignedTokens
+from xlaserve.serving.access.rules_file import read_rules
+from xlaserve.serving.access.tokens import digest_of
+from xlaserve.serving.call import Operation
 
 DIGEST = digest_of("secret")
 TOML = f"""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from xlaserve.access_errors import QuotaExceeded
-from xlaserve.core.serving.access.quota_table import QuotaTable
-from xlaserve.core.serving.access.rules import Quota
-from xlaserve.core.serving.access.shared_quotas import SharedQuotas
-from xlaserve.core.serving.call import Call
-from xlaserve.core.serving.principal import Principal
+from xlaserve.errors.access import QuotaExceeded
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.access.quota_table import QuotaTable
+from xlaserve.serving.access.rules import Quota
+from xlaserve.serving.access.shared_quotas import SharedQuotas
+from xlaserve.serving.call import Call
 
 A, B = Principal("A"), Principal("B")
 SECOND_NS = 1_000_000_000

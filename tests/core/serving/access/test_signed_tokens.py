@@ -17,10 +17,10 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 from support.clock import HandClock
 
-from xlaserve.core.serving.access.key_set import is_url, parse_keys, read_keys
-from xlaserve.core.serving.access.rules import SignedTokens
-from xlaserve.core.serving.access.signed_tokens import Subject, Verifier
 from xlaserve.errors import InvalidSettings
+from xlaserve.serving.access.key_set import is_url, parse_keys, read_keys
+from xlaserve.serving.access.rules import SignedTokens
+from xlaserve.serving.access.signed_tokens import Subject, Verifier
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC = ec.generate_private_key(ec.SECP256R1())
@@ -150,7 +150,7 @@ def test_a_token_that_was_valid_expires(clock: HandClock) -> None:
 def test_a_number_of_tokens_is_remembered(
     clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xlaserve.core.serving.access import signed_tokens
+    from xlaserve.serving.access import signed_tokens
 
     monkeypatch.setattr(signed_tokens, "_MAX_CACHED", 3)
     made = verifier(clock)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.calls import NotingObserver, ToldInfer
 
-from xlaserve.core.serving.infer_call import Executed, InferCall
-from xlaserve.core.serving.stations.batching import (
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.serving.stations.batching import (
     ALONE_IN_A_ROW,
     APART_NS,
     Batcher,
@@ -22,7 +23,6 @@ from xlaserve.core.serving.stations.batching import (
     pack,
     split,
 )
-from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.tensors import ALIGNMENT
 
 MILLISECOND = 1_000_000

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.principal import Principal
-from xlaserve.core.serving.response_cache import ResponseCache, key_of
-from xlaserve.core.serving.stations.caching import Caching
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.errors import DeadlineExceeded, Overloaded
+from xlaserve.net.ledger import Ledger
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.serving.response_cache import ResponseCache, key_of
+from xlaserve.serving.stations.caching import Caching
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 
 CONFIG = {"response_cache": {"enable": True}}
 MEGABYTE = 1 << 20
@@ -250,7 +250,7 @@ async def test_a_batch_is_kept_row_by_row(start: Any, world: World) -> None:
 async def test_long_inputs_are_hashed_in_a_thread(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlaserve.core.serving.stations.caching._INLINE_BYTES", 4)
+    monkeypatch.setattr("xlaserve.serving.stations.caching._INLINE_BYTES", 4)
     cached = await start()
     first, again = cached.ask(1), cached.ask(1)
 
@@ -264,7 +264,7 @@ async def test_long_inputs_are_hashed_in_a_thread(
         go_on.wait(10)
         return key_of(*args)
 
-    monkeypatch.setattr("xlaserve.core.serving.stations.caching.key_of", slowly)
+    monkeypatch.setattr("xlaserve.serving.stations.caching.key_of", slowly)
     gone = cached.ask(2)
     while not hashing.is_set():
         await asyncio.sleep(0)

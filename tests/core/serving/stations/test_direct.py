@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
-from xlaserve.core.serving.principal import Principal
-from xlaserve.core.serving.stations.direct import ByPrincipal, DirectQueue
 from xlaserve.errors import Overloaded
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.infer_call import AwaitedInfer, InferCall
+from xlaserve.serving.stations.direct import ByPrincipal, DirectQueue
 
 
 class Copies:

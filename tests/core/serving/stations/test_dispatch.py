@@ -11,15 +11,16 @@ import pytest
 from support.accelerators import AcceleratedModel, Accelerators, until
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.stations.dispatch import Dispatcher
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.threads.device import DeviceThreads
-from xlaserve.core.threads.workers import Workers
+from xlaserve.artifact.target_sizes import IN_FLIGHT
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import ExecutionStalled, OutOfMemory, Overloaded
-from xlaserve.models.loaded import IN_FLIGHT, Executable, InFlight, Value
-from xlaserve.models.placement import Devices
+from xlaserve.residence.registry import Instance
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.loaded import Executable, InFlight, Value
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.stations.dispatch import Dispatcher
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [2]}
 OF_STEP_M = {

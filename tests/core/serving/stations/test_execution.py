@@ -11,14 +11,14 @@ import pytest
 from support.calls import begin
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.stations import batching
-from xlaserve.core.serving.stations.batches import Batches
-from xlaserve.core.serving.stations.host import Inline
-from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.errors import Overloaded, QueueTimeout
-from xlaserve.models.loaded import Value
+from xlaserve.residence.registry import Instance
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.serving.stations import batching
+from xlaserve.serving.stations.batches import Batches
+from xlaserve.serving.stations.host import Inline
+from xlaserve.serving.stations.replicas import Replicas
 from xlaserve.tensors import TensorSpec
 
 

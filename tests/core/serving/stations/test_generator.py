@@ -11,12 +11,12 @@ import pytest
 import structlog.testing
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.stations.generator import Generator
-from xlaserve.core.serving.statistics import FailureReason
 from xlaserve.errors import DeadlineExceeded, Decoupled, Overloaded
-from xlaserve.models.loaded import Answer, Value
+from xlaserve.runtime.loaded import Answer, Value
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.serving.stations.generator import Generator
+from xlaserve.serving.statistics import FailureReason
 from xlaserve.tensors import Parameter
 
 

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from support.accelerators import until
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.stations.health import Health, Watch
-from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.errors import ExecutionStalled, ModelNotReady
-from xlaserve.models.device_failures import device_failure
-from xlaserve.models.loaded import Value
+from xlaserve.runtime.devices.device_failures import device_failure
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.stations.health import Health, Watch
+from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 
 SECONDS = 0.2
 

@@ -9,12 +9,12 @@ import pytest
 from support.calls import ToldInfer
 from support.core import FakeModel, World
 
-from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
-from xlaserve.core.serving.stations.batching import Batcher, RequestQueue
-from xlaserve.core.serving.stations.host import HostWork
-from xlaserve.core.serving.stations.offloading import OffloadingRunner
-from xlaserve.core.serving.stations.station import Served
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.runtime.loaded import LoadedModel
+from xlaserve.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.serving.stations.batching import Batcher, RequestQueue
+from xlaserve.serving.stations.host import HostWork
+from xlaserve.serving.stations.offloading import OffloadingRunner
+from xlaserve.serving.stations.station import Served
 
 DONE = Executed({}, 0, 0)
 SERVED = cast(Served, object())

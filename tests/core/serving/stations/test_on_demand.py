@@ -12,11 +12,11 @@ import pytest
 from support.calls import begin
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.serving.stations.by_itself import ByItself
-from xlaserve.core.serving.statistics import FailureReason, Totals
 from xlaserve.errors import InvalidModel, InvalidTensor, Overloaded
-from xlaserve.models.loaded import Executable, ModelMemory, Value
+from xlaserve.runtime.loaded import Executable, ModelMemory, Value
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.serving.stations.by_itself import ByItself
+from xlaserve.serving.statistics import FailureReason, Totals
 from xlaserve.tensors import Tensor
 
 STEP = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
-from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.errors import DeadlineExceeded, Overloaded
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
+from xlaserve.serving.stations.ordered import Ordered
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.core.serving.stations.outbox import Outbox
+from xlaserve.serving.stations.outbox import Outbox
 
 
 class CountingLoop:

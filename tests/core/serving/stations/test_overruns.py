@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 from support.accelerators import until
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving.answers import Counting
-from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.stations.batches import Batches
-from xlaserve.core.serving.stations.host import HostWork
-from xlaserve.core.serving.stations.table import Candidate, ExecutionPolicy, Stations
-from xlaserve.models.loaded import Value
+from xlaserve.residence.registry import Instance
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.answers import Counting
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.serving.stations.batches import Batches
+from xlaserve.serving.stations.host import HostWork
+from xlaserve.serving.stations.table import Candidate, ExecutionPolicy, Stations
 
 LIMIT = 1e-3
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.calls import ToldInfer
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.stations.batching import BatchPolicy, BatchQueue
-from xlaserve.core.serving.stations.priorities import LevelPolicy, PriorityQueue
-from xlaserve.core.serving.stations.queue_policy import queue_for
 from xlaserve.errors import Overloaded
-from xlaserve.models.config import DynamicBatching, QueuePolicy
+from xlaserve.model_config.config import DynamicBatching, QueuePolicy
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.batching import BatchPolicy, BatchQueue
+from xlaserve.serving.stations.priorities import LevelPolicy, PriorityQueue
+from xlaserve.serving.stations.queue_policy import queue_for
 
 MICROSECOND = 1000
 PLAIN = LevelPolicy(100)

@@ -8,7 +8,7 @@ import pytest
 from support.virtual_devices import run_on_devices
 
 import xlaserve
-from xlaserve.core.serving.stations.replicas import Replicas
+from xlaserve.serving.stations.replicas import Replicas
 
 SCRIPT = Path(__file__).parents[2] / "on_devices.py"
 ROUNDS = 3

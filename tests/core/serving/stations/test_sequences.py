@@ -9,8 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.infer_call import AwaitedInfer
-from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
     DeadlineExceeded,
     InvalidParameter,
@@ -19,16 +17,18 @@ from xlaserve.errors import (
     Overloaded,
     ShuttingDown,
 )
-from xlaserve.models.loaded import InFlight, Value
-from xlaserve.models.sequence_batching import SequenceBatching
-from xlaserve.models.sequential import SequenceId, Step
-from xlaserve.sequence_errors import (
+from xlaserve.errors.sequence import (
     MissingSequence,
     SequenceInterrupted,
     SequenceNotStarted,
     SequenceRows,
     StatesLost,
 )
+from xlaserve.model_config.sequence_batching import SequenceBatching
+from xlaserve.runtime.loaded import InFlight, Value
+from xlaserve.runtime.sequential import SequenceId, Step
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.tensors import Tensor
 
 FAILS, LOSES = 1000.0, 2000.0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.stations.batching import BatchPolicy
-from xlaserve.core.serving.stations.slot_queue import SlotQueue
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.batching import BatchPolicy
+from xlaserve.serving.stations.sequences.slot_queue import SlotQueue
 
 DELAY_NS = 100
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.core.serving.call import Call, current_call
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.stations import deadlock
-from xlaserve.core.serving.stations.batches import LoopClock
-from xlaserve.core.serving.stations.deadlock import Executing, Waits
-from xlaserve.core.serving.stations.health import Health, Watch
+from xlaserve.serving.call import Call, current_call
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations import deadlock
+from xlaserve.serving.stations.batches import LoopClock
+from xlaserve.serving.stations.deadlock import Executing, Waits
+from xlaserve.serving.stations.health import Health, Watch
 
 Found = Callable[[Call | None], None]
 

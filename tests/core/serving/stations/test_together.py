@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
-from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
-from xlaserve.core.threads.host import HostThreads
-from xlaserve.models.loaded import Answer, Value
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.runtime.loaded import Answer, Value
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.tensors import Parameter
 
 

@@ -17,9 +17,9 @@ from onnx import TensorProto
 from onnx.numpy_helper import to_float8e8m0
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx import planning
-from xlaserve.models.onnx.applying import apply
-from xlaserve.models.onnx.graph import Attribute, Graph, Node
+from xlaserve.importers.onnx import planning
+from xlaserve.importers.onnx.applying import apply
+from xlaserve.importers.onnx.graph import Attribute, Graph, Node
 from xlaserve.tensors import Tensor
 
 _FRACTIONS = (0, 1, 0x1FFFFF, 0x200000, 0x3FFFFF, 0x400000, 0x400001, 0x7FFFFF)

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from support.onnx_models import ours, theirs
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.importers.onnx.importing import Options, import_model
 from xlaserve.tensors import Tensor
 
 HEADS, SHARED, SIZE = 4, 2, 32

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 from support.onnx_cases import compute
 
-from xlaserve.models.onnx import planning, reading
-from xlaserve.models.onnx.graph import Graph
-from xlaserve.models.optimizing import optimize
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.importers.onnx import planning, reading
+from xlaserve.importers.onnx.graph import Graph
 from xlaserve.tensors import Tensor
 
 KINDS = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from support.onnx_cases import compute
 
-from xlaserve.models.onnx import reading
+from xlaserve.importers.onnx import reading
 from xlaserve.tensors import Tensor
 
 HALVES = np.arange(-40.5, 41.0, 0.5, dtype=np.float32)

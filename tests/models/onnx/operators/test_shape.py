@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.applying import apply
-from xlaserve.models.onnx.graph import Node
-from xlaserve.models.onnx.operators.indexing import slice_of
-from xlaserve.models.onnx.operators.joining import even_parts
-from xlaserve.models.onnx.operators.shape import is_for_one_row, target_shape
-from xlaserve.models.onnx.sequences import tensor_of
-from xlaserve.models.onnx.values import (
+from xlaserve.importers.onnx.applying import apply
+from xlaserve.importers.onnx.graph import Node
+from xlaserve.importers.onnx.operators.indexing import slice_of
+from xlaserve.importers.onnx.operators.joining import even_parts
+from xlaserve.importers.onnx.operators.shape import is_for_one_row, target_shape
+from xlaserve.importers.onnx.sequences import tensor_of
+from xlaserve.importers.onnx.values import (
     Dimensions,
     Value,
     broadcast_shape,

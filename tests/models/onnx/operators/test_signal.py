@@ -9,8 +9,8 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from support.onnx_models import exported, largest_difference, model, node, ours, single, theirs
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.graph import Node
-from xlaserve.models.onnx.operators import find
+from xlaserve.importers.onnx.graph import Node
+from xlaserve.importers.onnx.operators import find
 
 RANDOM = np.random.default_rng(9)
 FLOAT = 1

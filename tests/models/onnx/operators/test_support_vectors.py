@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from support.onnx_models import ours, save, theirs
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.importing import import_model
+from xlaserve.importers.onnx.importing import import_model
 
 COLUMNS = 3
 ROWS = np.random.default_rng(1).standard_normal((20, COLUMNS)).astype(np.float32)

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 from support.onnx_models import graph_of, largest_difference, ours, save, theirs
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.importing import import_model
-from xlaserve.models.onnx.operators import forest
-from xlaserve.models.onnx.operators.forest import LEQ, Trees, forest_of, keys_of
+from xlaserve.importers.onnx.importing import import_model
+from xlaserve.importers.onnx.operators import forest
+from xlaserve.importers.onnx.operators.forest import LEQ, Trees, forest_of, keys_of
 from xlaserve.tensors import Tensor
 
 MODES = [f"BRANCH_{mode}" for mode in ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")]

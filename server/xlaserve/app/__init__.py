@@ -1,0 +1,1 @@
+"""The composition root: builds everything, starts what serves, and drains it."""

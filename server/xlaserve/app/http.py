@@ -1,0 +1,191 @@
+"""Assembles what serves HTTP."""
+
+from collections.abc import Callable, Mapping
+
+from xlaserve.app.core import Core
+from xlaserve.app.grpc import http2_limits
+from xlaserve.app.listeners import METRICS_ON_HTTP
+from xlaserve.grpc.runner import Runner
+from xlaserve.grpc_web.service import GrpcWeb
+from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.origins import Origins
+from xlaserve.http.connection.server import HttpLimits, HttpServer
+from xlaserve.http.dashboard.events_page import EventRoutes
+from xlaserve.http.dashboard.history_page import HistoryRoutes
+from xlaserve.http.dashboard.hosting_page import HostingRoutes
+from xlaserve.http.dashboard.model_page import ModelPageRoutes
+from xlaserve.http.dashboard.pages import page_routes
+from xlaserve.http.json.json_tensors import JsonRules
+from xlaserve.http.metrics.metrics import Metrics
+from xlaserve.http.routing import Route, RouteTable
+from xlaserve.http.sagemaker.sagemaker import sagemaker_routes
+from xlaserve.http.threads import OffLoop
+from xlaserve.http.v2.generate import GenerateRoutes
+from xlaserve.http.v2.health import HealthRoutes
+from xlaserve.http.v2.inference import InferenceRoutes
+from xlaserve.http.v2.repository import RepositoryRoutes
+from xlaserve.http.v2.runtime_settings import RuntimeSettingsRoutes
+from xlaserve.http.v2.shared_memory import SharedMemoryRoutes
+from xlaserve.openai.routes import OpenAiRoutes
+from xlaserve.residence.platforms.hosting import HostingBoard
+from xlaserve.residence.platforms.multi_model import MultiModelContainer
+from xlaserve.residence.platforms.runtime import ModelRuntime
+from xlaserve.residence.reports.model_board import ModelBoard
+from xlaserve.residence.reports.status_board import StatusBoard
+from xlaserve.settings.choices import ModelControlMode
+
+
+def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:
+    """Return the HTTP server of the settings; it does not listen yet.
+
+    `grpc` runs the requests of gRPC-Web; None where there are none.
+    """
+    settings = core.settings
+    limits = HttpLimits(
+        settings.max_http_connections,
+        settings.max_http_header_bytes,
+        settings.http_idle_seconds,
+        BodyLimits(
+            settings.max_message_bytes,
+            settings.max_http_chunks,
+            settings.message_timeout_seconds,
+        ),
+        settings.max_http_heads,
+        settings.answer_timeout_seconds,
+        settings.preface_seconds,
+        settings.compress_answers,
+    )
+    return HttpServer(
+        routes,
+        limits,
+        core.workers.host,
+        core.shared,
+        core.gates,
+        origins=Origins.of(settings),
+        other=None
+        if grpc is None
+        else GrpcWeb(grpc, http2_limits(settings), OffLoop(core.workers.host)),
+    )
+
+
+def http_routes(
+    core: Core, connections: Mapping[str, Callable[[], int]], mesh: ModelRuntime | None = None
+) -> RouteTable:
+    """Return the table of every route; `connections` counts those that are open, by protocol.
+
+    `mesh` is what a ModelMesh drives, for the page.
+    """
+    depth = core.settings.max_json_depth
+    threads = OffLoop(core.workers.host)
+    json_rules = JsonRules(core.settings.strict_json, core.settings.json_surrogates)
+    inference = InferenceRoutes(
+        core.description,
+        core.engine,
+        core.gates,
+        core.control,
+        threads,
+        max_json_depth=depth,
+        json_rules=json_rules,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+    )
+    generate = GenerateRoutes(
+        core.engine,
+        threads,
+        max_json_depth=depth,
+        json_rules=json_rules,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+    )
+    openai = OpenAiRoutes(
+        core.engine,
+        core.registry,
+        core.workers.host,
+        max_json_depth=depth,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+        max_choices=core.settings.max_choices,
+        max_embedding_inputs=core.settings.max_embedding_inputs,
+    )
+    repository = RepositoryRoutes(core.control, max_json_depth=depth)
+    container = MultiModelContainer(
+        core.control,
+        core.registry,
+        core.repository,
+        default_model=core.settings.default_model,
+    )
+    sagemaker = sagemaker_routes(
+        container,
+        core.engine,
+        threads,
+        max_json_depth=depth,
+        default_accept=core.settings.default_accept,
+        json_rules=json_rules,
+    )
+    rows = [
+        *HealthRoutes(core.control.follower).table(),
+        *inference.table(),
+        *generate.table(),
+        *openai.table(),
+        *repository.table(),
+        *sagemaker,
+        *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
+        *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
+        *RuntimeSettingsRoutes(
+            core.control.plane, core.tracing, core.engine, max_json_depth=depth
+        ).table(),
+    ]
+    board = StatusBoard(
+        core.control, core.registry, core.capacity, core.settings.model_control_mode
+    )
+    rows += HistoryRoutes(core.history, core.others).table()
+    permits = core.access.permits
+    rows += EventRoutes(core.events, permits).table()
+    rows += ModelPageRoutes(
+        ModelBoard(core.registry, core.history.failures),
+        core.control.catalog,
+        core.others,
+        permits=permits,
+        controllable=core.settings.model_control_mode is ModelControlMode.EXPLICIT,
+        grpc_endpoint=core.settings.grpc_endpoint,
+    ).table()
+    hosting = HostingBoard(
+        core.registry,
+        core.capacity,
+        mesh=mesh,
+        container=container if core.settings.sagemaker else None,
+    )
+    rows += HostingRoutes(hosting, core.others).table()
+    rows += page_routes(
+        rows,
+        board,
+        core.description,
+        core.others,
+        permits,
+        grpc_endpoint=core.settings.grpc_endpoint,
+        platform=hosting.platform,
+    )
+    return RouteTable(rows)
+
+
+def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
+    """Return the table of the endpoint that serves metrics, and says how the server is."""
+    health = HealthRoutes(core.control.follower)
+    return RouteTable([*_metrics(core, connections), *health.table()])
+
+
+def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[Route]:
+    return Metrics(
+        core.registry,
+        core.capacity,
+        connections,
+        core.control.follower.watch,
+        abandoned=core.workers.abandoned,
+        mappings=core.mappings,
+        shared=core.shared,
+        of_code=core.of_code,
+        observing=core.observing.reading(core.tracing),
+        fetching=core.repository.remotes.counts,
+        programs=core.compilation.counts,
+        failed_loads=core.control.failed_loads,
+        stores=lambda: core.repository.remotes.problems,
+        max_versions=core.settings.max_metric_versions,
+        others=core.others,
+    ).table()

@@ -1,0 +1,95 @@
+"""Assembles what observes calls for the operator."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xlaserve import build
+from xlaserve.concurrency.control_plane import ControlPlane
+from xlaserve.concurrency.workers import Workers
+from xlaserve.http.metrics.observing_families import ObservingReading
+from xlaserve.net.status import told_status
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.observability.access_file import AccessFile
+from xlaserve.serving.observability.access_log import AccessLog, Sampling
+from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.observability.loop_lag import LoopLag
+from xlaserve.serving.observability.opentelemetry import OpenTelemetry
+from xlaserve.serving.observability.spans import Telling
+from xlaserve.serving.observability.tracing import TraceSetting, Tracing
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import TlsEndpoint, TraceLevel, TraceMode
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """Observers that the settings ask for."""
+
+    failures: Failures
+    access_log: AccessLog | None
+    lag: LoopLag = field(default_factory=LoopLag)
+
+    def reading(self, tracing: Tracing) -> ObservingReading:
+        """Return what metrics say of them."""
+        log = self.access_log
+        return ObservingReading(
+            self.failures,
+            self.lag,
+            None if log is None else lambda: log.dropped,
+            tracing.dropped if tracing.exports_spans else None,
+        )
+
+    def reopen(self) -> None:
+        """Open files anew, as rotation of logs and SIGHUP ask for it; returns at once."""
+        if self.access_log is not None:
+            self.access_log.reopen()
+
+    async def close(self, workers: Workers) -> None:
+        """Write what is pending, for a bounded time."""
+        if self.access_log is not None:
+            await self.access_log.close(workers.wait)
+
+
+def observe(settings: Settings, gates: Gates, failures: Failures) -> Observing:
+    """Have calls observed as the settings say; raises InvalidSettings for a file that cannot be."""
+    access_log = _access_log(settings)
+    if access_log is not None:
+        gates.observe(access_log, needs_records=True)
+    return Observing(failures, access_log)
+
+
+def _access_log(settings: Settings) -> AccessLog | None:
+    if not settings.access_log:
+        return None
+    sampling = Sampling(settings.access_log_rate, round(settings.access_log_slow_ms * 1_000_000))
+    file = AccessFile(settings.access_log)
+    return AccessLog(file, told_status, sampling, settings.max_access_records)
+
+
+def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPlane) -> Tracing:
+    """Return the trace settings; raises InvalidSettings for a mode whose library is missing."""
+    spans = None
+    if settings.trace_mode is TraceMode.OPENTELEMETRY:
+        # The SDK reads its variables itself; what is read here is which of them are there.
+        spans = OpenTelemetry(os.environ, _MAX_SPANS, version=build.version())
+    encrypted = bool(settings.tls_certificate) and TlsEndpoint.HTTP in settings.tls_endpoints
+    level = settings.trace_level
+    if level is TraceLevel.AUTO:
+        level = TraceLevel.OFF if spans is None else TraceLevel.TIMESTAMPS
+    start = TraceSetting(
+        level.value, settings.trace_rate, settings.trace_count, settings.trace_log_frequency
+    )
+    return Tracing(
+        gates,
+        Path(settings.trace_file) if settings.trace_file else None,
+        settings.max_trace_bytes,
+        workers.wait,
+        start=start,
+        spans=spans,
+        telling=Telling(told_status, "https" if encrypted else "http"),
+        plane=plane,
+    )
+
+
+_MAX_SPANS = 4096
+"""Calls that may wait until their spans are made; beyond them, others are dropped and counted."""

@@ -1,0 +1,198 @@
+"""The server that replaces this one on SIGUSR2: it gets ready first, then this one drains.
+
+It is the same command, with the code and the files as they are by now.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import structlog
+
+from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.process import last_words
+from xlaserve.process.endpoints import Listener
+from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
+from xlaserve.process.systemd import Systemd
+from xlaserve.residence import handover
+from xlaserve.settings import Settings
+
+_INIT = 1
+
+_log = structlog.get_logger("successor")
+
+
+TO_DO: Mapping[str, str] = MappingProxyType(
+    {
+        "sequences": "their clients have to begin them again, with sequence_start",
+        "cuda_shared_memory_regions": "their clients have to register them again",
+        "cached_responses": "nothing: the response cache fills again",
+        "not asked for": "clients have to load, configure and register again: the new server is "
+        "of a version that takes nothing over",
+    }
+)
+"""What a replacement is not given, and what that asks of whom."""
+
+
+class Changes(Protocol):
+    """The changes of clients in this server."""
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        """Refuse changes from now on; return those that were made, once none is in progress."""
+        ...
+
+    def go_on(self) -> None:
+        """Take changes again."""
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        """Return the files of a change; waits for the disk."""
+        ...
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what a replacement cannot be given, by name."""
+        ...
+
+
+class Successor:
+    """Starts the replacement of this process, and hands over to it once it is ready."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listeners: Sequence[Listener],
+        systemd: Systemd,
+        changes: Changes,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._sockets = {
+            one.setting: one.socket for one in listeners if isinstance(one.socket, SharedSocket)
+        }
+        self._systemd = systemd
+        self._changes = changes
+        self._is_ready = is_ready
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._channel: socket.socket | None = None
+        self._is_given_changes = False
+        self._working: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the replacement, unless there is a reason not to; the log says which."""
+        if reason := self._refusal():
+            _log.warning("not replaced", reason=reason)
+            return
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        sockets = {setting: one.listening for setting, one in self._sockets.items()}
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, *sys.orig_argv[1:]],
+                    env=os.environ | self._systemd.environment() | handed(theirs, sockets),
+                    pass_fds=[theirs.fileno(), *(one.fileno() for one in sockets.values())],
+                )
+        except OSError as error:
+            ours.close()
+            _log.error("not replaced", reason=str(error))
+            return
+        self._channel = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._heard)
+        _log.info("replacement started", pid=self._process.pid)
+
+    def _refusal(self) -> str:
+        settings = self._settings
+        if self._process is not None:
+            return f"process {self._process.pid} is about to replace it"
+        if os.getpid() == _INIT:
+            return "with the first process of a container the container ends"
+        if settings.modelmesh or settings.sagemaker_multi_model:
+            return "who had models loaded would not know that they are gone"
+        return "" if self._is_ready() else "the server is not ready"
+
+    def _heard(self) -> None:
+        assert self._channel is not None
+        assert self._process is not None
+        try:
+            said = self._channel.recv(len(TAKEN_OVER))
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if said == WANTED and not self._is_given_changes:
+            self._is_given_changes = True
+            self._work(self._hand_over(self._channel))
+            return
+        self._close_channel()
+        if said != TAKEN_OVER:
+            self._work(self._failed(self._process))
+        else:
+            self._work(self._replaced(self._process.pid))
+
+    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for the replacement, in place of what was being done."""
+        if self._working is not None:
+            self._working.cancel()
+        self._working = asyncio.ensure_future(work)
+
+    async def _hand_over(self, channel: socket.socket) -> None:
+        """Give the replacement what clients have changed, and change nothing from now on."""
+        changes = await self._changes.hold(handover.kinds(self._settings))
+        directory = self._settings.scratch_directory
+        try:
+            files_of = self._changes.files_of
+            with await asyncio.to_thread(handover.write, directory, changes, files_of) as file:
+                socket.send_fds(channel, [CHANGES], [file.fileno()])
+        except OSError as error:
+            _log.error("changes of clients not handed over", reason=str(error))
+            if self._channel is channel:
+                # The replacement ends for want of them, which `_failed` waits for.
+                channel.shutdown(socket.SHUT_RDWR)
+            return
+        _log.info("changes of clients handed over", changes=len(changes))
+
+    async def _replaced(self, process: int) -> None:
+        _log.info("replaced", by=process)
+        for one in self._sockets.values():
+            one.shut()
+        self._systemd.hand_over(process)
+        try:
+            left = dict(await self._changes.left_behind())
+            if not self._is_given_changes:
+                left["not asked for"] = len(await self._changes.hold(frozenset(ChangeKind)))
+            for what, count in left.items():
+                if count:
+                    _log.warning("not handed over", what=what, count=count, to_do=TO_DO[what])
+        finally:
+            # From here on all is as after SIGTERM.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
+        status = await asyncio.to_thread(process.wait)
+        if self._is_closed:
+            return  # both were told to end
+        self._process = None
+        self._is_given_changes = False
+        self._changes.go_on()
+        how = last_words.how(status)
+        reason = f"process {process.pid} ended with {how} before it was ready, its log says why"
+        _log.error("not replaced", reason=reason)
+
+    def _close_channel(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    def close(self) -> None:
+        """End a replacement that is not ready: this server ends, and nobody wants another one."""
+        self._is_closed = True
+        if self._channel is not None and self._process is not None:
+            self._process.terminate()
+        self._close_channel()

@@ -1,0 +1,1 @@
+"""What authors hand to servers: manifest, computation, weights and signature."""

@@ -1,0 +1,13 @@
+"""The key of a computation, by which programs and loads are found again."""
+
+import hashlib
+
+
+def of(module: bytes, outline: object) -> str:
+    """Return the key of a computation: a hash of its module, and of what says how it is called.
+
+    There are no parameters in it, and no word of a file: it follows from what is compiled.
+    """
+    digest = hashlib.sha256(repr(outline).encode())
+    digest.update(module)
+    return digest.hexdigest()

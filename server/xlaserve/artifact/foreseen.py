@@ -1,0 +1,102 @@
+"""Which programs a load will compile, told from manifest and configuration alone. Needs no JAX."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import prod
+
+from xlaserve.artifact.manifest import Manifest
+from xlaserve.artifact.target_sizes import IN_FLIGHT
+from xlaserve.errors import InvalidModel
+from xlaserve.model_config import buckets
+from xlaserve.model_config.buckets import FIXED, BucketPlan
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Independence
+
+_SHAPES = "compiled_shapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a model is going to be served, as far as its memory depends on it."""
+
+    platform: str = "cpu"
+    config: ModelConfig = field(default_factory=ModelConfig)
+    replicas: int = 1
+    """Copies of its executions on a device."""
+    in_background: bool = False
+    """Whether a load leaves most batch sizes for later."""
+    patience_seconds: float | None = None
+    """For how long an estimate of its temporaries is waited for; None for as long as it takes."""
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Tell whether it is on no CPU."""
+        return self.platform != "cpu"
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many executions may be on the way at once on a device."""
+        return self.replicas * (IN_FLIGHT if self.is_accelerator else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The programs of a load."""
+
+    count: int
+    rows: int
+    """The most of one of them."""
+    sizes: Mapping[str, int]
+    """The largest of each other open dimension, by its name."""
+
+    def shape(self, named: Sequence[str]) -> tuple[int, ...]:
+        """Return the largest shape of an input whose sizes have names where they are open."""
+        return tuple(
+            int(size) if size.isdecimal() else self.sizes.get(size, self.rows) for size in named
+        )
+
+
+def programs(described: Manifest, serving: Serving) -> Foreseen:
+    """Return what a load compiles; a configuration that the load will refuse counts as none."""
+    config, most = serving.config, described.max_batch_size
+    sizes = _sizes(described, config)
+    combinations = prod(map(len, sizes.values()))
+    largest = {name: max(listed) for name, listed in sizes.items()}
+    most = 0 if config.is_unbatched else config.max_batch_size or most
+    with suppress(InvalidModel):
+        if described.is_open and _is_exact(described, config):
+            rows = buckets.exact(most, config)
+            return Foreseen(len(rows) * combinations, max(rows), largest)
+        plan = buckets.plan(most, config)
+        compiled = plan.first if serving.in_background else plan.sizes
+        return Foreseen(len(compiled) * combinations, max(plan.sizes) or 1, largest)
+    found = BucketPlan(buckets.buckets_up_to(most) if most else (FIXED,))
+    return Foreseen(len(found.sizes) * combinations, max(found.sizes) or 1, largest)
+
+
+def _is_exact(described: Manifest, config: ModelConfig) -> bool:
+    """Tell whether each number of rows has a program of its own, as the export had it.
+
+    The verdict of a manifest is no proof; for a guess it is good enough.
+    """
+    verdict = described.verdict
+    if described.batch_independent or buckets.BATCH_INDEPENDENT in config.parameters:
+        return False
+    return verdict is not None and verdict.independence is not Independence.PROVED
+
+
+def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Return the sizes that are compiled of open dimensions other than the batch."""
+    said = config.parameters.get(_SHAPES)
+    if said is None:
+        return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}
+    with suppress(ValueError, TypeError, AttributeError):
+        if said.lstrip().startswith("{"):
+            listed = json.loads(said)
+            return {name: tuple(map(int, sizes)) for name, sizes in listed.items() if sizes}
+        found = tuple(map(int, said.split(",")))
+        names = {size for shape in described.named_shapes for size in shape[1:]}
+        return {name: found for name in names if not name.isdecimal()}
+    return {}

@@ -1,0 +1,33 @@
+"""The key of loads that need the same memory, whatever they are called."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from xlaserve.artifact import manifest
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig, VersionPolicy
+
+
+def load_key(path: Path, config: ModelConfig, roots: Roots) -> str | None:
+    """Return a key of what is computed, for which sizes, and where; of headers alone. Blocks.
+
+    The hash of the computation is the one that the manifest has of its file; None where there is no
+    manifest. Raises InvalidModel for one that cannot be read.
+    """
+    if not (path / manifest.FILE_NAME).exists():
+        return None
+    described = manifest.read(path, roots)
+    record = described.files.get(manifest.STABLEHLO) or described.files[manifest.ARTIFACT]
+    groups = () if config.message is None else config.message.instance_group
+    said = replace(config, name="", version_policy=VersionPolicy())
+    parts = (
+        record.sha256,
+        described.parameters_bytes,
+        described.max_batch_size,
+        sorted(described.defaults.items()),
+        sorted(said.parameters.items()),
+        replace(said, parameters={}),
+        [bytes(group) for group in groups],
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,411 @@
+"""The `model.json` of a version directory: what an exported model takes, gives and consists of."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from xlaserve.artifact import target_sizes, written_by
+from xlaserve.artifact.steps import Steps
+from xlaserve.artifact.target_sizes import Recorded, TargetSizes
+from xlaserve.artifact.written_by import Writer
+from xlaserve.errors import InvalidModel, UnknownDatatype
+from xlaserve.files import files
+from xlaserve.files.files import FileRecord
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.buckets import MAX_BATCH_SIZE
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.tensors import TensorSpec, datatype_named
+
+FILE_NAME = "model.json"
+"""The name of a manifest in its version directory."""
+
+ARTIFACT = "model.jaxexp"
+"""The name of the serialized `jax.export.Exported`."""
+
+STABLEHLO = "model.stablehlo"
+"""The name of the computation in StableHLO, which is readable for years."""
+
+WEIGHTS = "params.safetensors"
+"""The name of the file of parameters."""
+
+KIND = "jax_export"
+"""The one kind of model that has a manifest so far."""
+
+FORMAT_VERSION = 6
+"""Version of manifests of stepped models; those of version 5 have sizes for targets, those of
+version 4 say something of rows, those of version 3 something of shapes, those of version 2 nothing
+of either, and those of version 1 have no durable part."""
+
+LIMIT_BYTES = 1 << 20
+
+MAX_NAME_LENGTH = 1024
+MAX_RANK = 32
+MAX_DIMENSION = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The description that it takes to call the function in the StableHLO file."""
+
+    calling_convention: int
+    """Its version, as `jax.export` numbers it."""
+    is_open: bool
+    """Whether the module leaves shapes or the platform open until it is compiled."""
+    arguments: tuple[str, ...]
+    """The parameters, then the inputs: `float32[b, 784]`, with symbolic dimensions."""
+    results: tuple[str, ...]
+    unused: tuple[int, ...]
+    """Positions of the arguments that the module does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The contents of `model.json`."""
+
+    inputs: tuple[TensorSpec, ...]
+    """In declared order, which is the order of the artifact's arguments."""
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    """The default; a model configuration may say otherwise. 0 where requests are not put together,
+    or nothing is a batch."""
+    parameters: tuple[str, ...]
+    """Names of tensors in the weights file, in the order of the artifact's arguments."""
+    parameters_bytes: int
+    files: Mapping[str, FileRecord]
+    platforms: tuple[str, ...]
+    jax_version: str
+    """Version of the JAX that exported the artifact; others may be too old or new to read it."""
+    exported_at: str
+    """RFC 3339, in UTC."""
+    written_by: str = ""
+    """The build of xlaserve that wrote it; empty in files of before."""
+    durable: Durable | None = None
+    """None where there is no StableHLO file, only what `jax.export` wrote."""
+    batch_independent: bool | None = None
+    """The author's declaration of rows: whether each is computed from itself alone. None where that
+    is left to the proof."""
+    compiled_shapes: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """The sizes to compile of dimensions besides the batch that are open, by their names."""
+    max_on_demand_shapes: int = 0
+    """For how many other sizes programs are kept that requests ask for."""
+    verdict: Verdict | None = None
+    """Verdict on the rows when it was exported. It is for people, and it is no proof: each load
+    makes one. None where nothing is a batch, and in files of before."""
+
+    sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
+    """Sizes on kinds of devices, by the names of targets."""
+    steps: Steps | None = None
+    """None for a model that answers once."""
+
+    @property
+    def known(self) -> "tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]":
+        """Return the inputs and outputs that clients know: not those of steps."""
+        if self.steps is None:
+            return self.inputs, self.outputs
+        return self.steps.known(self.inputs), self.steps.known(self.outputs)
+
+    @property
+    def named_shapes(self) -> tuple[tuple[str, ...], ...]:
+        """Return the shapes of the inputs, sizes as texts and what is open by its name."""
+        if self.durable is None:
+            return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
+        arguments = self.durable.arguments[len(self.parameters) :]
+        sizes = (argument.partition("[")[2].rstrip("]") for argument in arguments)
+        return tuple(tuple(one.split(", ")) if one else () for one in sizes)
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first dimension of the inputs may have any size."""
+        return all(spec.shape[:1] == (-1,) for spec in self.inputs)
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Return what it says of shapes as parameters of a configuration, which may say more."""
+        said: dict[str, str] = {}
+        if self.batch_independent is not None:
+            said["batch_independent"] = str(self.batch_independent).lower()
+        if self.compiled_shapes:
+            said["compiled_shapes"] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
+        if self.max_on_demand_shapes:
+            said["max_on_demand_shapes"] = str(self.max_on_demand_shapes)
+        return said
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: int
+    sha256: str
+
+
+class _Durable(msgspec.Struct, forbid_unknown_fields=True):
+    calling_convention: int
+    is_open: bool
+    arguments: list[str]
+    results: list[str]
+    unused: list[int]
+
+
+class _Steps(msgspec.Struct, forbid_unknown_fields=True):
+    state: int
+    max_steps: int
+
+
+class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    independence: Independence
+    output: str = ""
+    operation: str = ""
+    reason: str = ""
+    location: str = ""
+    loops_follow_rows: bool = False
+    loops_follow_inputs: bool = False
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields as they are written, in this order."""
+
+    format_version: int
+    kind: str
+    jax_version: str
+    exported_at: str
+    platforms: list[str]
+    max_batch_size: int
+    inputs: list[_Tensor]
+    outputs: list[_Tensor]
+    parameters_bytes: int
+    parameters: list[str]
+    files: dict[str, _File]
+    durable: _Durable | None = None
+    batch_independent: bool | None = None
+    compiled_shapes: dict[str, list[int]] = {}
+    max_on_demand_shapes: int = 0
+    verdict: _Verdict | None = None
+    sizes: dict[str, TargetSizes] = {}
+    steps: _Steps | None = None
+
+
+class _Kind(msgspec.Struct):
+    """The fields that have to be known before the others can be judged."""
+
+    format_version: int
+    kind: str
+    jax_version: str = ""
+
+
+def read(directory: Path, roots: Roots = ANYWHERE) -> Manifest:
+    """Read and check the manifest of a version directory; raises InvalidModel."""
+    data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
+    try:
+        start = msgspec.json.decode(data, type=_Kind)
+        _check_kind(start)
+        document = msgspec.json.decode(data, type=_Document)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"{FILE_NAME} is not valid: {error}") from error
+    return _from_document(document)
+
+
+def write(directory: Path, manifest: Manifest) -> FileRecord:
+    """Write the manifest; the same manifest always gives the same bytes."""
+    document = _to_document(manifest)
+    _from_document(document)  # nothing is written that could not be read
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    return files.write_atomically(directory / FILE_NAME, [text, b"\n"])
+
+
+def _check_kind(start: _Kind) -> None:
+    if not 1 <= start.format_version <= FORMAT_VERSION:
+        found = f"has format version {start.format_version}"
+        reads = f"versions 1 to {FORMAT_VERSION}"
+        raise InvalidModel(written_by.not_read(FILE_NAME, found, reads, start.jax_version))
+    if start.kind != KIND:
+        raise InvalidModel(f"{FILE_NAME} is of kind '{start.kind[:64]}', expected '{KIND}'")
+
+
+def _from_document(document: _Document) -> Manifest:
+    writer = Writer.of(document.jax_version)
+    manifest = Manifest(
+        inputs=_specs("input", document.inputs),
+        outputs=_specs("output", document.outputs),
+        max_batch_size=document.max_batch_size,
+        parameters=_unique("parameter", document.parameters),
+        parameters_bytes=document.parameters_bytes,
+        files=MappingProxyType(
+            {name: FileRecord(file.bytes, file.sha256) for name, file in document.files.items()}
+        ),
+        platforms=tuple(document.platforms),
+        jax_version=writer.jax,
+        exported_at=document.exported_at,
+        written_by=writer.xlaserve,
+        durable=_durable(document.durable),
+        batch_independent=document.batch_independent,
+        compiled_shapes=MappingProxyType(
+            {name: tuple(sizes) for name, sizes in document.compiled_shapes.items()}
+        ),
+        max_on_demand_shapes=document.max_on_demand_shapes,
+        verdict=_verdict(document.verdict),
+        sizes=MappingProxyType(document.sizes),
+        steps=None if (steps := document.steps) is None else Steps(steps.state, steps.max_steps),
+    )
+    _check_files(manifest)
+    _check_durable(manifest)
+    _check_batch(manifest)
+    try:
+        target_sizes.check(manifest.sizes, manifest.parameters_bytes)
+        if manifest.steps is not None:
+            manifest.steps.check(manifest.inputs, manifest.outputs, manifest.max_batch_size)
+    except InvalidModel as error:
+        raise _invalid(str(error)) from None
+    return manifest
+
+
+def _to_document(manifest: Manifest) -> _Document:
+    return _Document(
+        format_version=_version_of(manifest),
+        kind=KIND,
+        jax_version=Writer(manifest.jax_version, manifest.written_by).text,
+        exported_at=manifest.exported_at,
+        platforms=list(manifest.platforms),
+        max_batch_size=manifest.max_batch_size,
+        inputs=[_Tensor(s.name, s.datatype.name, list(s.shape)) for s in manifest.inputs],
+        outputs=[_Tensor(s.name, s.datatype.name, list(s.shape)) for s in manifest.outputs],
+        parameters_bytes=manifest.parameters_bytes,
+        parameters=list(manifest.parameters),
+        files={
+            name: _File(record.size_bytes, record.sha256)
+            for name, record in sorted(manifest.files.items())
+        },
+        durable=_to_durable(manifest.durable),
+        batch_independent=manifest.batch_independent,
+        compiled_shapes={name: list(sizes) for name, sizes in manifest.compiled_shapes.items()},
+        max_on_demand_shapes=manifest.max_on_demand_shapes,
+        verdict=None if manifest.verdict is None else _Verdict(**asdict(manifest.verdict)),
+        sizes=dict(manifest.sizes),
+        steps=None if manifest.steps is None else _Steps(**asdict(manifest.steps)),
+    )
+
+
+def _version_of(manifest: Manifest) -> int:
+    """Return the lowest version that has what a manifest says: older servers read those."""
+    if manifest.steps is not None:
+        return FORMAT_VERSION
+    if manifest.sizes:
+        return 5
+    opened = manifest.is_open and not manifest.max_batch_size
+    if opened or manifest.verdict is not None or manifest.batch_independent:
+        return 4
+    if manifest.defaults:
+        return 3
+    return 1 if manifest.durable is None else 2
+
+
+def _verdict(verdict: _Verdict | None) -> Verdict | None:
+    if verdict is None:
+        return None
+    found = Verdict(**msgspec.structs.asdict(verdict))
+    for text in (found.output, found.operation, found.reason, found.location):
+        if len(text) > MAX_NAME_LENGTH or not text.isprintable():
+            raise _invalid("its verdict has a text that is no line")
+    return found
+
+
+def _durable(durable: _Durable | None) -> Durable | None:
+    if durable is None:
+        return None
+    return Durable(
+        calling_convention=durable.calling_convention,
+        is_open=durable.is_open,
+        arguments=tuple(durable.arguments),
+        results=tuple(durable.results),
+        unused=tuple(durable.unused),
+    )
+
+
+def _to_durable(durable: Durable | None) -> _Durable | None:
+    if durable is None:
+        return None
+    return _Durable(
+        calling_convention=durable.calling_convention,
+        is_open=durable.is_open,
+        arguments=list(durable.arguments),
+        results=list(durable.results),
+        unused=list(durable.unused),
+    )
+
+
+def _invalid(problem: str) -> InvalidModel:
+    return InvalidModel(f"{FILE_NAME} is not valid: {problem}")
+
+
+def _specs(kind: str, tensors: list[_Tensor]) -> tuple[TensorSpec, ...]:
+    if not tensors:
+        raise _invalid(f"it has no {kind}s")
+    _unique(kind, [tensor.name for tensor in tensors])
+    return tuple(_spec(kind, tensor) for tensor in tensors)
+
+
+def _spec(kind: str, tensor: _Tensor) -> TensorSpec:
+    try:
+        datatype = datatype_named(tensor.datatype)
+    except UnknownDatatype as error:
+        raise _invalid(f"{kind} '{tensor.name}' has an {error}") from error
+    shape = tuple(tensor.shape)
+    if len(shape) > MAX_RANK or not all(-1 <= size <= MAX_DIMENSION for size in shape):
+        raise _invalid(f"{kind} '{tensor.name}' has a shape that no tensor has")
+    return TensorSpec(tensor.name, datatype, shape)
+
+
+def _unique(kind: str, names: Iterable[str]) -> tuple[str, ...]:
+    seen: dict[str, None] = {}
+    for name in names:
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise _invalid(f"one {kind} has a name of {len(name)} characters")
+        if name in seen:
+            raise _invalid(f"{kind} '{name}' is there twice")
+        seen[name] = None
+    return tuple(seen)
+
+
+def _check_files(manifest: Manifest) -> None:
+    expected = {ARTIFACT, WEIGHTS}
+    found = set(manifest.files)
+    if manifest.durable is not None:
+        expected.add(STABLEHLO)
+        found.add(ARTIFACT)  # which may be missing then: nothing is loaded from it
+    if found != expected:
+        raise _invalid(f"expected the files {sorted(expected)}, got {sorted(manifest.files)[:8]}")
+    if manifest.parameters_bytes < 0:
+        raise _invalid("parameters_bytes is negative")
+
+
+def _check_durable(manifest: Manifest) -> None:
+    if (durable := manifest.durable) is None:
+        return
+    for kind, found, expected in (
+        ("arguments", durable.arguments, len(manifest.parameters) + len(manifest.inputs)),
+        ("results", durable.results, len(manifest.outputs)),
+    ):
+        if len(found) != expected:
+            raise _invalid(f"durable has {len(found)} {kind}, expected {expected}")
+    if not all(0 <= position < len(durable.arguments) for position in durable.unused):
+        raise _invalid("durable has an unused argument that is none")
+
+
+def _check_batch(manifest: Manifest) -> None:
+    if manifest.max_on_demand_shapes < 0:
+        raise _invalid("max_on_demand_shapes is less than 0")
+    if not 0 <= manifest.max_batch_size <= MAX_BATCH_SIZE:
+        raise _invalid(f"max_batch_size is not between 0 and {MAX_BATCH_SIZE}")
+    if not manifest.max_batch_size and not manifest.is_open:
+        return
+    for spec in (*manifest.inputs, *manifest.outputs):
+        if spec.shape[:1] != (-1,):
+            raise _invalid(f"'{spec.name}' is {spec}, but a batch has -1 as first dimension")

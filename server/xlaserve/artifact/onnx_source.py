@@ -1,0 +1,204 @@
+"""The model of a version directory that a load converts, of ONNX or torch.export: which file it is,
+and the hash of all that it is made of.
+
+Needs neither JAX nor the package onnx, so that a model that was converted before loads without.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from xlaserve.artifact import manifest
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.marks import mark_of
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.config import ModelConfig
+
+DEFAULT_FILE = "model.onnx"
+"""The name of the model in its version directory, unless `default_model_filename` has another."""
+
+SUFFIX = ".onnx"
+
+PT2_FILE = "model.pt2"
+"""The name of a program of torch.export in its version directory, where there is no ONNX model."""
+
+PT2_SUFFIX = ".pt2"
+SUFFIXES = (SUFFIX, PT2_SUFFIX)
+
+_PACKAGE = Path(__file__).parent.parent
+_WRITERS = (
+    "authoring/cpu/channels_last.py",
+    "authoring/cpu/convolutions.py",
+    "authoring/export.py",
+    "authoring/lowering.py",
+    "artifact/manifest.py",
+    "authoring/cpu/optimizing.py",
+    "artifact/weights.py",
+)
+_PACKAGES = ("xlaserve", "jax", "onnx")
+_CHUNK_BYTES = 1 << 20
+_ANY_SIZE = 1 << 62
+
+Sizes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSource:
+    """One model of ONNX or torch.export, and what its configuration says of its shapes."""
+
+    path: Path
+    """The file of the model; external data lies beside it."""
+    is_alone: bool
+    """Whether the model was named itself, and not its version directory."""
+    sizes: Sizes
+    """Sizes of its inputs by the configuration, -1 for an open one; only what is said."""
+    is_unbatched: bool
+    """Whether the configuration says `max_batch_size: 0`."""
+
+    @property
+    def is_pt2(self) -> bool:
+        """Tell whether it is a program of torch.export, by the end of its name."""
+        return self.path.suffix == PT2_SUFFIX
+
+
+def find(version: Path, config: ModelConfig) -> OnnxSource | None:
+    """Return the model of a version directory, or of a file; None where there is none.
+
+    Raises InvalidModel for a `default_model_filename` that leads out of the directory.
+    """
+    path = _path(version, config)
+    if path is None:
+        return None
+    return OnnxSource(path, path == version, _sizes(config), config.is_unbatched)
+
+
+def is_unconverted(version: Path, config: ModelConfig) -> bool:
+    """Tell whether a version is a model of ONNX or torch.export that was not imported."""
+    was_imported = (version / manifest.FILE_NAME).exists()
+    return not was_imported and find(version, config) is not None
+
+
+def _path(version: Path, config: ModelConfig) -> Path | None:
+    if version.is_file():
+        return version if version.suffix in SUFFIXES else None
+    path = version / inside(config.default_model_filename or DEFAULT_FILE)
+    if not config.default_model_filename and not os.path.lexists(path):
+        path = version / PT2_FILE
+    # onnxruntime takes a directory of this name, with the model and its external data.
+    is_directory = path.is_dir() and not path.is_symlink()
+    found = path / DEFAULT_FILE if is_directory else path
+    # One that is not there, or no file, is found out where it is opened.
+    return found if os.path.lexists(found) else None
+
+
+def inside(name: str) -> str:
+    """Return a `default_model_filename`; raises InvalidModel if it leads out of its directory."""
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or "\0" in name or not parts:
+        raise InvalidModel(
+            f"default_model_filename: expected a file of the version directory, got '{name[:200]}'"
+        )
+    return name
+
+
+def _sizes(config: ModelConfig) -> Sizes:
+    """Return the shapes of what the model is given, as the configuration has them."""
+    batch = (-1,) if config.max_batch_size else ()
+    return {
+        tensor.name: (*batch, *_given(config, tensor.name, tensor.dims)) for tensor in config.inputs
+    }
+
+
+def _given(config: ModelConfig, name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+    for tensor in config.message.input if config.message else ():
+        if tensor.name == name and tensor.reshape.shape:
+            return tuple(tensor.reshape.shape)
+    return dims
+
+
+def key(
+    source: OnnxSource,
+    *,
+    limit_bytes: int,
+    roots: Roots = ANYWHERE,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> str:
+    """Return a hash of the files, of what the configuration says, and of the converter. Blocks.
+
+    Raises InvalidModel for a file that cannot be read or leads out of the roots.
+    """
+    digest = hashlib.sha256()
+    said = (sorted(source.sizes.items()), source.is_unbatched, source.path.name)
+    digest.update(repr((said, _converter())).encode())
+    digest.update(_hash(source.path, limit_bytes, roots, check_cancelled))
+    for file in _beside(source.path, deep=not source.is_alone):
+        digest.update(f"{file.relative_to(source.path.parent)}\0".encode(errors="surrogateescape"))
+        # What lies beside a model that was named itself may be other models, of any size.
+        digest.update(
+            repr(_mark(file)).encode()
+            if source.is_alone
+            else _hash(file, _ANY_SIZE, roots, check_cancelled)
+        )
+    return digest.hexdigest()
+
+
+def marks(source: OnnxSource) -> object:
+    """Return what differs once one of the files is changed; raises InvalidModel if it is gone."""
+    path = source.path
+    try:
+        mark = mark_of(path.stat())
+    except OSError as error:
+        raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
+    return mark, [(str(file), _mark(file)) for file in _beside(path, deep=not source.is_alone)]
+
+
+def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
+    """Yield the files that may hold tensors of a model, which only reading it could tell."""
+    for root, directories, names in os.walk(path.parent):
+        directories[:] = sorted(directories) if deep else ()
+        for name in sorted(names):
+            file = Path(root, name)
+            if file != path and file.suffix not in SUFFIXES:
+                yield file
+
+
+def _mark(file: Path) -> tuple[int, ...]:
+    try:
+        return mark_of(file.lstat())
+    except OSError:
+        return ()
+
+
+def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[[], None]) -> bytes:
+    digest = hashlib.sha256()
+    directory, name = path.parent, path.name
+    with files.opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (file, size):
+        left = size
+        while left:
+            check_cancelled()
+            chunk = files.read_exactly(file, min(left, _CHUNK_BYTES), name)
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.digest()
+
+
+def _converter() -> tuple[str, ...]:
+    """Return the versions of what converts, and a hash of its own code."""
+    code = hashlib.sha256()
+    # That of .pt2 files takes parts of that of ONNX.
+    importers = (_PACKAGE / "importers" / name for name in ("onnx", "pt2"))
+    readers = (file for folder in importers for file in sorted(folder.rglob("*.py")))
+    for path in (*map(_PACKAGE.joinpath, _WRITERS), *readers):
+        code.update(files.read_checked(path.parent, path.name, limit_bytes=_ANY_SIZE))
+    return (*map(_version, _PACKAGES), code.hexdigest())
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,133 @@
+"""The signature of a model, on which its configuration and its artifact agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xlaserve.errors import InvalidModel
+from xlaserve.model_config.buckets import MAX_BATCH_SIZE
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.tensors import Shape, TensorSpec, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The tensors of a model, and whether their first dimension is a batch."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    """0 where requests are not put together, or the first dimension is of fixed size."""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first dimension of the inputs may have any size."""
+        return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
+
+
+def from_config(config: ModelConfig) -> Signature:
+    """Return the signature that a configuration alone describes; InvalidModel where it does not."""
+    config = config.of_artifact()
+    batch = _batch_size(config.max_batch_size)
+    for kind, tensors in (("input", config.inputs), ("output", config.outputs)):
+        if not tensors:
+            raise InvalidModel(f"the configuration must have at least one {kind}")
+        _check_unique(kind, tensors)
+    return Signature(
+        tuple(_spec(tensor, batched=bool(batch)) for tensor in config.inputs),
+        tuple(_spec(tensor, batched=bool(batch)) for tensor in config.outputs),
+        batch,
+    )
+
+
+def agreed(artifact: Signature, config: ModelConfig) -> Signature:
+    """Return the artifact's signature with the configuration's batch size.
+
+    What the configuration leaves out is taken from the artifact; what it says must be what the
+    artifact says, or InvalidModel names the tensor, what was expected and what came. Controls and
+    states of sequences are tensors of both.
+    """
+    config = config.of_artifact()
+    batch = _batch_size(config.max_batch_size)
+    if batch and not artifact.is_open:
+        raise InvalidModel(
+            f"the configuration has max_batch_size {batch}, but the artifact has fixed shapes "
+            "and no batch dimension"
+        )
+    for kind, tensors, specs in (
+        ("input", config.inputs, artifact.inputs),
+        ("output", config.outputs, artifact.outputs),
+    ):
+        _check_unique(kind, tensors)
+        for tensor in tensors:
+            _check_tensor(kind, tensor, specs, config.max_batch_size, is_open=artifact.is_open)
+        _check_all(kind, tensors, specs)
+    if not batch and not config.is_unbatched:
+        batch = artifact.max_batch_size
+    return Signature(artifact.inputs, artifact.outputs, batch)
+
+
+def _batch_size(max_batch_size: int) -> int:
+    if not 0 <= max_batch_size <= MAX_BATCH_SIZE:
+        raise InvalidModel(
+            f"max_batch_size: expected 0 to {MAX_BATCH_SIZE}, got {max_batch_size} "
+            "from the configuration"
+        )
+    return max_batch_size
+
+
+def _check_unique(kind: str, tensors: Sequence[ConfigTensor]) -> None:
+    names = [tensor.name for tensor in tensors]
+    for name in names:
+        if not name:
+            raise InvalidModel(f"the configuration has an {kind} without a name")
+        if names.count(name) > 1:
+            raise InvalidModel(f"the configuration has {kind} '{name}' twice")
+
+
+def _check_all(kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidModel unless a configuration that lists tensors lists all of them.
+
+    A client that goes by it would send too few inputs, or be given more outputs.
+    """
+    named = {tensor.name for tensor in tensors}
+    missing = [f"'{spec.name}'" for spec in specs if spec.name not in named]
+    if tensors and missing:
+        raise InvalidModel(
+            f"the configuration lists {len(tensors)} {kind}s, expected the {len(specs)} of the "
+            f"artifact or none, it lacks {', '.join(missing)}"
+        )
+
+
+def _spec(tensor: ConfigTensor, *, batched: bool) -> TensorSpec:
+    shape = (-1, *tensor.dims) if batched else tensor.dims
+    return TensorSpec(tensor.name, tensor.datatype, shape)
+
+
+def _check_tensor(
+    kind: str,
+    tensor: ConfigTensor,
+    specs: Sequence[TensorSpec],
+    config_batch: int,
+    *,
+    is_open: bool,
+) -> None:
+    spec = next((spec for spec in specs if spec.name == tensor.name), None)
+    if spec is None:
+        names = ", ".join(f"'{spec.name}'" for spec in specs)
+        raise InvalidModel(f"{kind} '{tensor.name}' is not in the artifact, which has {names}")
+    shapes = [tensor.dims]
+    if is_open:
+        # Without a max_batch_size of its own a configuration may mean either form.
+        shapes = [(-1, *tensor.dims)] if config_batch else [(-1, *tensor.dims), tensor.dims]
+    if tensor.datatype is spec.datatype and any(_same(shape, spec.shape) for shape in shapes):
+        return
+    raise InvalidModel(
+        f"{kind} '{tensor.name}': expected {spec} as the artifact has it, "
+        f"got {describe(tensor.datatype, shapes[0])} from the configuration"
+    )
+
+
+def _same(configured: Shape, exported: Shape) -> bool:
+    return len(configured) == len(exported) and all(
+        want in (-1, have) for want, have in zip(configured, exported, strict=True)
+    )

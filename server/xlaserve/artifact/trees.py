@@ -1,0 +1,172 @@
+"""Names for the arrays of nested inputs and outputs: `a.b.0` for `{"a": {"b": [array]}}`."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.tree_util import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+    tree_flatten_with_path,
+)
+
+from xlaserve.artifact.manifest import MAX_NAME_LENGTH
+from xlaserve.errors import InvalidModel
+
+SEPARATOR = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """The trees of a function's arguments, whose leaves are its inputs in their order."""
+
+    trees: tuple[Any, ...]
+
+    def arguments(self, leaves: Sequence[object]) -> list[object]:
+        """Return the arguments with these arrays as leaves."""
+        rest = iter(leaves)
+        return [tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in self.trees]
+
+
+def flatten_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Nesting]:
+    """Return the described inputs by the names of their leaves, and the trees of the arguments.
+
+    A leaf is what begins with a datatype: `("FP32", [-1, 4])`. Raises InvalidModel.
+    """
+    flat: list[tuple[str, Any]] = []
+    trees = []
+    for name, described in inputs.items():
+        found, tree = _flattened("input", name, described, is_described)
+        if not found:
+            raise InvalidModel(f"input '{name}' has no array")
+        flat += [(_joined("input", (name, *_texts(path))), leaf) for path, leaf in found]
+        trees.append(tree)
+    if flat:
+        check_names("input", [name for name, _ in flat])
+    _check_dots("input", inputs, flat)
+    return dict(flat), Nesting(tuple(trees))
+
+
+def flatten_outputs(outputs: Mapping[str, object]) -> dict[str, object]:
+    """Return what a function returned by the names of its leaves; raises InvalidModel."""
+    flat: list[tuple[str, object]] = []
+    for name, value in outputs.items():
+        found, _ = _flattened("output", name, value)
+        # None is a tree without arrays, and no output of a function is nothing.
+        leaves = found or [((), value)]
+        flat += [(_joined("output", (name, *_texts(path))), leaf) for path, leaf in leaves]
+    check_names("output", [name for name, _ in flat])
+    _check_dots("output", outputs, flat)
+    return dict(flat)
+
+
+def names_of_arguments(in_tree: Any) -> list[str]:
+    """Return the names of the leaves of `(args, kwargs)`, in the order of JAX.
+
+    Those of one dict are its keys, keywords are names, and others are `input_0` and so on. Raises
+    InvalidModel.
+    """
+    args, kwargs = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
+    is_one_dict = len(args) == 1 and not kwargs and isinstance(args[0], Mapping)
+    return _names("input", [args[0]] if is_one_dict else [args, kwargs])
+
+
+def names_of_results(out_tree: Any) -> list[str]:
+    """Return the names of the leaves of what is returned: keys of a dict, or `output_0` and so on.
+
+    Raises InvalidModel.
+    """
+    return _names("output", [jax.tree.unflatten(out_tree, range(out_tree.num_leaves))])
+
+
+def check_names(kind: str, names: Sequence[str]) -> None:
+    """Raise InvalidModel unless there are names, of a length that a manifest has, each once."""
+    if not names:
+        raise InvalidModel(f"expected at least one {kind}, got a tree without arrays")
+    for name in names:
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise InvalidModel(f"one {kind} has a name of {len(name)} characters")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidModel(f"two {kind}s have the name '{twice}'; rename a key of their tree")
+
+
+def _flattened(
+    kind: str, name: str, tree: object, is_leaf: Callable[[object], bool] | None = None
+) -> tuple[Any, Any]:
+    try:
+        return tree_flatten_with_path(tree, is_leaf=is_leaf)
+    except ValueError as error:
+        # JAX sorts the keys of a dict.
+        raise InvalidModel(f"{kind} '{name}' is no tree that JAX can flatten: {error}") from error
+
+
+def _names(kind: str, trees: Sequence[object]) -> list[str]:
+    paths = [path for tree in trees for path, _ in tree_flatten_with_path(tree)[0]]
+    texts = [list(_path_texts(kind, path)) for path in paths]
+    is_nested = any(len(path) > 1 for path in texts)
+    for path in texts:
+        for key in path if is_nested else ():
+            _check_key(kind, key)
+    names = [SEPARATOR.join(path) for path in texts]
+    check_names(kind, names)
+    return names
+
+
+def _path_texts(kind: str, path: Sequence[Any]) -> Iterator[str]:
+    """Yield the parts of a name; a position in front gets the kind, since it names nothing."""
+    if not path:
+        yield f"{kind}_0"
+    for depth, (key, text) in enumerate(zip(path, _texts(path), strict=True)):
+        is_position = isinstance(key, SequenceKey | FlattenedIndexKey)
+        yield f"{kind}_{text}" if is_position and not depth else text
+
+
+def _texts(path: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(_text(key) for key in path)
+
+
+def _text(key: Any) -> str:
+    match key:
+        case SequenceKey():
+            return str(key.idx)
+        case GetAttrKey():
+            return str(key.name)
+        case DictKey() | FlattenedIndexKey():
+            return str(key.key)
+        case _:
+            return str(key)
+
+
+def is_described(value: object) -> bool:
+    """Tell whether a value is no tree of descriptions, but one, right or wrong."""
+    if isinstance(value, Mapping) or value is None:
+        return False
+    return not (isinstance(value, tuple | list) and value and not isinstance(value[0], str))
+
+
+def _joined(kind: str, path: tuple[str, ...]) -> str:
+    for key in path if len(path) > 1 else ():
+        _check_key(kind, key)
+    return SEPARATOR.join(path)
+
+
+def _check_dots(kind: str, given: Mapping[str, object], flat: Sequence[tuple[str, Any]]) -> None:
+    """Raise InvalidModel for a dotted name beside nested ones, which reads as one of them."""
+    if [name for name, _ in flat] != list(given):
+        for name in given:
+            _check_key(kind, name)
+
+
+def _check_key(kind: str, key: str) -> None:
+    if not key or SEPARATOR in key:
+        raise InvalidModel(
+            f"{kind} '{key}': a key of nested {kind}s is joined with others by '{SEPARATOR}', "
+            "expected one that is not empty and has none; rename it"
+        )

@@ -1,1 +1,0 @@
-"""Puts the transports together over the core, for the composition root."""

@@ -1,0 +1,1 @@
+"""How authors make version directories: export from JAX, adopt, migrate."""

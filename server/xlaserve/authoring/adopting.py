@@ -1,0 +1,83 @@
+"""Turns a file that `jax.export` wrote into a model that can be exported with names and proof."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.export import Exported
+
+from xlaserve.artifact import artifact
+from xlaserve.artifact.plain_artifact import FROM_TREE, SUFFIX, Names
+from xlaserve.authoring.export import Exportable
+from xlaserve.authoring.lowering import KNOWN_PLATFORMS
+from xlaserve.errors import InvalidModel
+from xlaserve.runtime.exported import single_file
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of an adoption."""
+
+    names: Names = FROM_TREE
+    max_batch_size: int | None = None
+    batch_independent: bool | None = None
+    compiled_shapes: Mapping[str, Sequence[int]] | None = None
+    max_on_demand_shapes: int = 0
+
+
+def read(path: Path, options: Options) -> Exportable:
+    """Return the model that a file of `jax.export` is; raises InvalidModel.
+
+    It computes on this machine, on one device and without side effects, and calls nothing that a
+    model may not call.
+    """
+    if path.suffix != SUFFIX or not path.is_file():
+        raise InvalidModel(f"'{path}': expected a file *{SUFFIX} that jax.export wrote")
+    exported = single_file.read_file(path)
+    artifact.check_runs(exported, jax.export.default_export_platform(), path.name)
+    inputs, outputs = single_file.tensor_names(exported, path.name, options.names)
+    batch = single_file.batch_of(exported)
+    return Exportable(
+        _Flat(exported, outputs),
+        {},
+        {
+            name: (_datatype(name, aval), _shape(aval, batch))
+            for name, aval in zip(inputs, exported.in_avals, strict=True)
+        },
+        max_batch_size=options.max_batch_size,
+        platforms=[name for name in exported.platforms if name in KNOWN_PLATFORMS],
+        x64=any(aval.dtype.itemsize == 8 for aval in (*exported.in_avals, *exported.out_avals)),
+        batch_independent=options.batch_independent,
+        compiled_shapes=options.compiled_shapes,
+        max_on_demand_shapes=options.max_on_demand_shapes,
+    )
+
+
+class _Flat:
+    """A function of any trees as one of its arrays, by the names of what it returns."""
+
+    def __init__(self, exported: Exported, outputs: Sequence[str]) -> None:
+        self._exported = exported
+        self._outputs = outputs
+
+    def __call__(self, params: object, *leaves: jax.Array) -> dict[str, jax.Array]:
+        args, kwargs = jax.tree.unflatten(self._exported.in_tree, leaves)
+        found = jax.tree.leaves(self._exported.call(*args, **kwargs))
+        return dict(zip(self._outputs, found, strict=True))
+
+
+def _datatype(name: str, aval: Any) -> str:
+    return artifact.datatype_of_aval("input", name, aval).name
+
+
+def _shape(aval: Any, batch: str | None) -> list[int | str]:
+    """Return a shape as an author writes it: -1 for the batch, a name for what else is open."""
+    return [
+        size if isinstance(size, int) else -1 if not axis and str(size) == batch else str(size)
+        for axis, size in enumerate(aval.shape)
+    ]

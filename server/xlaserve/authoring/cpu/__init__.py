@@ -1,0 +1,1 @@
+"""Forms of operations that the CPU computes sooner."""

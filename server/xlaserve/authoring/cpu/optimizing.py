@@ -1,0 +1,175 @@
+"""A JAX function with its convolutions in the forms that are quick on the CPU."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+from jax.extend.core import primitives
+
+from xlaserve.authoring.cpu.channels_last import Given, Last, convolved, plain, ruled
+from xlaserve.authoring.cpu.convolutions import Convolution, convolve
+from xlaserve.errors import InvalidModel
+
+
+def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gives what `fn` gives, with convolutions that are quick on the CPU.
+
+    The CPU gets a program of its own; other platforms compute what they did. In it images
+    [N,C,...] have their channels last between convolutions, their swish is a quotient of
+    polynomials, and grouped, depthwise and pointwise convolutions, and those of many channels, are
+    computed as `convolve` of xlaserve.authoring.cpu.convolutions describes. Convolutions are found
+    in what `fn` calls as well: jitted functions, branches, loops and custom derivatives. A
+    function with custom derivatives is inlined there, so optimize what is differentiated after it
+    was differentiated. Convolutions in other transformations, such as `shard_map`, and those with a
+    `batch_group_count`, stay what they are.
+
+    Every argument is a pytree of arrays, by position or by name. Raises InvalidModel for anything
+    that cannot be called, and TypeError, as JAX does, for arguments that are no arrays.
+    """
+    if not callable(fn):
+        raise InvalidModel(f"optimize: expected a function, got a {type(fn).__name__}")
+
+    @wraps(fn)
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
+        written = core.jaxpr_as_fun(closed)  # fn itself would be traced a second time
+        leaves = jax.tree.leaves((args, kwargs))
+        if _is_rewritten(closed.jaxpr):
+            quick = partial(_rewrite, closed)
+            results = lax.platform_dependent(*leaves, cpu=quick, default=written)
+        else:
+            results = written(*leaves)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    return optimized
+
+
+def _is_rewritten(jaxpr: core.Jaxpr) -> bool:
+    """Tell whether a convolution is in it that may be computed in another form."""
+    return any(
+        _is_candidate(equation) or any(map(_is_rewritten, _inner(equation).values()))
+        for equation in jaxpr.eqns
+    )
+
+
+def _is_candidate(equation: core.JaxprEqn) -> bool:
+    return (
+        equation.primitive is primitives.conv_general_dilated_p
+        and equation.params["batch_group_count"] == 1
+    )
+
+
+def _inner(equation: core.JaxprEqn) -> dict[tuple[str, int], Any]:
+    """Return the functions of an equation by their parameter and place in it."""
+    found: dict[tuple[str, int], Any] = {}
+    for name in _FUNCTIONS.get(equation.primitive, ()):
+        value = equation.params.get(name)
+        for place, each in enumerate(value if isinstance(value, tuple | list) else [value]):
+            if hasattr(each, "eqns"):
+                found[name, place] = getattr(each, "jaxpr", each)
+    return found
+
+
+_INLINED = frozenset(
+    {
+        # Their rules of differentiation are of the old function.
+        primitives.custom_jvp_call_p,
+        primitives.custom_vjp_call_p,
+        # Images pass through them as they are held.
+        primitives.jit_p,
+        primitives.remat_p,
+    }
+)
+"""Called by computing what they hold."""
+
+_FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
+    primitives.jit_p: ("jaxpr",),
+    primitives.remat_p: ("jaxpr",),
+    primitives.cond_p: ("branches",),
+    primitives.while_p: ("cond_jaxpr", "body_jaxpr"),
+    primitives.scan_p: ("jaxpr",),
+    primitives.custom_jvp_call_p: ("call_jaxpr",),
+    primitives.custom_vjp_call_p: ("call_jaxpr",),
+}
+"""The parameters of equations that are functions. What has no row is left as it is."""
+
+
+def _rewrite(closed: Any, *arguments: jax.Array) -> list[jax.Array]:
+    """Compute what a jaxpr does, with its convolutions in other forms."""
+    return [plain(each) for each in _evaluate(closed, *arguments)]
+
+
+def _evaluate(closed: Any, *arguments: Given) -> list[Given]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    values: dict[Any, Any] = {}
+    values.update(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        values.update(zip(equation.outvars, _computed(equation, given), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _computed(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
+    parameters = equation.params
+    if _is_candidate(equation):
+        return [_convolved(parameters, *given)]
+    found = ruled(equation, given)
+    if found is not None:
+        return found
+    is_rewritten = any(map(_is_rewritten, _inner(equation).values()))
+    if equation.primitive in _INLINED and (
+        is_rewritten or any(isinstance(each, Last) for each in given)
+    ):
+        return _evaluate(parameters[_FUNCTIONS[equation.primitive][0]], *given)
+    if is_rewritten:
+        parameters = dict(parameters)
+        for name in _FUNCTIONS[equation.primitive]:
+            parameters[name] = _rewritten(parameters[name])
+    bound = equation.primitive.get_bind_params(parameters)
+    with equation.ctx.manager:  # what `fn` set while it was traced, as 64-bit types
+        results = equation.primitive.bind(*map(plain, given), **bound)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _rewritten(function: Any) -> Any:
+    """Return a jaxpr, or several, with their convolutions in other forms."""
+    if isinstance(function, tuple | list):
+        return type(function)(_rewritten(each) for each in function)
+    jaxpr = getattr(function, "jaxpr", function)
+    if not _is_rewritten(jaxpr):
+        return function
+    arguments = [
+        jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
+        for var in jaxpr.invars
+    ]
+    made = jax.make_jaxpr(partial(_rewrite, function))(*arguments)
+    if hasattr(function, "consts"):
+        return made
+    # Only a closed one has a place for constants.
+    return function if made.consts else made.jaxpr
+
+
+def _convolved(parameters: Any, image: Given, kernel: Given) -> Given:
+    convolution = Convolution(
+        parameters["window_strides"],
+        parameters["padding"],
+        parameters["lhs_dilation"],
+        parameters["rhs_dilation"],
+        parameters["dimension_numbers"],
+        parameters["feature_group_count"],
+        parameters["precision"],
+        parameters["preferred_element_type"],
+    )
+    found = convolved(convolution, image, plain(kernel))
+    return convolve(convolution, plain(image), plain(kernel)) if found is None else found

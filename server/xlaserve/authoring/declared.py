@@ -1,0 +1,105 @@
+"""The inputs of a model as an author declares them, checked."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from xlaserve.artifact.artifact import BATCH_DIMENSION
+from xlaserve.artifact.shapes import TRIED_SIZE
+from xlaserve.artifact.trees import Nesting, flatten_inputs, is_described
+from xlaserve.errors import InvalidModel, UnknownDatatype
+from xlaserve.model_config.buckets import DEFAULT_MAX_BATCH_SIZE
+from xlaserve.tensors import BYTES, TensorSpec, datatype_named
+
+Described: TypeAlias = tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]
+
+Inputs: TypeAlias = Mapping[str, Described] | Mapping[str, Any] | Sequence[TensorSpec]
+"""Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`. An argument that
+is a tree of arrays is described by one; its arrays are inputs of names such as `x.left.0`."""
+
+
+def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
+    """Return the inputs as an author wrote them; raises InvalidModel."""
+    specs = (
+        tuple(_described_spec(name, said) for name, said in inputs.items())
+        if isinstance(inputs, Mapping)
+        else tuple(inputs)
+    )
+    if not specs:
+        raise InvalidModel("a model has at least one input")
+    for spec in specs:
+        if spec.datatype is BYTES:
+            raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX has no arrays of")
+        unnamed = -1 in spec.shape[1:] and not isinstance(inputs, Mapping)
+        if unnamed or any(size < -1 for size in spec.shape):
+            raise InvalidModel(
+                f"input '{spec.name}' is {spec}, but only the first dimension may be -1"
+            )
+    return specs
+
+
+def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
+    """Return the inputs by the names of their leaves, and the trees that the function takes."""
+    return flatten_inputs(inputs) if isinstance(inputs, Mapping) else (inputs, None)
+
+
+def shapes_of(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
+    """Return the shapes as the author wrote them."""
+    if isinstance(inputs, Mapping):
+        return tuple(tuple(shape) for _, shape in inputs.values())
+    return tuple(spec.shape for spec in inputs)
+
+
+def checked_sizes(
+    shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
+) -> dict[str, int]:
+    """Return a size for every open dimension that has a name; raises InvalidModel."""
+    names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
+    for name in names:
+        if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
+            raise InvalidModel(
+                f"dimension '{name}': expected a name, other than '{BATCH_DIMENSION}' of the batch"
+            )
+    if listed and set(listed) != set(names):
+        known = ", ".join(names) or "none, no dimension is open"
+        raise InvalidModel(f"compiled_shapes: expected sizes for {known}, got {', '.join(listed)}")
+    for name, sizes in listed.items():
+        if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
+            raise InvalidModel(f"compiled_shapes '{name}': expected sizes, each once, got {sizes}")
+    return {name: min(listed.get(name, [TRIED_SIZE])) for name in names}
+
+
+def _described_spec(name: str, said: Any) -> TensorSpec:
+    if not is_described(said):
+        raise InvalidModel(f"input '{name}' is a tree, expected a datatype and a shape")
+    return _input_spec(name, *said)
+
+
+def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorSpec:
+    if isinstance(next(iter(shape), 0), str):
+        raise InvalidModel(f"input '{name}': its first dimension has a name, expected a size or -1")
+    if -1 in shape[1:]:
+        raise InvalidModel(
+            f"input '{name}': only the first dimension may be -1, another that is open has a name"
+        )
+    sizes = tuple(-1 if isinstance(size, str) else size for size in shape)
+    try:
+        return TensorSpec(name, datatype_named(datatype), sizes)
+    except UnknownDatatype as error:
+        raise InvalidModel(f"input '{name}': {error}") from error
+
+
+def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
+    closed = [spec for spec in inputs if spec.shape[:1] != (-1,)]
+    if asked is None:
+        asked = 0 if closed else DEFAULT_MAX_BATCH_SIZE
+    if asked and closed:
+        raise InvalidModel(
+            f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {asked} its first "
+            "dimension is -1"
+        )
+    if closed and len(closed) < len(inputs):
+        raise InvalidModel(
+            "where an input starts with -1, all do: give "
+            f"input '{closed[0].name}', which is {closed[0]}, a value for each row in front"
+        )
+    return asked

@@ -1,0 +1,451 @@
+"""The lowering of a function and its parameters to an artifact that was seen to give the same."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, cast
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.export import Exported
+
+from xlaserve.artifact import artifact, dimensions
+from xlaserve.artifact.artifact import BATCH_DIMENSION
+from xlaserve.artifact.computation import Computation, lasting, text_of, to_file
+from xlaserve.artifact.parameters import Parameters, flatten, has_64_bit
+from xlaserve.artifact.trees import flatten_outputs
+from xlaserve.errors import InvalidModel
+from xlaserve.row_proofs import neighbours, prove_each, tolerances
+from xlaserve.row_proofs.tolerances import TOLERANCES
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.programs import trials
+from xlaserve.runtime.programs.compilers.jobs import Packed
+from xlaserve.runtime.programs.trials import Outcome, Subject
+from xlaserve.tensors import Tensor, TensorSpec, describe
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms of an artifact unless its author says otherwise, as far as there are kernels."""
+
+
+KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
+_WITHOUT_KERNEL = re.compile(
+    r"for primitive '(?P<primitive>[^']+)' not found for platforms? (?P<platforms>[\w\[\]', ]+)"
+)
+
+_CHECKED_ROWS = 3
+_LOCATED_FRAMES = 10
+"""The author's frames, above the line where JAX was called. Those of libraries are among them."""
+
+_HINTS = (
+    " (its batch dimension has no size while it is traced)",
+    " (its open dimensions have no size while it is traced)",
+)
+_RANDOM_INTEGERS_BELOW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """An exported function, checked, not written yet."""
+
+    data: bytes
+    """The file of `jax.export`, for the time that JAX reads it."""
+    computation: Computation
+    """The same in the form that lasts."""
+    parameters: Mapping[str, Tensor]
+    outputs: tuple[TensorSpec, ...]
+    verdicts: Mapping[str, Verdict]
+    """Verdicts on the rows by platform; none where the first dimension is fixed."""
+    find_difference: Callable[[], Outcome]
+    """Makes a trial of them."""
+    find_contradiction: Callable[[], Outcome]
+    """Makes a brief trial of what is proved of them."""
+    not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Platforms that it was to be for, with the primitive of which they have no kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShapes:
+    """Which dimensions of the inputs have no size while a function is traced."""
+
+    batched: bool
+    """Whether the first ones have none, and may be a batch."""
+    names: Sequence[Sequence[str | int]] = ()
+    """The shapes of the inputs, with a name for each other one; empty where there is none."""
+    checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Sizes that the artifact is run back with, by name."""
+
+    def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
+        """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
+        scope = jax.export.SymbolicScope()
+        symbols: dict[str | int, object] = {
+            name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)
+        }
+        symbols[-1] = symbols[BATCH_DIMENSION]
+        return [
+            tuple(symbols.get(size, size) for size in shape)
+            for shape in self.names or [spec.shape for spec in inputs]
+        ]
+
+    def checked_shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs that the artifact is run back with."""
+        written = self.names or [spec.shape for spec in inputs]
+        return [tuple(self._checked(size) for size in shape) for shape in written]
+
+    def _checked(self, size: str | int) -> int:
+        if isinstance(size, str):
+            return self.checked[size]
+        return _CHECKED_ROWS if size == -1 else size
+
+
+def lower(
+    fn: Callable[..., object],
+    params: object,
+    inputs: Sequence[TensorSpec],
+    *,
+    outputs: Sequence[str] | None,
+    shapes: OpenShapes,
+    platforms: Sequence[str] | None,
+    x64: bool | None,
+    trial_seconds: float = trials.SECONDS,
+) -> Lowered:
+    """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
+
+    `platforms` of None are PLATFORMS, but for those that have no kernel for a part of it. What has
+    loops is executed by a process first, which has `trial_seconds` of the processor for a trial.
+
+    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, does not
+    end, or gives something else than `fn` on random inputs.
+    """
+    _check_platforms(PLATFORMS if platforms is None else platforms)
+    wide = is_wide(params, inputs, x64)
+    with jax.enable_x64(wide), _source_locations(0):
+        function = _Flat(fn, flatten(params, x64=wide), outputs)
+        not_for: dict[str, str] = {}
+        if platforms is None:
+            exported = _export_where_possible(function, inputs, shapes, not_for)
+        else:
+            exported = _export(function, inputs, platforms, shapes)
+        batch = BATCH_DIMENSION if shapes.batched else None
+        sized = bool(shapes.checked)
+        specs = artifact.specs_of(
+            "output", function.output_names, exported.out_avals, batch, sized=sized
+        )
+        computation = lasting(exported)
+        data = to_file(exported, computation)
+        artifact.deserialize(bytearray(data), jax.__version__)
+        read_back = artifact.from_computation(computation, jax.__version__)
+        parameters = function.parameters.arrays
+        trial = _Trial(
+            _subject(read_back, list(parameters.values()), inputs, specs, shapes, wide=wide),
+            jax.jit(read_back.call),
+            trial_seconds,
+        )
+        trial.check_ends()
+        _check_runs_alike(trial.call, function, inputs, specs, shapes)
+        verdicts: Mapping[str, Verdict] = {}
+        if shapes.batched:
+            names, count = function.output_names, len(parameters)
+            again = partial(_export, function, inputs, exported.platforms, shapes)
+            verdicts = _verdicts(
+                lambda e: prove_each(e, count, names, shapes.checked), read_back, again
+            )
+    return Lowered(
+        data,
+        computation,
+        parameters,
+        specs,
+        verdicts,
+        partial(trial.made, is_thorough=True),
+        partial(trial.made, is_thorough=False),
+        MappingProxyType(not_for),
+    )
+
+
+def _check_platforms(platforms: Sequence[str]) -> None:
+    for platform in platforms:
+        if platform not in KNOWN_PLATFORMS:
+            known = ", ".join(KNOWN_PLATFORMS)
+            raise InvalidModel(f"platform {platform}: expected one of {known}")
+    here = jax.export.default_export_platform()
+    if here not in platforms:
+        raise InvalidModel(
+            f"platforms {', '.join(platforms)}: expected {here} among them, where the artifact is "
+            "run back"
+        )
+
+
+def is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> bool:
+    """Tell whether 64-bit types exist while a function is traced; raises InvalidModel."""
+    wide = [spec for spec in inputs if spec.datatype.itemsize == 8]
+    if x64 is None:
+        return bool(wide) or has_64_bit(params) or bool(cast("Any", jax.config).jax_enable_x64)
+    if wide and not x64:
+        raise InvalidModel(f"input '{wide[0].name}' is {wide[0]}, which needs x64")
+    return x64
+
+
+@contextmanager
+def _source_locations(most: int) -> Iterator[None]:
+    """Have so many frames of the author's files in what is lowered.
+
+    None of them in the artifact, which is nobody's path, and where equal models are equal bytes.
+    """
+    before = cast("Any", jax.config).jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", most)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+class _Flat:
+    """A function of any pytree as one of flat lists: `(parameters, inputs) -> outputs`."""
+
+    def __init__(
+        self, fn: Callable[..., object], parameters: Parameters, outputs: Sequence[str] | None
+    ) -> None:
+        self.parameters = parameters
+        self.output_names: tuple[str, ...] = ()
+        """Known once the function was traced."""
+        self._fn = fn
+        self._outputs = outputs
+
+    def __call__(self, leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
+        result = self._fn(self.parameters.unflatten(leaves), *inputs)
+        found = named(result, self._outputs)
+        self.output_names = tuple(found)
+        return list(found.values())
+
+    def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
+        """Return shape, dtype and weak type of each array of the parameters."""
+        arrays, weak_types = self.parameters.arrays.values(), self.parameters.weak_types
+        return [
+            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)
+            for array, weak in zip(arrays, weak_types, strict=True)
+        ]
+
+
+def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
+    """Return what a function returned by the names of the outputs, in their order.
+
+    The arrays of one that is a tree have its name in front: `scores.0`.
+    """
+    pairs: dict[str, object]
+    if isinstance(result, Mapping):
+        missing = [name for name in names or () if name not in result]
+        if missing:
+            raise InvalidModel(f"the function returns no '{missing[0]}', it returns {list(result)}")
+        pairs = {name: result[name] for name in names or result}
+    else:
+        values = list(result) if isinstance(result, tuple | list) else [result]
+        if names is None:
+            raise InvalidModel(
+                "the function returns no dict, so its outputs need names: outputs=[...]"
+            )
+        if len(values) != len(names) or len(names) != len(set(names)):
+            raise InvalidModel(
+                f"the function returns {len(values)} outputs, got the names {list(names)}"
+            )
+        pairs = dict(zip(names, values, strict=True))
+    flat = flatten_outputs({str(name): value for name, value in pairs.items()})
+    return {name: _array(name, value) for name, value in flat.items()}
+
+
+def _array(name: str, value: object) -> jax.Array:
+    if not isinstance(value, jax.Array | np.ndarray):
+        raise InvalidModel(f"output '{name}' is a {type(value).__name__}, expected an array")
+    return jnp.asarray(value)
+
+
+def _export(
+    function: _Flat, inputs: Sequence[TensorSpec], platforms: Sequence[str], shapes: OpenShapes
+) -> Exported:
+    arguments = [
+        jax.ShapeDtypeStruct(shape, spec.datatype.dtype)
+        for spec, shape in zip(inputs, shapes.shapes(inputs), strict=True)
+    ]
+
+    def model(parameters: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
+        return function(parameters, inputs)
+
+    try:
+        return jax.export.export(jax.jit(model), platforms=tuple(platforms))(
+            function.abstract_leaves(), arguments
+        )
+    except InvalidModel:
+        raise
+    except Exception as error:
+        hint = _HINTS[bool(shapes.checked)] if shapes.batched or shapes.checked else ""
+        raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
+
+
+def _export_where_possible(
+    function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
+) -> Exported:
+    """Export for PLATFORMS without those that lack a kernel, which are noted in `not_for`."""
+    here = jax.export.default_export_platform()
+    while True:
+        try:
+            platforms = [name for name in PLATFORMS if name not in not_for]
+            return _export(function, inputs, platforms, shapes)
+        except InvalidModel as error:
+            missing = _WITHOUT_KERNEL.search(str(error))
+            found = re.findall(r"\w+", missing["platforms"]) if missing else []
+            if missing is None or here in found or not set(found) - set(not_for):
+                raise
+            not_for |= dict.fromkeys(found, missing["primitive"])
+
+
+# --- what is known of its rows -----------------------------------------------------------------
+
+
+def _verdicts(
+    prove_it: Callable[[Exported], Mapping[str, Verdict]],
+    exported: Exported,
+    again: Callable[[], Exported],
+) -> Mapping[str, Verdict]:
+    """Return what is proved of an artifact, with the author's line that prevents each proof.
+
+    For that the function is exported `again`.
+    """
+    verdicts = prove_it(exported)
+    if all(one.independence is Independence.PROVED for one in verdicts.values()):
+        return verdicts
+    with _source_locations(_LOCATED_FRAMES):
+        found = prove_it(again())
+    return {
+        name: replace(one, location=found[name].location) if _is_alike(one, found[name]) else one
+        for name, one in verdicts.items()
+    }
+
+
+def _is_alike(one: Verdict, other: Verdict) -> bool:
+    return (one.independence, one.operation) == (other.independence, other.operation)
+
+
+def _subject(
+    exported: Exported,
+    leaves: Sequence[Tensor],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    shapes: OpenShapes,
+    *,
+    wide: bool,
+) -> Subject:
+    sized = [
+        replace(spec, shape=tuple(shape))
+        for spec, shape in zip(inputs, shapes.checked_shapes(inputs), strict=True)
+    ]
+    packing = Packed(len(leaves), (), {}, ())
+    return Subject("the model", "", exported, sized, outputs, leaves, packing, wide)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Trials of an artifact: by a process where it has loops, which may not end, or else here."""
+
+    subject: Subject
+    call: Callable[..., Any]
+    """The artifact, jitted."""
+    seconds: float
+
+    def check_ends(self) -> None:
+        """Raise InvalidModel unless it ends on the inputs that an export is checked with."""
+        if not self.subject.has_loops:
+            return
+        outcome = trials.tried(
+            self.subject,
+            seconds=self.seconds,
+            is_thorough=False,
+            is_compared=False,
+            first=[tuple(spec.shape) for spec in self.subject.inputs],
+            is_of_zeros=False,
+        )
+        if outcome.never_began:
+            raise InvalidModel(
+                "the function has a loop that does not end on made-up inputs, or takes long: "
+                f"{outcome.unfinished}; trial_seconds may give it more"
+            )
+
+    def made(self, *, is_thorough: bool) -> Outcome:
+        """Try whether rows depend on one another."""
+        if self.subject.has_loops:
+            return trials.tried(self.subject, seconds=self.seconds, is_thorough=is_thorough)
+        inputs, outputs = self.subject.inputs, self.subject.outputs
+        if is_thorough:
+            return Outcome(neighbours.find_difference(self._run, inputs, outputs))
+        least = partial(_tolerance, self.subject.exported)
+        return Outcome(neighbours.find_contradiction(self._run, inputs, outputs, least=least))
+
+    def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        with jax.enable_x64(self.subject.is_wide):
+            outputs = self.call(list(self.subject.leaves), list(tensors))
+            return [np.asarray(output) for output in outputs]
+
+
+def _tolerance(exported: Exported) -> float:
+    return tolerances.of_module(text_of(exported.mlir_module_serialized))
+
+
+# --- running it back ---------------------------------------------------------------------------
+
+
+def _check_runs_alike(
+    run_back: Callable[..., Any],
+    function: _Flat,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    shapes: OpenShapes,
+) -> None:
+    leaves = list(function.parameters.arrays.values())
+    arguments = _random_inputs(inputs, shapes.checked_shapes(inputs))
+    # Lowered first, because numpy arrays would not say which parameters are weakly typed.
+    lowered = jax.jit(function.__call__).lower(function.abstract_leaves(), arguments)
+    expected = lowered.compile()(leaves, arguments)
+    got = run_back(leaves, arguments)
+    _check_close(outputs, expected, got, "the artifact does not give what the function gives")
+
+
+def _random_inputs(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    random = np.random.default_rng(0)
+    return [_random(random, shape, spec) for spec, shape in zip(specs, shapes, strict=True)]
+
+
+def _random(random: np.random.Generator, shape: Sequence[int], spec: TensorSpec) -> Tensor:
+    dtype = spec.datatype.dtype
+    if dtype.kind in "iub":
+        # Small, since many a model looks them up in a table.
+        return random.integers(0, 2 if dtype.kind == "b" else _RANDOM_INTEGERS_BELOW, shape).astype(
+            dtype
+        )
+    return random.standard_normal(shape).astype(dtype)
+
+
+def _check_close(
+    specs: Sequence[TensorSpec],
+    expected: Sequence[jax.Array],
+    got: Sequence[jax.Array],
+    problem: str,
+) -> None:
+    for spec, want, have in zip(specs, expected, got, strict=True):
+        left, right = np.asarray(want), np.asarray(have)
+        if left.dtype != right.dtype or left.shape != right.shape:
+            raise InvalidModel(
+                f"output '{spec.name}': {problem}: expected "
+                f"{describe(left.dtype.name, left.shape)}, got "
+                f"{describe(right.dtype.name, right.shape)}"
+            )
+        # Relative and absolute.
+        tolerance = TOLERANCES.get(spec.datatype.name, 0.0)
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        if not np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True):
+            difference = np.nanmax(np.abs(left - right))
+            raise InvalidModel(f"output '{spec.name}': {problem} (by up to {difference:.3g})")

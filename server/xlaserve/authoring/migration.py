@@ -1,0 +1,352 @@
+"""Models on disk that are made to last: whatever this JAX can read, in what later ones will."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+import jax
+import jax.export
+import msgspec
+
+from xlaserve import build
+from xlaserve.artifact import artifact, manifest, replaced
+from xlaserve.artifact import generator_record as generator
+from xlaserve.artifact.computation import (
+    Computation,
+    is_lasting,
+    is_same,
+    lasting,
+    of_artifact,
+    stablehlo_version,
+    to_artifact,
+    to_file,
+)
+from xlaserve.artifact.manifest import ARTIFACT, STABLEHLO, Manifest
+from xlaserve.artifact.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.artifact.written_by import Writer
+from xlaserve.authoring import read_back
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.model_config.text import read_config
+from xlaserve.runtime import loaders
+from xlaserve.runtime.exported import single_file
+
+_SUFFIX = Path(ARTIFACT).suffix
+
+
+class Result(StrEnum):
+    """The result for one version, or for a model that is one file."""
+
+    CURRENT = "current"
+    """Nothing was to be done."""
+    MIGRATED = "migrated"
+    DUE = "due"
+    """Something is to be done, and was not because it was only asked."""
+    SKIPPED = "skipped"
+    """It is nothing that can be migrated."""
+    RESTORED = "restored"
+    """It is as it was before it was migrated."""
+    FAILED = "failed"
+    """It is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row of the report."""
+
+    path: Path
+    result: Result
+    detail: str = ""
+    notes: str = field(default="", compare=False)
+    """Where its former state is kept, and what no migration can bring back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What was done, or is due; empty where nothing is."""
+
+    done: list[str]
+    notes: list[str]
+
+
+def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
+    """Migrate a repository, a model, a version or a file, and yield what became of each version.
+
+    At every moment each version is whole: a server may load it meanwhile, and this may be killed.
+    """
+    if not path.exists():
+        yield Outcome(path, Result.FAILED, "is missing")
+    elif path.is_file():
+        if not dry_run:
+            remove_leftovers(path.parent)
+        yield _outcome(path, dry_run)
+    else:
+        yield from _in_directory(path, dry_run)
+
+
+def undo(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
+    """Put back what migrations have replaced and nobody has loaded since; yield each."""
+    for found in replaced.kept_below(path.absolute()):
+        try:
+            done = dry_run or replaced.put_back(found)
+        except OSError as error:
+            yield Outcome(found, Result.FAILED, str(error))
+            continue
+        changed = "" if done else "was written by something else since, and stays"
+        if not done:
+            yield Outcome(found, Result.SKIPPED, changed)
+        else:
+            yield Outcome(found, Result.DUE if dry_run else Result.RESTORED)
+
+
+def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
+    if not dry_run:
+        remove_leftovers(directory)
+    if _manifest_of(directory):
+        yield _outcome(directory, dry_run)
+        return
+    if directory.name.isdecimal() and _is_code(directory):
+        yield Outcome(directory, Result.SKIPPED, "is a Python model, whose files are its own")
+        return
+    children = sorted(child for child in directory.iterdir() if not child.name.startswith("."))
+    if directory.name.isdecimal() and not any(child.suffix == _SUFFIX for child in children):
+        yield Outcome(directory, Result.SKIPPED, f"{manifest.FILE_NAME} is missing")
+    for child in children:
+        if child.is_symlink() and (child.is_dir() or child.suffix == _SUFFIX):
+            yield Outcome(child, Result.SKIPPED, f"is a link to {child.readlink()}")
+        elif child.is_dir():
+            yield from _in_directory(child, dry_run)
+        elif child.suffix == _SUFFIX:
+            yield _outcome(child, dry_run)
+
+
+def _is_code(version: Path) -> bool:
+    """Tell whether a version is a Python model. One that cannot be told is none."""
+    with suppress(InvalidModel):
+        return loaders.recognised(version, read_config(version.parent)) == loaders.PYTHON
+    return False
+
+
+def _outcome(path: Path, dry_run: bool) -> Outcome:
+    try:
+        done = _migrate_file(path, dry_run) if path.is_file() else _migrate_version(path, dry_run)
+    except (InvalidModel, OSError) as error:
+        return Outcome(path, Result.FAILED, str(error))
+    if not done.done:
+        return Outcome(path, Result.CURRENT)
+    result = Result.DUE if dry_run else Result.MIGRATED
+    return Outcome(path, result, ", ".join(done.done), "; ".join(done.notes))
+
+
+def _migrate_version(directory: Path, dry_run: bool) -> _Done:
+    """Have a version directory replaced by one with its programs renewed; say what was done.
+
+    The new one is written beside it and read back before the old one goes.
+    """
+    renew = KINDS[_manifest_of(directory)]
+    renewal = renew(directory)
+    if not renewal.done:
+        return _NOTHING
+    _check_no_checksum(directory, renewal.writes)
+    if not dry_run:
+        remove_leftovers(directory.parent)
+        with TemporaryDirectory(directory.parent) as temporary:
+            staged = temporary.path / directory.name
+            replaced.copy(directory, staged)
+            renewal.write(staged)
+            read_back.check(staged)
+            replaced.keep(directory, staged)
+            temporary.replace(staged, directory)
+    return _Done(renewal.done, _notes(directory, renewal.lost))
+
+
+def _notes(path: Path, lost: Collection[str]) -> list[str]:
+    """Say until when it can be undone, and what nothing brings back then."""
+    place = replaced.place_of(path)
+    return [
+        f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
+        "one: `xlaserve repo migrate --undo` puts it back until then",
+        *(f"no migration brings back {one}" for one in lost),
+    ]
+
+
+_NOTHING = _Done([], [])
+
+
+def _manifest_of(directory: Path) -> str:
+    """Return the name of the manifest that a version directory has; empty where it has none."""
+    return next((name for name in KINDS if (directory / name).exists()), "")
+
+
+def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
+    """Raise InvalidModel if the configuration holds one of the files to its checksum."""
+    said = read_config(directory.parent)
+    for checksum in said.checksums:
+        place = Path(checksum.file)
+        if place.parent == Path(directory.name) and place.name in names:
+            raise InvalidModel(
+                f"the configuration has the MD5 of {checksum.file} (model_repository_agents), "
+                "which would be another: take it out, migrate, and write the new one"
+            )
+
+
+# --- the kinds of version directories ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """What is to be done with one version directory."""
+
+    done: list[str]
+    """What will have been done, for people; empty where it is current."""
+    writes: Collection[str]
+    """The files that are written."""
+    write: Callable[[Path], None]
+    """Writes them, into a copy of the directory."""
+    lost: Collection[str] = ()
+    """What nothing can make again of the new one, for people."""
+
+
+def _exported(directory: Path) -> _Renewal:
+    described = manifest.read(directory)
+    found = of_artifact(artifact.read(directory, described))
+    refused = _refusal(directory, described)
+    done: list[str] = []
+    changes: dict[str, bytes] = {}
+    durable, version = described.durable, described.jax_version
+    lost: list[str] = []
+    if durable is None:
+        computation = _made_to_last(found)
+        durable = artifact.durable_of(computation)
+        done.append(f"{STABLEHLO} added (StableHLO {stablehlo_version(computation.module)})")
+        changes[STABLEHLO] = computation.module
+    elif not is_lasting(found.module) and is_lasting((older := _made_to_last(found)).module):
+        before, after = stablehlo_version(found.module), stablehlo_version(older.module)
+        durable = artifact.durable_of(older)
+        done.append(f"StableHLO {before} is now {after}")
+        changes[STABLEHLO] = older.module
+        refused = refused or "was newer"
+    if refused:
+        done.append(f"{ARTIFACT} {refused}, written by jax {jax.__version__}")
+        changes[ARTIFACT] = _as_file(found)
+        if ARTIFACT in described.files:
+            lost.append(_bytes_of(ARTIFACT, version))
+        version = jax.__version__
+
+    def write(target: Path) -> None:
+        written = {n: files.write_atomically(target / n, [data]) for n, data in changes.items()}
+        known = {**described.files, **written}
+        manifest.write(
+            target,
+            dataclasses.replace(
+                described,
+                files=known,
+                durable=durable,
+                jax_version=version,
+                written_by=build.version(),
+            ),
+        )
+
+    return _Renewal(done, changes, write, lost)
+
+
+def _bytes_of(name: str, version: str) -> str:
+    return f"{name} as jax {version} wrote it"
+
+
+def _generator(directory: Path) -> _Renewal:
+    described = generator.read(directory)
+    done: list[str] = []
+    lost: list[str] = []
+    changes: dict[str, bytes] = {}
+    for name in (generator.DECODE, generator.CHUNK):
+        limit, expected = LIMIT_ARTIFACT_BYTES, described.files[name].record
+        data = files.read_checked(directory, name, limit_bytes=limit, record=expected)
+        if said := _renewed(data, name):
+            done.append(f"{name} {said.text}")
+            changes[name] = said.data
+            lost.append(_bytes_of(name, Writer.of(described.jax_version).jax))
+
+    def write(target: Path) -> None:
+        written = dict(described.files)
+        for name, data in changes.items():
+            file = files.write_atomically(target / name, [data])
+            written[name] = generator.File(file.size_bytes, file.sha256)
+        version = Writer(jax.__version__, build.version()).text
+        record = msgspec.structs.replace(described, files=written, jax_version=version)
+        generator.write(target, record)
+
+    return _Renewal(done, changes, write, lost)
+
+
+KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
+    {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
+)
+"""What is to be done with a version directory, by the manifest that has the hashes of its files."""
+
+
+# --- computations ---
+
+
+def _made_to_last(found: Computation) -> Computation:
+    computation = lasting(to_artifact(found))
+    if not is_same(found.module, computation.module):
+        raise InvalidModel("its computation changes when it is written again, nothing was written")
+    return computation
+
+
+def _refusal(directory: Path, described: Manifest) -> str:
+    """Say why the file of `jax.export` has to be written again; empty where it has not."""
+    if ARTIFACT not in described.files:
+        return "was missing"
+    data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)
+    if artifact.is_read_by_jax(data):
+        return ""
+    return f"of jax {described.jax_version} is refused by this one"
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewed:
+    text: str
+    data: bytes
+
+
+def _renewed(data: bytearray, name: str) -> _Renewed | None:
+    """Return a file of `jax.export` as it is written to last; None where it is."""
+    found = of_artifact(artifact.deserialize(data, name=name))
+    computation = _made_to_last(found)
+    before, after = stablehlo_version(found.module), stablehlo_version(computation.module)
+    if artifact.is_read_by_jax(data) and before == after:
+        return None
+    text = f"written by jax {jax.__version__}, StableHLO {before} is now {after}"
+    return _Renewed(text, _as_file(found))
+
+
+def _migrate_file(path: Path, dry_run: bool) -> _Done:
+    data = files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES)
+    renewed = _renewed(data, path.name)
+    if renewed is None:
+        return _NOTHING
+    if path.parent.name.isdecimal():
+        _check_no_checksum(path.parent, (path.name,))
+    if not dry_run:
+        with TemporaryDirectory(path.parent) as temporary:
+            staged = temporary.path / path.name
+            files.write_atomically(staged, [renewed.data])
+            single_file.read_file(staged)
+            replaced.keep(path, staged)
+            temporary.replace(staged, path)
+    return _Done([renewed.text], _notes(path, [f"{path.name} as the jax that made it wrote it"]))
+
+
+def _as_file(found: Computation) -> bytes:
+    computation = _made_to_last(found)
+    return to_file(to_artifact(computation), computation)

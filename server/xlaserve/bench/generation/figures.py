@@ -1,0 +1,142 @@
+"""Figures of an open loop: what those waited for who asked, answered or not."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from xlaserve.bench.generation.open_loop import Observed, Trace
+from xlaserve.bench.load import OK
+from xlaserve.bench.results import percentile
+
+PERCENTILES = (50.0, 90.0, 99.0)
+_MILLISECONDS = 1000
+_MOST_ERRORS = 16
+"""Errors that are told apart; some servers have a number in each."""
+_OTHER_ERRORS = "other errors"
+_SHOWN_CHARACTERS = 200
+
+Percentiles = Mapping[str, float]
+"""Milliseconds as p50, p90, p99 and max; empty without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One measurement; requests of the warm-up are not among them."""
+
+    requests: int
+    answered: int
+    """Those whose answers have an end, as long as asked or shorter."""
+    late: int
+    """Those without an end when the measurement ended."""
+    short: int
+    """Those answered with fewer tokens than they asked for."""
+    errors: Mapping[str, int]
+    """Failed ones by their error."""
+    seconds: float
+    """From the first that was due to the last token."""
+    prompt_tokens: int
+    """Tokens that were sent."""
+    tokens: int
+    """Tokens that came."""
+    first_token_ms: Percentiles
+    """From when a request was due; one without a token has waited until the end at least."""
+    between_tokens_ms: Percentiles
+    """Also from the last token of an unfinished answer to the end."""
+    answer_ms: Percentiles
+    """From when a request was due to the end of its answer, or of the measurement."""
+    client_lag_ms: float
+    """The most that a request was sent after it was due."""
+    client_cpu: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return how many tokens came per second."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def failed(self) -> int:
+        """Return how many requests ended in an error."""
+        return sum(self.errors.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them in terms of JSON."""
+        return {
+            "requests": self.requests,
+            "answered": self.answered,
+            "late": self.late,
+            "short": self.short,
+            "errors": dict(self.errors),
+            "seconds": self.seconds,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "first_token_ms": dict(self.first_token_ms),
+            "between_tokens_ms": dict(self.between_tokens_ms),
+            "answer_ms": dict(self.answer_ms),
+            "client_lag_ms": self.client_lag_ms,
+            "client_cpu": self.client_cpu,
+        }
+
+
+def figures(observed: Observed) -> Figures:
+    """Return the figures of what was observed.
+
+    What had no answer counts as if it had come at the end of the measurement: without it a server
+    that answers some requests and forgets the others would look quick. Errors have no times of
+    their own; the tokens before them count.
+    """
+    traces = [trace for trace in observed.traces if trace.arrival.counted]
+    cutoff = observed.cutoff
+    answered = [trace for trace in traces if trace.status == OK]
+    late = [trace for trace in traces if not trace.status]
+    failures = Counter(
+        trace.status[:_SHOWN_CHARACTERS] for trace in traces if trace.status not in ("", OK)
+    )
+    begin = min((trace.due for trace in traces), default=0.0)
+    last = max((trace.tokens[-1] for trace in traces if trace.tokens), default=begin)
+    return Figures(
+        requests=len(traces),
+        answered=len(answered),
+        late=len(late),
+        short=sum(len(trace.tokens) < trace.arrival.lengths.answer for trace in answered),
+        errors=_fewer(failures),
+        seconds=last - begin,
+        prompt_tokens=sum(trace.arrival.lengths.prompt for trace in traces),
+        tokens=sum(len(trace.tokens) for trace in traces),
+        first_token_ms=_percentiles(
+            [
+                (trace.tokens[0] if trace.tokens else cutoff) - trace.due
+                for trace in traces
+                if trace.tokens or not trace.status
+            ]
+        ),
+        between_tokens_ms=_percentiles([gap for trace in traces for gap in _gaps(trace, cutoff)]),
+        answer_ms=_percentiles(
+            [trace.ended - trace.due for trace in answered] + [cutoff - t.due for t in late]
+        ),
+        client_lag_ms=max((t.sent - t.due for t in traces), default=0.0) * _MILLISECONDS,
+        client_cpu=observed.client_cpu,
+    )
+
+
+def _gaps(trace: Trace, cutoff: float) -> list[float]:
+    times = trace.tokens.tolist()
+    if times and not trace.status:
+        times.append(cutoff)
+    return [after - before for before, after in pairwise(times)]
+
+
+def _percentiles(seconds: Sequence[float]) -> Percentiles:
+    if not seconds:
+        return {}
+    ascending = sorted(seconds)
+    found = {f"p{q:g}": percentile(ascending, q) for q in PERCENTILES} | {"max": ascending[-1]}
+    return {name: value * _MILLISECONDS for name, value in found.items()}
+
+
+def _fewer(errors: "Counter[str]") -> Mapping[str, int]:
+    told = dict(errors.most_common(_MOST_ERRORS))
+    others = sum(errors.values()) - sum(told.values())
+    return told | ({_OTHER_ERRORS: others} if others else {})

@@ -1,0 +1,97 @@
+"""Lengths of prompts and answers: drawn like those of conversations, or read from a file."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from xlaserve.bench.errors import BenchmarkRefused
+
+PROMPT_MEAN, ANSWER_MEAN = 161.0, 338.0
+"""Mean tokens of ShareGPT's prompts and answers (Kwon et al. 2023, figure 11)."""
+SPREAD = 1.0
+"""The standard deviation of the logarithms. Chosen: the figure has means alone."""
+LONGEST = 2048
+"""Tokens of prompt and answer together, beyond which a pair is drawn again."""
+
+_MOST_LINES = 100_000
+_MOST_BYTES = 1 << 24
+_BLOCK = 4096
+"""Pairs that are drawn at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Sizes of one request, in tokens."""
+
+    prompt: int
+    answer: int
+
+
+def drawn(seed: int, longest: int = LONGEST) -> Iterator[Lengths]:
+    """Yield pairs without end, log-normal and independent of one another, the same for a seed.
+
+    Those longer than `longest` together are drawn again, which makes the means smaller. Raises
+    BenchmarkRefused where none is shorter.
+    """
+    random = np.random.default_rng(seed)
+    means = np.log([PROMPT_MEAN, ANSWER_MEAN]) - SPREAD**2 / 2
+    while True:
+        sizes = np.ceil(np.exp(random.normal(means, SPREAD, (_BLOCK, 2)))).astype(np.int64)
+        fitting = sizes[sizes.sum(axis=1) <= longest].tolist()
+        if not fitting:
+            raise BenchmarkRefused(
+                f"--longest {longest}: prompts and answers have {PROMPT_MEAN:g} and "
+                f"{ANSWER_MEAN:g} tokens on average, and hardly any pair is as short as that"
+            )
+        yield from (Lengths(prompt, answer) for prompt, answer in fitting)
+
+
+def read(path: Path) -> Sequence[Lengths]:
+    """Return the pairs of a file in JSON Lines: `{"prompt": 161, "answer": 338}` on each.
+
+    Raises BenchmarkRefused, which names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        problem = error.strerror or error
+        raise BenchmarkRefused(f"--lengths: '{path}' cannot be read: {problem}") from error
+    if len(data) > _MOST_BYTES:
+        raise BenchmarkRefused(f"--lengths: '{path}' has more than {_MOST_BYTES} bytes")
+    lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+    if not 0 < len(lines) <= _MOST_LINES:
+        expected = f"1 to {_MOST_LINES} lines"
+        raise BenchmarkRefused(f"--lengths: '{path}': expected {expected}, got {len(lines)}")
+    return [_line(path, number, line) for number, line in lines]
+
+
+def written(pairs: Iterator[Lengths], count: int) -> str:
+    """Return a file for `read` with the first `count` of these pairs."""
+    lines = (msgspec.json.encode(asdict(pair)) for pair in itertools.islice(pairs, count))
+    return "".join(f"{line.decode()}\n" for line in lines)
+
+
+def _line(path: Path, number: int, line: bytes) -> Lengths:
+    where = f"--lengths: '{path}', line {number}"
+    try:
+        found = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        expected = 'expected {"prompt": 161, "answer": 338}'
+        raise BenchmarkRefused(f"{where}: {expected}: {error}") from error
+    if min(found.prompt, found.answer) < 1:
+        got = f"{found.prompt} and {found.answer}"
+        raise BenchmarkRefused(f"{where}: expected at least one token of each, got {got}")
+    return Lengths(found.prompt, found.answer)
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: int
+    answer: int
+
+
+_DECODER = msgspec.json.Decoder(_Line)

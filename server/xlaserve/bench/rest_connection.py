@@ -1,0 +1,148 @@
+"""An HTTP/1.1 client that sends one POST again and again, and reads only where answers end."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+from xlaserve.bench.load import OK, Load
+
+_HEAD_END = b"\r\n\r\n"
+_MAX_HEAD = 1 << 16
+"""Bytes of the headers of an answer; a server that sends more is not measured."""
+_MAX_CHUNK_LINE = 1 << 10
+_SUCCESS = 200
+_CHUNKED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RestRequest:
+    """A POST that is ready to be sent."""
+
+    host: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Return the bytes of the request (RFC 9112, section 3)."""
+        headers = {"Host": self.host, **self.headers, "Content-Length": str(len(self.body))}
+        lines = [
+            f"POST {self.path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        return "\r\n".join(lines).encode() + _HEAD_END + self.body
+
+
+class RestConnection(asyncio.Protocol):
+    """One connection, with one request in flight."""
+
+    def __init__(self, request: bytes, load: Load) -> None:
+        self._request, self._load = request, load
+        self._started: float | None = None
+        self._status = 0
+        self._left = 0
+        """Bytes of the body that are still to come, or that it comes in chunks."""
+        self._in_body = False
+        self._input = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def request(self) -> None:
+        """Send the request."""
+        self._started = self._load.clock()
+        if self._transport is None:
+            self._fail("connection closed")
+        else:
+            self._transport.write(self._request)
+
+    def close(self) -> None:
+        """Close the connection, and tell the load nothing."""
+        self._started = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where requests go."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the load of the request that will have no answer."""
+        self._transport = None
+        self._fail("connection closed")
+
+    def data_received(self, data: bytes) -> None:
+        """Read on in the answer; a whole one is told to the load."""
+        if self._in_body and self._left != _CHUNKED:
+            self._left -= len(data)
+        else:
+            self._input += data
+        try:
+            ended = self._read()
+        except ValueError as error:
+            self._fail(f"not HTTP/1.1: {error}")
+            return
+        if ended:
+            self._answered()
+
+    def _read(self) -> bool:
+        if not self._in_body and not self._read_head():
+            return False
+        if self._left == _CHUNKED:
+            return self._read_chunks()
+        if self._left < 0:
+            raise ValueError("more than the answer")
+        return not self._left
+
+    def _read_head(self) -> bool:
+        end = self._input.find(_HEAD_END)
+        if end < 0:
+            if len(self._input) > _MAX_HEAD:
+                raise ValueError("headers without an end")
+            return False
+        status, _, fields = bytes(self._input[:end]).lower().partition(b"\r\n")
+        if not status.startswith(b"http/1."):
+            raise ValueError(f"an answer that begins with {status[:16]!r}")
+        self._status = int(status[9:12])
+        headers = dict(_field(line) for line in fields.split(b"\r\n"))
+        self._in_body = True
+        del self._input[: end + len(_HEAD_END)]
+        if headers.get(b"transfer-encoding") == b"chunked":
+            self._left = _CHUNKED
+        else:
+            self._left = int(headers.get(b"content-length", b"0")) - len(self._input)
+            self._input.clear()
+        return True
+
+    def _read_chunks(self) -> bool:
+        """Take whole chunks away; tell whether the last one was among them (section 7.1)."""
+        data = self._input
+        while (line := data.find(b"\r\n")) >= 0:
+            size = int(data[:line].partition(b";")[0], 16)
+            end = line + 2 + size + 2
+            if len(data) < end:
+                return False
+            del data[:end]
+            if not size:
+                return True
+        if len(data) > _MAX_CHUNK_LINE:
+            raise ValueError("a chunk without a size")
+        return False
+
+    def _answered(self) -> None:
+        started, self._started, self._in_body = self._started, None, False
+        if started is None:
+            self._fail("an answer that nobody asked for")
+            return
+        status = OK if self._status == _SUCCESS else f"HTTP {self._status}"
+        self._load.answered(self, started, status)
+
+    def _fail(self, reason: str) -> None:
+        started = self._started
+        self.close()
+        if started is not None:
+            self._load.lost(started, reason)
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    name, _, value = line.partition(b":")
+    return name, value.strip()

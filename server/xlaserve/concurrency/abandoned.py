@@ -1,0 +1,80 @@
+"""Work that was abandoned in threads which have not ended: what it is, and what it still holds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from xlaserve.concurrency.limited import LimitedCall
+from xlaserve.errors import LoadFailed, TooManyAbandoned
+
+_SHOWN = "its thread cannot be stopped: it keeps its memory, and may keep a core busy"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Abandoned:
+    """One piece of work whose thread goes on."""
+
+    model: str
+    fingerprint: object
+    """Identifies the files that the load reads: another load of the same ones is refused."""
+    doing: str
+    """The stage it was in when it was abandoned: `warming 1 of 2`."""
+    holds_bytes: int
+    """The memory that stays reserved for it until its thread ends, on all devices."""
+    since: float = field(default_factory=time.monotonic)
+
+
+class AbandonedWork:
+    """All of it, and a limit to it. Of the event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: list[Abandoned] = []
+        self._log = structlog.get_logger("loading")
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, call: LimitedCall[Any], work: Abandoned, then: Callable[[], None]) -> None:
+        """Know of work whose thread goes on; `then` is called once that has ended."""
+        self._held.append(work)
+        self._log.error(
+            "abandoned what does not end",
+            model=work.model,
+            doing=work.doing,
+            holds_bytes=work.holds_bytes,
+            abandoned=len(self._held),
+            consequence=_SHOWN,
+        )
+
+        def ended() -> None:
+            self._held.remove(work)
+            seconds = round(time.monotonic() - work.since, 3)
+            self._log.info("abandoned work has ended", model=work.model, seconds=seconds)
+            then()
+
+        call.whenever(ended)
+
+    def check(self, model: str, fingerprint: object) -> None:
+        """Raise unless another load may begin.
+
+        LoadFailed where the same files are still being loaded, TooManyAbandoned where too much
+        was abandoned by now.
+        """
+        for work in self._held:
+            if (work.model, work.fingerprint) == (model, fingerprint):
+                seconds = time.monotonic() - work.since
+                raise LoadFailed(
+                    model,
+                    f"an earlier load of the same files was abandoned {seconds:.0f} seconds ago "
+                    f"and is still {work.doing}; {_SHOWN}. Change the files, or restart the server",
+                )
+        self.check_limit(model)
+
+    def check_limit(self, model: str) -> None:
+        """Raise TooManyAbandoned where too much was abandoned by now."""
+        if len(self._held) >= self._limit:
+            raise TooManyAbandoned(model, len(self._held))

@@ -1,0 +1,77 @@
+"""Results of threads, handed over to the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Generic, Protocol, TypeVar
+
+from xlaserve.errors.panics import answerable
+
+T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """Work that can be cancelled."""
+
+    def cancel(self) -> object:
+        """Cancel it, if that is still possible."""
+        ...
+
+
+class _Handed(Generic[T]):
+    """A call for a thread; its result is taken once, and kept by nobody else."""
+
+    __slots__ = ("_calls", "_results")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._calls = [call]
+        self._results: list[T | BaseException] = []
+
+    def __call__(self) -> None:
+        """Call, in the thread, and drop what was called; raises nothing."""
+        try:
+            self._results.append(self._calls.pop()())
+        except BaseException as error:
+            self._results.append(answerable(error))
+
+    def take(self) -> T | BaseException:
+        """Return, once, what the call returned or raised, or CancelledError."""
+        return self._results.pop() if self._results else asyncio.CancelledError()
+
+
+def hand_over(
+    pool: Executor,
+    call: Callable[[], T],
+    completion: Callable[[T | BaseException], None],
+    loop: asyncio.AbstractEventLoop,
+) -> "Future[None]":
+    """Call in a thread of a pool; `completion` gets the result on the event loop, and nobody else.
+
+    A thread of a pool keeps the call, and the future its result, until the next call. But the
+    program of a model and its outputs are memory that has to be free when its unload is answered.
+    Raises RuntimeError where no thread can be started.
+    """
+    handed = _Handed(call)
+    running = pool.submit(handed)
+    running.add_done_callback(
+        lambda _: loop.call_soon_threadsafe(lambda: completion(handed.take()))
+    )
+    return running
+
+
+def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
+    """Complete a future with a result or an exception; one that is done stays as it is."""
+    if answer.done():
+        return
+    if isinstance(found, BaseException):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
+async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
+    """Return or raise what a future is given; cancel the work when the caller is cancelled."""
+    try:
+        return await answer
+    finally:
+        work.cancel()

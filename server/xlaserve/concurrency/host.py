@@ -1,0 +1,257 @@
+"""The threads that execute on the host, in fair turns between models."""
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from xlaserve.concurrency.completion import settle, settled
+from xlaserve.concurrency.joining import joined
+from xlaserve.errors.panics import answerable
+
+T = TypeVar("T")
+
+AHEAD = 2
+"""Executions of each thread whose completions may wait for the event loop when the next begins."""
+
+_NONE = object()
+
+
+class HostJob:
+    """A call that a thread of the host runs, or that is pending.
+
+    Its threads own it until it is completed. Its completion must not refer to it: a reference cycle
+    would keep inputs and result until garbage is collected.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_completion", "_result", "_threads", "loop", "model")
+
+    def __init__(
+        self,
+        threads: "HostThreads",
+        model: Hashable,
+        call: Callable[[], T],
+        completion: Callable[[T | BaseException], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.model = model
+        """The model that it computes for; jobs of equal models share the turns of one."""
+        self._threads = threads
+        self._call: Callable[[], object] | None = call
+        self._completion: Callable[[Any], None] = completion
+        self._result: object = None
+
+    def cancel(self) -> bool:
+        """Cancel it, unless a thread has begun; `completion` gets CancelledError later."""
+        return self._threads.cancel(self)
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether no thread has begun."""
+        return self._call is not None
+
+    def take(self) -> Callable[[], object]:
+        """Return what a thread is to call; the job is not pending from then on."""
+        call, self._call = self._call, None
+        assert call is not None
+        return call
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Call, in a thread, and keep the result for `complete` alone; raises nothing."""
+        try:
+            self._result = call()
+        except BaseException as error:
+            self._result = answerable(error)
+
+    def complete(self, failure: BaseException | None = None) -> None:
+        """Call the completion with the result of the call, or with why there was none."""
+        # Ownership passes on: the thread may have the job for a moment longer.
+        result, self._result = self._result, None
+        self._completion(failure or result)
+
+
+class HostThreads:
+    """The threads that compute on the host, and their queue, fair between models.
+
+    Models take turns; jobs of one model begin in order. However long one model computes, others
+    are computed meanwhile: all threads but the spare ones serve every model, and a spare one serves
+    a model for which no thread computes.
+
+    Backpressure: threads do not run ahead of the event loop. While it is busy they could end any
+    number of executions, and the outputs would pile up.
+    """
+
+    def __init__(self, threads: int, spare: int = 0) -> None:
+        self._threads = threads
+        self._most = threads + spare
+        self._lock = threading.Lock()
+        """Held for what follows, by the event loop and the threads; never while one computes."""
+        self._waiting: dict[Hashable, deque[HostJob]] = {}
+        """Pending jobs by model, the model of the next turn first. No queue is empty."""
+        self._computing: Counter[Hashable] = Counter()
+        self._busy = 0
+        """The sum of those."""
+        self._uncompleted = 0
+        """Executions that ended and whose completions wait for the event loop."""
+        self._idle = 0
+        """Threads that wait on `_wake` and are not woken."""
+        self._waking = 0
+        """Threads that are woken or started and have not looked for work yet. There is one at most:
+        it wakes the next, so that no more are started than there is work for."""
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._started: list[threading.Thread] = []
+        self._closed = False
+
+    def start(
+        self,
+        call: Callable[[], T],
+        completion: Callable[[T | BaseException], None],
+        model: Hashable = None,
+    ) -> HostJob:
+        """Enqueue a call for a model; calls of one model begin in order.
+
+        `completion` is called on the event loop with what it returned or raised, or with
+        CancelledError; not within this call. Raises RuntimeError where no thread can be started.
+        """
+        job = HostJob(self, model, call, completion)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot execute after shutdown")
+            self._waiting.setdefault(model, deque()).append(job)
+            if self._may_start(model) and not self._waking:
+                try:
+                    self._wake_one()
+                except RuntimeError:  # no thread can be started
+                    if not self._started:
+                        self._dequeue(job)
+                        raise
+        return job
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is computed, and nothing is pending."""
+        with self._lock:
+            return not self._busy and not self._waiting
+
+    async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
+        """Have something computed, in the turns of a model; return or raise what it does."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await settled(future, self.start(call, partial(settle, future), model))
+
+    def cancel(self, job: HostJob) -> bool:
+        """Cancel a job that is pending; tell whether it was."""
+        with self._lock:
+            if not job.waits or job not in self._waiting.get(job.model, ()):
+                return False
+            self._dequeue(job)
+        job.loop.call_soon(job.complete, asyncio.CancelledError())
+        return True
+
+    def close(self, seconds: float | None = None) -> bool:
+        """End the threads behind the jobs that they run; pending jobs are cancelled.
+
+        Waits for so many seconds at most. Return whether all have ended.
+        """
+        with self._lock:
+            self._closed = True
+            waiting = [job for jobs in self._waiting.values() for job in jobs]
+        for job in waiting:
+            self.cancel(job)
+        for _ in self._started:
+            self._wake.put(None)
+        return joined(self._started, seconds)
+
+    # --- with the lock held ---
+
+    def _may_start(self, model: Hashable) -> bool:
+        if self._uncompleted >= self._threads * AHEAD or self._busy >= self._most:
+            return False
+        return self._busy < self._threads or not self._computing[model]
+
+    def _start_next(self) -> HostJob | None:
+        """Dequeue the job of the next turn and count it as running; None where none may start."""
+        model = next(filter(self._may_start, self._waiting), _NONE)
+        if model is _NONE:
+            return None
+        jobs = self._waiting.pop(model)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[model] = jobs
+        self._busy += 1
+        self._computing[model] += 1
+        return job
+
+    def _ended(self, job: HostJob) -> None:
+        self._busy -= 1
+        self._uncompleted += 1
+        self._computing[job.model] -= 1
+        if not self._computing[job.model]:
+            del self._computing[job.model]
+
+    def _dequeue(self, job: HostJob) -> None:
+        jobs = self._waiting[job.model]
+        jobs.remove(job)
+        if not jobs:
+            del self._waiting[job.model]
+
+    def _wake_if_needed(self) -> None:
+        if not self._waking and any(map(self._may_start, self._waiting)):
+            # Without another thread those that there are do the work.
+            with suppress(RuntimeError):
+                self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._idle:
+            self._idle -= 1
+            self._waking += 1
+            self._wake.put(None)
+        elif len(self._started) < self._most:
+            name = f"execute_{len(self._started)}"
+            # The end of the process does not wait for a call that does not end.
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            thread.start()
+            self._waking += 1
+            self._started.append(thread)
+
+    # --- in the threads ---
+
+    def _serve(self) -> None:
+        ended, comes = None, True
+        while True:
+            with self._lock:
+                if comes:
+                    self._waking -= 1
+                    comes = False
+                if ended is not None:
+                    self._ended(ended)
+                    ended = None
+                job = self._start_next()
+                if job is not None:
+                    self._wake_if_needed()
+                elif self._closed:
+                    return
+                else:
+                    self._idle += 1
+            if job is None:
+                self._wake.get()
+                comes = True
+                continue
+            ended = job
+            job.run(job.take())
+            with suppress(RuntimeError):  # the event loop is closed
+                job.loop.call_soon_threadsafe(self._complete, job)
+            # Ownership of the result has passed to the event loop.
+            del job
+
+    # --- on the event loop ---
+
+    def _complete(self, job: HostJob) -> None:
+        with self._lock:
+            self._uncompleted -= 1
+            # Before the completion: a thread may be idle.
+            self._wake_if_needed()
+        job.complete()

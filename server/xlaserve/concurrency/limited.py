@@ -1,0 +1,202 @@
+"""Calls that may never end: each in a thread that is abandoned once it has taken too long.
+
+Nothing stops a thread that computes in XLA. What can be done is to stop waiting for it.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from xlaserve.concurrency.joining import joined
+from xlaserve.errors.panics import answerable
+
+T = TypeVar("T")
+
+
+class Overdue(Exception):
+    """A call took longer than it may, and was abandoned."""
+
+
+class Beat:
+    """When a call last made progress, by a monotonic clock; set in its thread."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        """None until its thread begins."""
+
+    def __call__(self) -> None:
+        """Say that there was progress."""
+        self.at = time.monotonic()
+
+
+class LimitedCall(Generic[T]):
+    """A call that waits for a slot, and then has a thread."""
+
+    def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
+        self.future: Future[T] = Future()
+        """The result of the call, however late."""
+        self.call: Callable[[], T] | None = call
+        """None once its thread has begun."""
+        self.beat = beat
+        self._threads = threads
+
+    def cancel(self) -> bool:
+        """Cancel it and drop what was to be called, unless its thread has begun."""
+        cancelled = self.future.cancel()
+        if cancelled:
+            # It stays in the queue, and must keep no model alive there.
+            self.call = None
+        return cancelled
+
+    def abandon(self) -> None:
+        """Give its slot to another call, though its thread goes on."""
+        self._threads.abandon(self)
+
+    async def within(self, seconds: float) -> T:
+        """Return what the call does.
+
+        Raises Overdue once there was no progress for so long. A caller that stops waiting must
+        cancel or abandon it.
+        """
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        self.future.add_done_callback(partial(_tell, loop, ended))
+        while not self.future.done():
+            left = seconds if self.beat.at is None else self.beat.at + seconds - time.monotonic()
+            if left <= 0:
+                self.abandon()
+                raise Overdue
+            await asyncio.wait([ended], timeout=left)
+        return self.future.result()
+
+    def whenever(self, then: Callable[[], None]) -> None:
+        """Call on the event loop once it has ended, however late."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        ended.add_done_callback(lambda _: then())
+        self.future.add_done_callback(partial(_tell, loop, ended))
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]", work: "Future[Any]"
+) -> None:
+    def tell() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(tell)
+    except RuntimeError:  # the event loop is closed: nobody waits any more
+        return
+
+
+class LimitedThreads:
+    """So many calls at a time, in the order in which they came, each in a thread of its own."""
+
+    def __init__(self, name: str, slots: int) -> None:
+        self._name = name
+        self._free = slots
+        self._lock = threading.Lock()
+        """Held for what follows."""
+        self._waiting: deque[LimitedCall[Any]] = deque()
+        self._running: dict[LimitedCall[Any], threading.Thread] = {}
+        self._abandoned: dict[LimitedCall[Any], threading.Thread] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def abandoned(self) -> int:
+        """Return how many abandoned calls have not ended."""
+        return len(self._abandoned)
+
+    def start(self, call: Callable[[], T], beat: Beat | None = None) -> LimitedCall[T]:
+        """Have something called as soon as there is a slot.
+
+        Raises RuntimeError where no thread can be started.
+        """
+        work = LimitedCall(self, call, beat or Beat())
+        with self._lock:
+            self._waiting.append(work)
+            self._fill()
+        return work
+
+    def abandon(self, work: LimitedCall[Any]) -> None:
+        """Give the slot of a call to another; one that has ended is left alone."""
+        with self._lock:
+            thread = self._running.pop(work, None)
+            if thread is not None:
+                self._abandoned[work] = thread
+                self._free += 1
+                self._fill()
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Have a slot more for the length of a block: one that has a slot waits for another."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, slots: int) -> None:
+        with self._lock:
+            self._free += slots
+            self._fill()
+
+    def close(self, seconds: float | None = None) -> bool:
+        """Cancel what waits, and wait so long at most for what was not abandoned to end.
+
+        Return whether no thread is left.
+        """
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+            running = list(self._running.values())
+        for work in waiting:
+            work.cancel()
+        return joined(running, seconds) and not self._abandoned
+
+    def _fill(self) -> None:
+        while self._free > 0 and self._waiting:
+            work = self._waiting.popleft()
+            if not work.future.set_running_or_notify_cancel():
+                continue
+            name = f"{self._name}_{next(self._numbers)}"
+            # The end of the process does not wait for it.
+            thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            self._free -= 1
+            self._running[work] = thread
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread can be started
+                del self._running[work]
+                self._free += 1
+                work.future.set_exception(error)
+
+    def _run(self, work: LimitedCall[T]) -> None:
+        call, work.call = work.call, None
+        assert call is not None
+        work.beat()
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as error:
+            failure = answerable(error)
+        del call
+        with self._lock:
+            if self._running.pop(work, None) is not None:
+                self._free += 1
+            self._abandoned.pop(work, None)
+            self._fill()
+        if failure is None:
+            work.future.set_result(result)  # type: ignore[arg-type]
+        else:
+            work.future.set_exception(failure)

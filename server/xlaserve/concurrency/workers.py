@@ -1,0 +1,118 @@
+"""The threads that wait and compute, so that the event loop does neither."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from xlaserve.concurrency.abandoned import AbandonedWork
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.concurrency.joining import ended
+from xlaserve.concurrency.limited import Beat, LimitedCall, LimitedThreads
+from xlaserve.errors.panics import answering
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LEAST_THREADS = 2
+"""Threads that execute on one core or two: they share it better than they wait in a queue."""
+DEFAULT_MAX_ABANDONED = 8
+_DISK_THREADS = 2
+_FETCH_THREADS = 8
+"""Each asks one store for one thing, or waits for the files of one model."""
+_COMPILE_THREADS = 2
+"""A shape of one model is compiled while another model's takes its time."""
+
+
+class Workers:
+    """Named pools: loading, compiling what loads leave and what requests ask for, executing, and
+    waiting for disk and memory. Each accelerator has threads of its own."""
+
+    def __init__(
+        self,
+        *,
+        load_threads: int,
+        execute_threads: int,
+        spare_execute_threads: int = 0,
+        max_abandoned: int = DEFAULT_MAX_ABANDONED,
+    ) -> None:
+        executing = execute_threads or max(_LEAST_THREADS, (os.cpu_count() or 2) - 1)
+        self.closed = False
+        """Whether the threads are to end."""
+        self.abandoned = AbandonedWork(max_abandoned)
+        """The calls that were abandoned in their threads."""
+        self._load = LimitedThreads("load", load_threads)
+        self.host = HostThreads(executing, spare_execute_threads)
+        """Executes on the host."""
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
+        self._fetch = ThreadPoolExecutor(_FETCH_THREADS, "remote")
+        self._finish = LimitedThreads("finish", 1)
+        self._compile = LimitedThreads("compile", _COMPILE_THREADS)
+        self._devices: dict[str, DeviceThreads] = {}
+
+    def load(self, call: Callable[[], T]) -> LimitedCall[T]:
+        """Start a load; the caller waits for it for as long as it may take."""
+        return self._load.start(call)
+
+    def lending_load(self) -> AbstractContextManager[None]:
+        """Let one load more run for the length of a block, in which a load waits for another."""
+        return self._load.lending()
+
+    def device(self, queue: str) -> DeviceThreads:
+        """Return the threads for a line of work on accelerators (Dispatching.queues)."""
+        if queue not in self._devices:
+            self._devices[queue] = DeviceThreads(queue)
+        return self._devices[queue]
+
+    def finish(self, call: Callable[[], T], beat: Beat) -> LimitedCall[T]:
+        """Start what nobody waits for, one after the other; `beat` says how far it has come."""
+        return self._finish.start(call, beat)
+
+    def compile(self, call: Callable[[], T]) -> LimitedCall[T]:
+        """Start what a request waits for before it can be executed."""
+        return self._compile.start(call)
+
+    async def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that waits for the disk or for memory, and return its result."""
+        return await asyncio.wrap_future(
+            self._disk.submit(answering(partial(call, *args, **kwargs)))
+        )
+
+    def fetch(self, call: Callable[[], T]) -> "Future[T]":
+        """Start a call that waits for a store, for as long as that takes to answer."""
+        return self._fetch.submit(answering(call))
+
+    async def fetch_for(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that waits for a store, and return its result."""
+        return await asyncio.wrap_future(
+            self._fetch.submit(answering(partial(call, *args, **kwargs)))
+        )
+
+    def close(self, seconds: float | None = None) -> bool:
+        """End the threads once their work is done; nothing that still waits is started.
+
+        Waits for so many seconds at most, and not for what was abandoned. Return whether no thread
+        is left, which nothing could end but the end of the process.
+        """
+        self.closed = True
+        until = None if seconds is None else time.monotonic() + seconds
+        pools: list[Callable[[float | None], bool]] = [
+            self._finish.close,
+            self._load.close,
+            self._compile.close,
+            self.host.close,
+            partial(ended, self._disk),
+            partial(ended, self._fetch),
+            *(threads.close for threads in self._devices.values()),
+        ]
+        left = [pool for pool in pools if not pool(_remaining(until))]
+        return not left
+
+
+def _remaining(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())

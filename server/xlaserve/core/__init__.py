@@ -1,1 +1,0 @@
-"""Decides: numpy in, numpy out; knows no wire and no JAX."""

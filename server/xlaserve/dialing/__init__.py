@@ -1,0 +1,1 @@
+"""Calls to a V2 server as its client: one interface over gRPC and REST."""

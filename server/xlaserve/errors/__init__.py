@@ -1,0 +1,568 @@
+"""Errors, as facts: each class takes the facts and forms its own text.
+
+Nothing here knows a status code. `net/status.py` holds the one table from these classes to
+gRPC and HTTP statuses; a test demands a row for every class.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+class XlaserveError(Exception):
+    """The root of everything that a client or an operator is told about."""
+
+    is_noted = False
+    """Whether the event log has it."""
+
+    steps: Sequence[str] = ()
+    """Names of models of an ensemble that its text may have, which its client may not see."""
+
+
+_REPEATED_CHARACTERS = 1_000
+"""The most of a reason: it may repeat what a client or a file says, which has no end."""
+
+
+def repeatable(text: str) -> str:
+    """Return a text that a log and a terminal can take: printable, and not without end."""
+    if len(text) > _REPEATED_CHARACTERS:
+        text = f"{text[:_REPEATED_CHARACTERS]}..."
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+MOST_CAUSES = 16
+"""Causes of causes that are looked at: an error may be its own."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on, as far as is worth a look."""
+    for _ in range(MOST_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+class ModelNotFound(XlaserveError):
+    """No such model, or no such version of it. Nothing else may ever use this class.
+
+    ModelMesh drops and reloads a model when it sees the status of this error, and clients look
+    for the way in which the text starts.
+    """
+
+    def __init__(self, model: str, version: str = "", *, detail: str = "is not found") -> None:
+        asked = f"'{model}'" if not version else f"'{model}' version {version}"
+        super().__init__(f"Request for unknown model: {asked} {detail}")
+
+
+class VersionNotFound(ModelNotFound):
+    """The model answers, but not in the version that is asked for.
+
+    Told apart because a mesh must not believe that a model which is there is gone.
+    """
+
+
+class ModelNotReady(XlaserveError):
+    """The model is known, but no version that could answer is ready."""
+
+    def __init__(self, model: str, version: str, state: str, reason: str = "") -> None:
+        asked = f"'{model}'" if not version else f"'{model}' version {version}"
+        because = f": {reason}" if reason else ""
+        super().__init__(f"model {asked} is not ready, its state is {state}{because}")
+
+
+class StillStarting(ModelNotReady):
+    """A model is not there, but may come: the first reading of the repository has not ended."""
+
+    def __init__(self, model: str, version: str, because: str) -> None:
+        named = f"model '{model}'" if model else "a model without a name"
+        asked = f"{named} version {version}" if version else named
+        XlaserveError.__init__(self, f"{asked} may still come: {because}, try again")
+
+
+class LoadFailed(XlaserveError):
+    """A model could not be loaded; what it served before, it still serves."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.reason = repeatable(reason)
+        super().__init__(f"failed to load '{model}', {self.reason}")
+
+
+class StoreUnavailable(LoadFailed):
+    """A model could not be loaded because its store does not answer; to try again may help."""
+
+
+class FileNameTooLong(LoadFailed):
+    """A file that came with a load has a name that no file system takes."""
+
+    def __init__(self, model: str, name: str, most_bytes: int) -> None:
+        super().__init__(
+            model[:80],
+            f"failed to poll from model repository: file '{name[:80]}...': expected a name of at "
+            f"most {most_bytes} bytes, got {len(name.encode(errors='replace'))}",
+        )
+
+
+class ModelAlreadyLoaded(XlaserveError):
+    """A name is to be given to a model, and has one already."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model '{model}' is loaded already")
+
+
+class InvalidModel(XlaserveError):
+    """The files of a model are not what they should be. Loading turns this into LoadFailed."""
+
+
+class LoadTimedOut(LoadFailed):
+    """A load took longer than it may, and was abandoned."""
+
+    def __init__(self, model: str, stage: str, seconds: float) -> None:
+        super().__init__(
+            model,
+            f"it was still {stage} after {seconds:g} seconds (load_seconds) and was abandoned; its "
+            "thread keeps its memory, and may keep a core busy, until it ends",
+        )
+
+
+class TooManyAbandoned(XlaserveError):
+    """Loads and compilations were abandoned, and so many have not ended that no more may begin."""
+
+    def __init__(self, model: str, count: int) -> None:
+        super().__init__(
+            f"model '{model}' cannot be compiled: {count} loads and compilations were abandoned "
+            "and have not ended (max_abandoned), restart the server"
+        )
+
+
+class CompilationTimedOut(XlaserveError):
+    """A shape took longer to compile than it may, and was abandoned."""
+
+    def __init__(self, model: str, shape: object, seconds: float) -> None:
+        super().__init__(
+            f"model '{model}': to compile and warm the shape {shape} took longer than {seconds:g} "
+            "seconds (load_seconds) and was abandoned; no other shape of it is compiled until that "
+            "ends"
+        )
+
+
+class LoadCancelled(XlaserveError):
+    """A load was cancelled before it ended."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"failed to load '{model}', the load was cancelled")
+
+
+class ModelControlForbidden(XlaserveError):
+    """The control mode does not let clients load or unload."""
+
+    def __init__(self, operation: str, mode: str) -> None:
+        super().__init__(
+            f"{operation} of a model is not allowed while the model control mode is '{mode}', "
+            "start the server with --model-control-mode explicit"
+        )
+
+
+class OutOfMemory(XlaserveError):
+    """The device or the host lacks memory for what was asked."""
+
+    def __init__(self, model: str, detail: str, *, needed_bytes: int = 0) -> None:
+        self.needed_bytes = needed_bytes
+        """Bytes a load needed on one device; 0 where that is not known."""
+        super().__init__(f"model '{model}': out of memory, {detail}")
+
+
+class OutOfMappings(OutOfMemory):
+    """The process may not have the memory mappings of more programs; at the system's limit it
+    would die."""
+
+    def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
+        super().__init__(
+            model,
+            f"its compiled programs would take about {needed} memory mappings, {used} are in use "
+            f"of {limit} that the process may have (max_memory_mappings; the system allows "
+            f"{system}, sysctl vm.max_map_count)",
+        )
+
+
+class OutOfSpace(XlaserveError):
+    """The disk is too full for the files of a load."""
+
+    def __init__(self, model: str, detail: str) -> None:
+        super().__init__(f"failed to load '{model}', no space left for its files: {detail}")
+
+
+class OutOfFiles(XlaserveError):
+    """The process, or the system, has as many files open as it may: no fault of the model."""
+
+    def __init__(self, model: str, detail: str, limit: int) -> None:
+        super().__init__(
+            f"failed to load '{model}', the server has as many files open as it may "
+            f"({limit}, RLIMIT_NOFILE): {detail}; try again, or start it with a higher limit "
+            "(ulimit -n)"
+        )
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+class InvalidRequest(XlaserveError):
+    """The caller's fault: the request can never succeed as it is."""
+
+
+class InvalidVersion(InvalidRequest):
+    """A version is asked for that no model can have."""
+
+    def __init__(self, model: str, version: str) -> None:
+        shown = repeatable(version)
+        super().__init__(f"model '{model}': expected a version in digits, got '{shown}'")
+
+
+class InvalidTensor(InvalidRequest):
+    """One tensor is not what the model, or its own description, says."""
+
+    def __init__(self, model: str, kind: str, tensor: str, expected: str, got: str) -> None:
+        super().__init__(f"model '{model}', {kind} '{tensor}': expected {expected}, got {got}")
+
+
+class UnknownTensor(InvalidRequest):
+    """A tensor is named that the model does not have."""
+
+    def __init__(self, model: str, kind: str, tensor: str, known: Iterable[str]) -> None:
+        names = ", ".join(f"'{name}'" for name in known)
+        super().__init__(f"model '{model}': unexpected inference {kind} '{tensor}', it has {names}")
+
+
+class MissingInputs(InvalidRequest):
+    """Inputs that the model needs were not sent."""
+
+    def __init__(
+        self, model: str, expected: int, got: int, missing: Iterable[str], *, optional: int = 0
+    ) -> None:
+        """`optional` inputs of the `expected` ones may be left out."""
+        names = ", ".join(f"'{name}'" for name in missing)
+        count = f"{expected - optional} to {expected}" if optional else str(expected)
+        super().__init__(f"model '{model}': expected {count} inputs but got {got}, missing {names}")
+
+
+class DuplicateTensor(InvalidRequest):
+    """A tensor is named twice in one request."""
+
+    def __init__(self, model: str, kind: str, tensor: str) -> None:
+        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request")
+
+
+class UnknownDatatype(InvalidRequest):
+    """A datatype that the V2 protocol does not have."""
+
+    def __init__(self, datatype: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown datatype '{datatype}', expected one of {', '.join(known)}")
+
+
+class InvalidParameter(InvalidRequest):
+    """A parameter that is unknown, or whose value is of the wrong kind."""
+
+    def __init__(self, parameter: str, expected: str, got: str) -> None:
+        self.parameter = parameter
+        super().__init__(f"parameter '{parameter}': expected {expected}, got {got}")
+
+
+class InvalidName(InvalidRequest):
+    """A name that would lead out of the directory that it belongs to."""
+
+    def __init__(self, kind: str, name: str, problem: str) -> None:
+        shown = name if len(name) <= 64 else name[:64] + "..."
+        super().__init__(f"{kind} {shown!r} is not allowed: {problem}")
+
+
+class InvalidBody(InvalidRequest):
+    """A request whose body cannot be taken apart into what it should hold."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body in a form that is not read here."""
+
+    def __init__(self, got: str, known: Iterable[str]) -> None:
+        super().__init__(f"expected a Content-Type of {', '.join(known)}, got '{got[:80]}'")
+
+
+class NotAcceptable(InvalidRequest):
+    """An answer is asked for in a form that it cannot be given in."""
+
+    def __init__(self, got: str, known: Iterable[str]) -> None:
+        super().__init__(f"the answer can be {', '.join(known)}, Accept is '{got[:80]}'")
+
+
+class OutputNotInForm(XlaserveError):
+    """A model computed what the form of the answer cannot hold; nobody who asked is to blame."""
+
+    def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
+        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}")
+
+
+class OutputNotText(InvalidRequest):
+    """A model computed bytes that are not UTF-8, and the answer is to be text: JSON or CSV."""
+
+    def __init__(self, model: str, tensor: str) -> None:
+        super().__init__(
+            f"model '{model}', output '{tensor}': expected UTF-8, since the answer is text, got "
+            "other bytes: ask for binary_data (a parameter of the output of a V2 request), or have "
+            "JSON escape them (json_surrogates)"
+        )
+
+
+class CrossSiteRequest(XlaserveError):
+    """A page of another site asks, in the browser of somebody who may."""
+
+    def __init__(self) -> None:
+        super().__init__("requests that change something are not taken from pages of other sites")
+
+
+class BodyTimeout(XlaserveError):
+    """The body of a request did not come in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the body did not come in {seconds:g} seconds (message_timeout_seconds)")
+
+
+class InvalidRegion(InvalidRequest):
+    """A region of shared memory that is not there, or is not what it is said to be."""
+
+    def __init__(self, region: str, expected: str, got: str) -> None:
+        super().__init__(f"shared memory region {region!r}: expected {expected}, got {got}")
+
+
+class RegionNotFound(XlaserveError):
+    """The status is asked for of a region that is not registered."""
+
+    def __init__(self, kind: str, region: str) -> None:
+        super().__init__(f"Unable to find {kind} shared memory region: {region!r}")
+
+
+class RegionExists(XlaserveError):
+    """A region is registered by a name that another one has."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__(f"shared memory region {region!r} already in manager, unregister it first")
+
+
+class TooManyRegions(XlaserveError):
+    """As much shared memory is registered as may be; more may be, once some is unregistered."""
+
+    def __init__(self, limit: int, unit: str, setting: str) -> None:
+        super().__init__(
+            f"no more than {limit} {unit} of shared memory may be registered "
+            f"({setting}), unregister some"
+        )
+
+
+class NotLocal(XlaserveError):
+    """A client of another machine asks for what only those of this one may."""
+
+    def __init__(self, what: str, peer: str, setting: str) -> None:
+        super().__init__(
+            f"{what} is for clients on this machine ({setting}): on a unix socket or a loopback "
+            f"address, through no proxy; not '{peer}'"
+        )
+
+
+class Unsupported(XlaserveError):
+    """A part of the protocol that this server does not have."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not implemented by this server")
+
+
+class Decoupled(Unsupported):
+    """One answer is asked for of a model that gives any number of answers to a request.
+
+    Clients of Triton look for the words of its policy.
+    """
+
+    def __init__(self, model: str) -> None:
+        XlaserveError.__init__(
+            self,
+            f"model '{model}' gives any number of answers to a request: ModelInfer and infer don't "
+            "support models with decoupled transaction policy, use ModelStreamInfer or "
+            "generate_stream, or accept text/event-stream",
+        )
+
+
+class NotOneAnswer(XlaserveError):
+    """A model was asked for one answer, and gave none or more."""
+
+    def __init__(self, model: str, count: str) -> None:
+        super().__init__(
+            f"generate expects model '{model}' to produce exactly 1 response, got {count}: use "
+            "generate_stream for a model that generates various numbers of responses"
+        )
+
+
+class TooManyAnswers(XlaserveError):
+    """A model was not done after as many answers to a request as it may give."""
+
+    def __init__(self, model: str, limit: int, setting: str) -> None:
+        super().__init__(f"model '{model}' was not done after {limit} answers ({setting})")
+
+
+class SwitchedOff(XlaserveError):
+    """A part of the protocol that the operator turned off."""
+
+    def __init__(self, what: str, setting: str) -> None:
+        super().__init__(f"{what} is turned off on this server ({setting})")
+
+
+class Overloaded(XlaserveError):
+    """A bound on work in progress is reached; the same request may succeed later."""
+
+    def __init__(self, model: str, limit: int, setting: str) -> None:
+        super().__init__(
+            f"model '{model}': {limit} requests are in progress already ({setting}), try again"
+        )
+
+
+class BudgetExhausted(XlaserveError):
+    """Clients hold as much as they may, or their connection its share; it may succeed later."""
+
+    def __init__(self, what: str, count: int, limit: int) -> None:
+        super().__init__(
+            f"there is no memory for {what} of {count} bytes: clients hold nearly all of the "
+            f"{limit} bytes that they may (max_held_bytes), or this connection all of its share, "
+            "try again"
+        )
+
+
+class QueueTimeout(XlaserveError):
+    """A request waited in the queue of its model for longer than the model allows."""
+
+    def __init__(self, microseconds: int) -> None:
+        super().__init__(
+            f"the request waited for {microseconds} microseconds and was not begun "
+            "(default_timeout_microseconds of the model's queue policy)"
+        )
+
+
+class ExecutionStalled(XlaserveError):
+    """An execution takes so long that nobody waits for it any more; nothing can stop it."""
+
+    def __init__(self, model: str, seconds: float) -> None:
+        super().__init__(
+            f"model '{model}': an execution has not ended in {seconds:g} seconds "
+            "(execution_seconds); the model is not ready until it has"
+        )
+
+
+class DeadlineExceeded(XlaserveError):
+    """The deadline of a request passed before it was answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the deadline of the request has passed")
+
+
+class TooLarge(XlaserveError):
+    """A message or a set of files exceeds a limit of the server."""
+
+    def __init__(self, what: str, limit: int, setting: str) -> None:
+        super().__init__(f"{what} exceeds the limit of {limit} bytes ({setting})")
+
+
+class TooManyChanges(XlaserveError):
+    """So many changes of the server wait for their turn in all processes that no more may."""
+
+    def __init__(self, kind: str, subject: str, limit: int) -> None:
+        super().__init__(
+            f"{kind} '{subject}': {limit} changes of the server are in progress already, try again"
+        )
+
+
+class ShuttingDown(XlaserveError):
+    """The server takes no new work because it is about to exit."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class WorkersSilent(XlaserveError):
+    """Processes of the server did not say what an answer of all of them has to hold."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
+        super().__init__(f"the answer would not be of all processes: {said}")
+
+
+class ProcessSilent(XlaserveError):
+    """Another process of the server gives no sign of life; it is replaced if it gives none soon."""
+
+    def __init__(self, what: str, process: str) -> None:
+        super().__init__(f"{what}: the {process} process gives no sign of life, try again")
+
+
+class EngineGone(XlaserveError):
+    """The process that is to execute a request ended before it began; another one replaces it."""
+
+    def __init__(self, model: str, process: str = "engine") -> None:
+        super().__init__(
+            f"model '{model}': the {process} process has ended before it executed this request, "
+            "and is replaced, try again"
+        )
+
+
+class EngineLost(XlaserveError):
+    """The process that executed a request ended before it answered; another one replaces it.
+
+    The request may be why: to send it again could end another process.
+    """
+
+    def __init__(self, model: str, process: str = "engine") -> None:
+        super().__init__(
+            f"model '{model}': the {process} process has ended while it executed this request, and "
+            "is replaced; what it ended by may end it again"
+        )
+
+
+# --- start-up ----------------------------------------------------------------------------------
+
+
+class InvalidSettings(XlaserveError):
+    """A setting, a flag or an environment variable that cannot be used."""
+
+    def __init__(self, setting: str, expected: str, got: object) -> None:
+        super().__init__(f"setting {setting}: expected {expected}, got {got!r}")
+
+
+class RepositoryUnreadable(XlaserveError):
+    """The directory of the models cannot be read, so that nobody can tell what is to be loaded."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"model repository '{path}': {reason}")
+
+
+class StartFailed(XlaserveError):
+    """A model that is loaded at the start failed, and the operator wants none to."""
+
+    def __init__(self, models: Sequence[str], shown: int = 10) -> None:
+        names = ", ".join(f"'{name}'" for name in models[:shown])
+        more = f" and {len(models) - shown} more" if len(models) > shown else ""
+        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error)")
+
+
+class WorkerDied(XlaserveError):
+    """A process of a server that is several died, at the start or too often of late."""
+
+    def __init__(self, worker: int, reason: str, deaths: int) -> None:
+        often = "" if deaths == 1 else f" {deaths} times within a minute"
+        super().__init__(f"worker {worker} died{often}: {reason}")
+
+
+class InvalidReference(XlaserveError):
+    """Code that the command line names is not there, or is not what it should be."""
+
+
+class DeviceUnavailable(XlaserveError):
+    """The device that was asked for is not there, or JAX cannot use it."""
+
+    def __init__(self, device: str, detail: str) -> None:
+        super().__init__(f"device '{device}' is not available: {detail}")

@@ -1,0 +1,377 @@
+"""The requests that have a slot, and the turns in which they are computed."""
+
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from xlaserve.errors.panics import answerable
+from xlaserve.generation.prefixes import Prefixes
+from xlaserve.generation.running import Given, Running
+from xlaserve.generation.sampling import INTEGERS, REALS
+from xlaserve.generation.step import Step
+from xlaserve.generation.turns import choose
+from xlaserve.runtime.generator.counts import GenerationCounts
+from xlaserve.runtime.generator.info import GenerationInfo, mask_words
+from xlaserve.tensors import Tensor
+
+MOST_PREEMPTED = 3
+"""Times that a request may lose its slot to better ones; it then keeps the next one to its end."""
+
+
+class Computes(Protocol):
+    """The compiled programs, and the cache that they change (`Programs`)."""
+
+    def reset(self) -> None:
+        """Begin with a cache of zeros."""
+        ...
+
+    def begin(
+        self, slot: int, prompt: Tensor, bias: Mapping[int, float], output: Sequence[int] = ()
+    ) -> None:
+        """Have a slot go on with the prompt and bias of a request, and the tokens it was given."""
+        ...
+
+    def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
+        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        ...
+
+    def copy(self, window: int, source: int, target: int) -> None:
+        """Write the first rows of a slot, as many as the window has, over those of another one."""
+        ...
+
+    def step(
+        self,
+        window: int,
+        integers: Tensor,
+        reals: Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+    ) -> Step:
+        """Compute the next token of each active slot, and fetch them; of `slots`, or of all."""
+        ...
+
+
+class Batch:
+    """Computes the requests of all slots together. One thread calls it; it knows of no others.
+
+    A turn is `leave_cancelled`, `admit` for each free slot, `prefill` and `step`. Between two steps
+    one chunk of one prompt is computed, so that a long prompt delays the others by a chunk and
+    not by all of it.
+    """
+
+    def __init__(
+        self,
+        info: GenerationInfo,
+        programs: Computes,
+        counts: GenerationCounts,
+        pause: Callable[[Running], None],
+    ) -> None:
+        """`pause` is called with a request whose client has to read before it is given more."""
+        self._info = info
+        self._programs = programs
+        self._counts = counts
+        self._pause = pause
+        self._prefixes = Prefixes(info.slots, info.chunk) if info.keeps_prefixes else None
+        self._slots: list[Running | None] = [None] * info.slots
+        self._admitted = 0
+        """Admissions so far."""
+        self._taken = [0] * info.slots
+        """The admission that each slot was last given at."""
+        # Behind the end: what slots write that take no part is dropped.
+        self._idle = (0, info.max_length, *(0,) * (len(INTEGERS) - 2))
+        self._reals = np.zeros((info.slots, len(REALS)), np.float32)
+        self._mask = np.full((info.slots, mask_words(info.vocab)), -1, np.int32)
+
+    @property
+    def has_free(self) -> bool:
+        """Tell whether another request may be admitted."""
+        return self._counts.running < len(self._slots)
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a turn would change anything for the requests that have a slot."""
+        return any(
+            running is not None and (not running.is_paused or running.request.is_cancelled)
+            for running in self._slots
+        )
+
+    @property
+    def running(self) -> list[Running]:
+        """Return the requests that have a slot."""
+        return [running for running in self._slots if running is not None]
+
+    def take_all(self) -> list[Running]:
+        """Take all requests out, and know of no rows: their cache may be gone."""
+        found = self.running
+        self._slots = [None] * len(self._slots)
+        if self._prefixes is not None:
+            self._prefixes.clear()
+        self._counts.running = self._counts.positions_used = 0
+        return found
+
+    def leave_cancelled(self) -> None:
+        """Free the slots of requests that nobody waits for any more."""
+        for slot, running in enumerate(self._slots):
+            if running is not None and running.request.is_cancelled:
+                self._leave(slot, running)
+                running.request.end()
+                running.freed()
+
+    def admit(self, running: Running) -> None:
+        """Give a request a free slot: that with the most rows of its prompt, else the oldest."""
+        slot = self._chosen(running)
+        self._slots[slot] = running
+        running.passed = 0
+        self._admitted += 1
+        running.admitted = self._taken[slot] = self._admitted
+        self._counts.running += 1
+        if not running.preempted:
+            self._counts.prompt_tokens += len(running.prompt)
+            running.request.begin()
+        self._mask[slot] = -1
+        self._programs.begin(slot, running.prompt, running.asked.bias, running.output)
+        self._reals[slot] = running.asked.reals
+        # At once: the slot that has them may be somebody else's before the first chunk.
+        self._copy(slot, running)
+
+    def yielding(self, level: int) -> Iterator[Running]:
+        """Yield the requests that may lose their slots to one of a level. In any thread."""
+        for running in self.running:
+            is_worse = running.level > level and running.preempted < MOST_PREEMPTED
+            if is_worse and not running.request.is_cancelled:
+                yield running
+
+    def may_begin(self, waiting: Sequence[Running]) -> bool:
+        """Tell whether one of those that wait would be given a slot."""
+        ready = _ready(waiting)
+        return bool(ready) and (self.has_free or any(self.yielding(ready[0].level)))
+
+    def take_next(self, waiting: list[Running]) -> Running | None:
+        """Take the next request out of those that wait, for a slot that is free; None for none.
+
+        Where no slot is free, one that is worse than the best of them gives up its own, and waits
+        in front of its level.
+        """
+        ready = _ready(waiting)
+        if not ready:
+            return None
+        if self.has_free:
+            # At the same cost the first one counts: they are in the order in which they came.
+            running = choose(ready, lambda one: 0)
+        else:
+            running = ready[0]
+            worse = self._preempt(running.level)
+            if worse is None:
+                return None
+            waiting.insert(0, worse)
+        waiting.remove(running)
+        return running
+
+    def _preempt(self, level: int) -> Running | None:
+        """Take out the worst request that is worse than a level, or return None.
+
+        Of the same level one whose client does not read, then the one that had its slot last.
+        """
+        worst = max(
+            self.yielding(level),
+            key=lambda one: (one.level, one.is_paused, one.admitted),
+            default=None,
+        )
+        if worst is not None:
+            self._leave(self._slots.index(worst), worst)
+            worst.give_up()
+            self._counts.preemptions += 1
+        return worst
+
+    def _chosen(self, running: Running) -> int:
+        """Return a free slot, with as many rows of what a request begins with as there are."""
+        prefixes = self._prefixes
+        if prefixes is None:
+            return self._slots.index(None)
+        free = [slot for slot, one in enumerate(self._slots) if one is None]
+        slot = prefixes.oldest(free)
+        found = prefixes.find(running.context, running.sender.principal, free)
+        # What is behind those rows would be lost with the slot, and may be of use to others.
+        if found is not None and (found.slot == slot or prefixes.beyond(found) < prefixes.least):
+            slot = found.slot
+            self._has(running, found.rows)
+        prefixes.hold(slot, running.tokens, running.sender.principal)
+        self._counts.prefix_lookups += not running.preempted
+        return slot
+
+    def _copy(self, slot: int, running: Running) -> None:
+        """Copy rows that a request begins with from another slot, where that saves a chunk."""
+        prefixes, owner = self._prefixes, running.sender.principal
+        if prefixes is None or running.is_prefilled:
+            return
+        # Two that came together would else have rows of one another, and neither be the one that
+        # computed them: the choices of one prompt are told apart from a prompt of before by that.
+        others = [
+            other for other in range(len(self._slots)) if self._taken[other] < running.admitted
+        ]
+        found = prefixes.find(running.context, owner, others)
+        if found is not None and self._chunks(running, found.rows) < self._chunks(running):
+            self._programs.copy(self._window(found.rows), found.slot, slot)
+            prefixes.touch(found.slot)
+            self._has(running, found.rows - running.written)
+            prefixes.hold(slot, running.tokens, owner)
+
+    def _chunks(self, running: Running, written: int | None = None) -> int:
+        """Return how many chunks are left of a prompt, with as many rows as it has or as given."""
+        written = running.written if written is None else written
+        return -(-(len(running.context) - 1 - written) // self._info.chunk)
+
+    def _has(self, running: Running, count: int) -> None:
+        """Note that a request has so many rows more that were not computed for it."""
+        self._counts.positions_used += count
+        running.written += count
+        # What it has again after a preemption was computed for it, or counted, before.
+        if not running.preempted:
+            self._counts.prefix_hits += not running.cached
+            self._counts.cached_tokens += count
+            running.cached += count
+
+    def prefill(self) -> None:
+        """Compute one chunk of one prompt: that with the least left, or one that waited long."""
+        found = [running for running in self.running if not running.is_prefilled]
+        if not found:
+            return
+        running = choose(sorted(found, key=_by_admission), lambda one: one.left)
+        slot = self._slots.index(running)
+        self._copy(slot, running)
+        if running.is_prefilled:
+            return
+        chunk, start = self._info.chunk, running.written
+        part = running.context[start : min(start + chunk, len(running.context) - 1)]
+        tokens = np.zeros(chunk, np.int32)
+        tokens[: len(part)] = part
+        window = self._window(start + len(part))
+        self._programs.prefill(window, tokens, slot, start, len(part))
+        running.written += len(part)
+        self._counts.chunks += 1
+        self._counts.positions_used += len(part)
+        if self._prefixes is not None:
+            self._prefixes.hold(slot, running.tokens, running.sender.principal)
+
+    def step(self) -> None:
+        """Compute a token for each request that is prefilled and whose client reads."""
+        active = [
+            (slot, running)
+            for slot, running in enumerate(self._slots)
+            if running is not None
+            and running.is_prefilled
+            and not running.is_paused
+            and (running.constraint is None or self._is_constrained(slot, running))
+        ]
+        if not active:
+            return
+        window = self._window(max(running.written for _, running in active) + 1)
+        size = self._info.step_size(len(active))
+        has_constraint = any(running.constraint is not None for _, running in active)
+        if size == self._info.slots:
+            rows = [slot for slot, _ in active]
+            mask = self._mask if has_constraint else None
+            step = self._programs.step(window, self._integers(active, rows), self._reals, mask)
+        else:
+            rows = list(range(len(active)))
+            slots = np.full(size, self._info.slots, np.int32)
+            slots[: len(active)] = [slot for slot, _ in active]
+            # Padding has any row's: no slot is given its token.
+            taken = np.minimum(slots, self._info.slots - 1)
+            mask = self._mask[taken] if has_constraint else None
+            integers = self._integers(active, rows, size)
+            step = self._programs.step(window, integers, self._reals[taken], mask, slots=slots)
+        now, counts = time.perf_counter_ns(), self._counts
+        counts.steps += 1
+        counts.step_rows += size
+        counts.output_tokens += len(active)
+        counts.positions_used += len(active)
+        self._count_times([running for _, running in active], now)
+        given = Given.of(step)
+        with active[0][1].request.gathered():
+            for row, (slot, running) in zip(rows, active, strict=True):
+                self._give(slot, running, row, given)
+
+    def _integers(
+        self, active: Sequence[tuple[int, Running]], rows: Sequence[int], size: int = 0
+    ) -> Tensor:
+        """Return the integers of a step, INT32 [size, INTEGERS], or for all slots."""
+        found: list[tuple[int, ...]] = [self._idle] * (size or self._info.slots)
+        for row, (_, running) in zip(rows, active, strict=True):
+            asked = running.asked
+            may_stop = len(running.output) >= asked.min_tokens
+            found[row] = (
+                *(running.last, running.written, 1, asked.top_k, may_stop),
+                *running.seed_words,
+            )
+        # A third of the time that one row after the other takes in an array.
+        flat = array("i", chain.from_iterable(found))
+        return np.frombuffer(flat, np.int32).reshape(len(found), len(INTEGERS))
+
+    def _count_times(self, active: Sequence[Running], now: int) -> None:
+        """Count the time since the last token of each; most were given it in the same step."""
+        told: dict[int, int] = {}
+        for running in active:
+            if running.output:
+                told[running.told_ns] = told.get(running.told_ns, 0) + 1
+            else:
+                self._counts.first_token.add(now - running.told_ns)
+            running.told_ns = now
+        for told_ns, count in told.items():
+            self._counts.token.add(now - told_ns, count)
+
+    def _is_constrained(self, slot: int, running: Running) -> bool:
+        """Say which tokens a slot may be given; False where its request has ended over that."""
+        try:
+            if running.constraint is not None:
+                running.constraint.fill(self._mask[slot])
+        except BaseException as error:  # whatever it is, it is of this request alone
+            self._refuse(slot, running, answerable(error))
+            return False
+        return True
+
+    def _refuse(self, slot: int, running: Running, error: Exception) -> None:
+        self._leave(slot, running)
+        running.request.fail(error)
+        running.freed()
+
+    def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
+        try:
+            is_last = running.take(row, given, self._info.max_length)
+        except BaseException as error:  # whatever it is, it is of this request alone
+            self._refuse(slot, running, answerable(error))
+            return
+        if is_last:
+            self._leave(slot, running)
+            running.freed()
+        elif not running.request.is_writable:
+            running.is_paused = True
+            self._pause(running)
+
+    def _leave(self, slot: int, running: Running) -> None:
+        self._slots[slot] = None
+        if self._prefixes is not None:
+            self._prefixes.hold(slot, running.tokens, running.sender.principal)
+        self._counts.running -= 1
+        self._counts.positions_used -= running.written
+
+    def _window(self, positions: int) -> int:
+        """Return the smallest compiled window that holds so many positions."""
+        return next(window for window in self._info.windows if window >= positions)
+
+
+def _by_admission(running: Running) -> int:
+    return running.admitted
+
+
+def _ready(waiting: Sequence[Running]) -> list[Running]:
+    """Return the requests that wait for nothing but a slot, the best priority first.
+
+    Not those whose clients have to read what they were given before they were preempted.
+    """
+    return sorted((one for one in waiting if not one.is_paused), key=lambda one: one.level)

@@ -1,0 +1,465 @@
+"""A version directory with a generator becomes a model that generates in its slots."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+
+from xlaserve.artifact import artifact, weights
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact.generator_record import CHUNK, DECODE, WEIGHTS, Record
+from xlaserve.artifact.signature import Signature, agreed
+from xlaserve.artifact.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.artifact.written_by import Writer
+from xlaserve.errors import InvalidModel, InvalidTensor, UnknownTensor
+from xlaserve.errors.language import TooManyTexts
+from xlaserve.errors.panics import answerable
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.generation import asking, texts, tools
+from xlaserve.generation.constraining import Constraining
+from xlaserve.generation.lowering import Lowering, Wanted
+from xlaserve.generation.programs import Programs
+from xlaserve.generation.running import Running
+from xlaserve.generation.slots import Slots
+from xlaserve.generation.texts import STOP, Prompts, check_prompt, stops
+from xlaserve.generation.trial import rows_are_of_their_tokens, steps_are_alike
+from xlaserve.language.files import TOKENIZER
+from xlaserve.language.grammars import Grammars
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices import placement, sites
+from xlaserve.runtime.failures import invalid_model
+from xlaserve.runtime.generator import configured
+from xlaserve.runtime.generator.counts import GenerationCounts
+from xlaserve.runtime.generator.info import TEXT, GenerationInfo
+from xlaserve.runtime.handling import ModelRequest
+from xlaserve.runtime.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.runtime.programs.kept_programs import KeptPrograms
+from xlaserve.runtime.uncompiled import UncompiledModel
+from xlaserve.runtime.waiting import Waiting
+from xlaserve.runtime.wrappers.optional_inputs import NONE_OPTIONAL
+from xlaserve.tensors import Tensor, TensorSpec, datatype_named
+
+PLATFORM = "generator"
+
+PROMPT = "tokens"
+_INT32, _FP32 = datatype_named("INT32"), datatype_named("FP32")
+INPUTS = (TensorSpec(PROMPT, _INT32, (-1,)),)
+_TOP = (TensorSpec("top_tokens", _INT32, (-1,)), TensorSpec("top_logprobs", _FP32, (-1,)))
+OF_MANY = (TensorSpec("token", _INT32, (1,)), TensorSpec("logprob", _FP32, (1,)), *_TOP)
+"""The outputs of each of many answers."""
+OF_ONE = (TensorSpec("tokens", _INT32, (-1,)), TensorSpec("logprobs", _FP32, (-1,)), *_TOP)
+"""The outputs of the one answer to a request that can be given no more."""
+OUTPUTS = (*OF_MANY[:2], *OF_ONE)
+
+_AHEAD_SLOTS = 4
+"""Slots for which one request waits in the thread of the model: it has the next step. The others
+wait where priorities and principals are seen."""
+
+
+class GeneratorModel(UncompiledModel):
+    """A generator in memory (a LoadedModel, Slotted): an answer for each token."""
+
+    replicas = 1
+    batch_limit = 1
+    is_batched = False
+    is_decoupled = True
+
+    def __init__(
+        self,
+        context: LoadContext,
+        info: ModelInfo,
+        generation: GenerationInfo,
+        programs: Programs,
+        grammars: Grammars | None = None,
+    ) -> None:
+        name = context.model
+        self.info = info
+        self.generation = generation
+        self.concurrency = generation.slots
+        self.ahead = -(-generation.slots // _AHEAD_SLOTS)
+        self._batching = context.config.dynamic_batching
+        self._name = name
+        self._programs = programs
+        self._slots = Slots(name, generation, programs)
+        text = self._text = generation.text if generation.is_text_offered else None
+        """That of requests over V2."""
+        self._prompts = Prompts(name, text, generation.max_length) if text else None
+        self._constraining = Constraining(name, grammars, self._slots.add)
+
+    @property
+    def counts(self) -> GenerationCounts:
+        """Return its counters."""
+        return self._slots.counts
+
+    def handle(
+        self,
+        replica: int,
+        requests: Sequence[ModelRequest],
+        freed: Callable[[], None],
+        *,
+        together: bool = True,
+    ) -> None:
+        """Have each request wait for a slot; `freed` is called when the last of them has ended."""
+        counted = _Countdown(len(requests), freed)
+        for request in requests:
+            request.when_cancelled(partial(self._slots.withdraw, request))
+            begin = partial(self._begin, request, counted)
+            if TEXT in request.inputs and self._prompts is not None:
+                try:
+                    self._prompts.thread.submit(request.sender.caller, begin)
+                except TooManyTexts as error:
+                    request.fail(error)
+                    counted()
+            else:
+                begin()
+
+    def _begin(self, request: ModelRequest, freed: Callable[[], None]) -> None:
+        """Have a request wait for a slot; in the thread of prompts where its prompt is text."""
+        try:
+            if request.is_cancelled:
+                request.end()
+                freed()
+                return
+            self._constraining.add(self._running(request, freed))
+        except BaseException as error:
+            request.fail(answerable(error))
+            freed()
+
+    def _prompt(self, request: ModelRequest) -> Tensor:
+        if self._prompts is None:
+            value = request.inputs[PROMPT]
+        else:
+            check_prompt(self._name, request)
+            if TEXT in request.inputs:
+                return self._prompts.encode(request.inputs[TEXT])
+            value = request.inputs[PROMPT]
+        return value if isinstance(value, np.ndarray) else value.numpy()
+
+    def _running(self, request: ModelRequest, freed: Callable[[], None]) -> Running:
+        tokens = self._prompt(request)
+        given = TEXT if TEXT in request.inputs else PROMPT
+        vocab, most = self.generation.vocab, self.generation.max_length
+        if not 1 <= len(tokens) <= most:
+            expected = f"1 to {most} tokens, which is what the model has positions for"
+            raise InvalidTensor(self._name, "input", given, expected, f"{len(tokens)}")
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            got = int(tokens.min() if tokens.min() < 0 else tokens.max())
+            expected = f"token ids of 0 to {vocab - 1}"
+            raise InvalidTensor(self._name, "input", given, expected, f"{got}")
+        asked = asking.read(request.parameters, self.generation)
+        # Of its own: the memory of a request is the client's, or that of its message.
+        prompt = np.array(tokens, np.int32)
+        text, stop = self._text, stops(request.parameters.get(STOP), self._text)
+        wants_text = text is not None and (stop or TEXT in request.outputs)
+        detokenizer = text.detokenizer(stop) if text is not None and wants_text else None
+        return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
+
+    def choose_outputs(
+        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+    ) -> tuple[TensorSpec, ...]:
+        """Return the outputs of an answer; raises UnknownTensor for one that it has not."""
+        more = () if self._text is None else (texts.SPEC,)
+        specs = (*(OF_MANY if many else OF_ONE), *more)
+        for spec in asked or ():
+            if spec not in specs:
+                kind = "output of one of many answers" if many else "output of one answer"
+                raise UnknownTensor(self._name, kind, spec.name, [one.name for one in specs])
+        return asked or specs
+
+    def yields_to(self, level: int) -> bool:
+        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        return self._slots.yields_to(level)
+
+    def _level(self, request: ModelRequest) -> int:
+        """Return the priority of a request; all have the same in a queue without levels."""
+        if not self._batching.priority_levels:
+            return 0
+        asked = request.parameters.get("priority")
+        return asked if type(asked) is int and asked else self._batching.default_priority_level
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Return one token; for a warm-up, which has no use for more. Blocks."""
+        waiting = Waiting(self._name, self.info, inputs)
+        waiting.request.parameters = {"max_tokens": 1}
+        self.handle(replica, [waiting.request], waiting.freed)
+        return waiting.result()
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return infinity: it never runs on the event loop."""
+        return math.inf
+
+    def close(self) -> None:
+        """End the threads, and drop every array and program."""
+        if self._prompts is not None:
+            self._prompts.close()
+        if self.generation.text is not None:
+            self.generation.text.close()
+        self._constraining.close()
+        self._slots.close()
+        self._programs.close()
+
+
+class _Countdown:
+    """Calls once it was called as often as it counts; the slots' thread and others call it."""
+
+    def __init__(self, count: int, over: Callable[[], None]) -> None:
+        self._left = iter(range(count - 1, -1, -1))
+        self._over = over
+
+    def __call__(self) -> None:
+        if not next(self._left):  # one step of Python: no two threads are given the same number
+            self._over()
+
+
+def is_there(directory: Path) -> bool:
+    """Tell whether a version directory has a generator."""
+    return (directory / record.FILE_NAME).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the files of a version say, before anything is compiled."""
+
+    record: Record
+    generation: GenerationInfo
+    text: texts.Found
+    tokenizer: bytearray | None
+
+    @classmethod
+    def of(cls, directory: Path, config: ModelConfig, model: str, roots: Roots) -> "_Read":
+        """Read a version directory; raises InvalidModel."""
+        found = record.read(directory, roots)
+        written = found.files[TOKENIZER].record if TOKENIZER in found.files else None
+        tokenizer = texts.read_tokenizer(directory, written, roots)
+        text = texts.read(directory, config, model, roots, tokenizer)
+        generation = replace(
+            configured.read(found, directory, config),
+            written_at=int((directory / record.FILE_NAME).stat().st_mtime),
+            roots=roots,
+            text=text.text,
+            no_text=text.no_text,
+            is_text_offered=text.is_offered,
+            tool_family=tools.family(config, text.text, model),
+        )
+        return cls(found, generation, text, tokenizer)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the bytes that it holds beside its device."""
+        return configured.host_bytes(self.generation, has_text=self.text.text is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A generator as a load would compile it. No parameter of it is anywhere."""
+
+    lowering: Lowering
+    site: sites.Site
+    slots: int
+    host_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        config: ModelConfig,
+        platform: str,
+        present: "Sequence[jax.Device]",  # pyright: ignore[reportInvalidTypeForm]
+        roots: Roots = ANYWHERE,
+    ) -> "Ahead":
+        """Read a version directory for a server that has `present`; raises InvalidModel.
+
+        What only an execution tells is not known: it has all steps and copies that it may have.
+        """
+        read = _Read.of(directory, config, directory.parent.name, roots)
+        if read.text.text is not None:
+            read.text.text.close()
+        site = _site(config, platform, present)
+        _check_rules(directory, read, site, roots)
+        entries = {one.name: one for one in weights.read_entries(directory, WEIGHTS, roots)}
+        if set(entries) != set(read.record.parameters):
+            raise _odd_parameter(entries, read.record)
+        shapes = [
+            jax.ShapeDtypeStruct(
+                entries[name].shape, entries[name].dtype, sharding=site.parameter(name)
+            )
+            for name in read.record.parameters
+        ]
+        exported = _exported(directory, read.record, site.platform, roots)
+        lowering = Lowering(read.record, read.generation, exported, shapes, site)
+        return cls(lowering, site, read.generation.slots, read.host_bytes)
+
+    def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
+        """Return the rows of a program, and the window that it sees, if it sees one."""
+        return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
+
+
+def load(directory: Path, context: LoadContext) -> GeneratorModel:
+    """Load a version directory, compile its programs for the configured sizes, and warm them.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    read = _Read.of(directory, context.config, context.model, context.roots)
+    text, generation = read.text, read.generation
+    more = (texts.SPEC,) if text.is_offered else ()
+    inputs, outputs = (*INPUTS, *more), (*OUTPUTS, *more)
+    _check_config(context.config, Signature(inputs, outputs, 0))
+    site = _site(context.config, context.device)
+    grammars = _grammars(read.tokenizer, generation, context.model)
+    exported = _exported(directory, read.record, site.platform, context.roots)
+    with invalid_model(context.model, record.FILE_NAME):
+        _check_rules(directory, read, site, context.roots)
+        arrays = _parameters(directory, read.record, context, site)
+        kept = KeptPrograms(context.compilation, context.model, context.version)
+        programs = Programs(read.record, generation, exported, arrays, site, kept=kept)
+        done = 0
+
+        def before_each() -> None:
+            nonlocal done
+            context.check_cancelled()
+            context.mappings.admit(context.model)
+            done += 1
+            context.on_stage(Stage("compiling", done, programs.count))
+
+        programs.compile(before_each)
+        generation = _tried(programs, generation, context)
+    memory = programs.memory(read.host_bytes)
+    info = ModelInfo(
+        PLATFORM,
+        inputs,
+        outputs,
+        0,
+        memory,
+        compiled_programs=programs.count - programs.cached,
+        cached_programs=programs.cached,
+        is_decoupled=True,
+        takes_parameters=True,
+        generation=generation,
+        matmul_precision=context.compilation.options.name_for(site.platform),
+        # One of both.
+        optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
+    )
+    return GeneratorModel(context, info, generation, programs, grammars)
+
+
+def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext) -> GenerationInfo:
+    """Return the sizes of a generator without what it turns out not to be able to do."""
+    if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
+        generation = configured.without_prefixes(generation, context.config, context.model)
+        # Its steps of fewer rows write the row of the position alone.
+        programs.drop_partial("its rows may hold more than their tokens")
+    elif not programs.why_whole and not steps_are_alike(programs, generation):
+        programs.drop_partial("one of fewer rows gave other tokens in a trial")
+    if generation.step_sizes and programs.why_whole:
+        why = programs.why_whole
+        return configured.without_step_sizes(generation, context.config, context.model, why)
+    return generation
+
+
+def _check_config(config: ModelConfig, signature: Signature) -> None:
+    """Raise InvalidModel for tensors that a generator has not, and for what groups requests."""
+    agreed(signature, config)
+    if config.max_batch_size:
+        raise InvalidModel(
+            "max_batch_size: expected none or 0, since a request to a generator has one prompt, "
+            f"got {config.max_batch_size}"
+        )
+    if config.sequence_batching is not None:
+        raise InvalidModel(
+            "sequence_batching: expected none, since each request of a generator has a slot of its "
+            "own"
+        )
+
+
+def _grammars(
+    tokenizer: bytearray | None, generation: GenerationInfo, model: str
+) -> Grammars | None:
+    if not generation.has_grammars:
+        return None
+    if tokenizer is None:
+        raise InvalidModel(f"parameter 'grammars': expected a {TOKENIZER} in the version, got none")
+    try:
+        written = tokenizer.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"{TOKENIZER} is not in UTF-8: {error}") from None
+    return Grammars(model, written, generation.vocab, generation.stop_tokens)
+
+
+def _exported(
+    directory: Path, found: Record, platform: str, roots: Roots
+) -> "tuple[jax.export.Exported, jax.export.Exported]":
+    """Return the programs for one token and for a chunk of a prompt."""
+
+    def one(name: str) -> "jax.export.Exported":
+        data = files.read_checked(
+            directory,
+            name,
+            limit_bytes=LIMIT_ARTIFACT_BYTES,
+            record=found.files[name].record,
+            roots=roots,
+        )
+        exported = artifact.deserialize(data, Writer.of(found.jax_version).jax, name=name)
+        artifact.check_runs(exported, platform, name)
+        return exported
+
+    return one(DECODE), one(CHUNK)
+
+
+def _site(
+    config: ModelConfig,
+    platform: str,
+    present: "Sequence[jax.Device] | None" = None,  # pyright: ignore[reportInvalidTypeForm]
+) -> sites.Site:
+    """Return the device, or the mesh of devices, of a generator; raises InvalidModel for more."""
+    wanted = placement.read(config, platform)
+    # A model may go to the CPU of a server with GPUs.
+    layout = sites.layout(wanted, present if wanted.platform == platform else None)
+    if len(layout.replicas) != 1:
+        raise InvalidModel(
+            "instance_group: expected one instance, on one device or split over several "
+            '(placement "shard"), since the slots of a generator have one cache, got '
+            f"{len(layout.replicas)}"
+        )
+    return layout.sites[0]
+
+
+def _check_rules(directory: Path, read: _Read, site: sites.Site, roots: Roots) -> None:
+    """Raise InvalidModel unless every rule of partition splits a parameter, or a cache, evenly."""
+    if not site.rules:
+        return
+    shapes = {entry.name: entry.shape for entry in weights.read_entries(directory, WEIGHTS, roots)}
+    for index, array in enumerate(read.record.cache):
+        name = configured.cache_name(index)
+        if name in shapes:
+            raise InvalidModel(f"partition: parameter '{name}' has the name of a cache")
+        shapes[name] = array.sized(read.generation.slots, read.generation.max_length)
+    site.check(shapes)
+
+
+def _parameters(
+    directory: Path, found: Record, context: LoadContext, site: sites.Site
+) -> list[jax.Array]:
+    placed: dict[str, jax.Array] = {}
+    record_of = found.files[WEIGHTS].record
+    for name, tensor in weights.read(directory, WEIGHTS, record_of, context.roots):
+        context.check_cancelled()
+        placed[name] = jax.device_put(tensor, site.parameter(name))
+    if set(placed) != set(found.parameters):
+        raise _odd_parameter(placed, found)
+    return [placed[name] for name in found.parameters]
+
+
+def _odd_parameter(names: Collection[str], found: Record) -> InvalidModel:
+    odd = min(set(names) ^ set(found.parameters))
+    return InvalidModel(f"parameter '{odd}' is not in both {WEIGHTS} and {record.FILE_NAME}")

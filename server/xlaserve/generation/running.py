@@ -1,0 +1,189 @@
+"""A request to a generator, from when it is read until it has its last token."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from xlaserve.generation.asking import Asked
+from xlaserve.generation.constraint import Constraint
+from xlaserve.generation.step import Step
+from xlaserve.generation.texts import element
+from xlaserve.language.detokenizing import Detokenizer
+from xlaserve.runtime.generator.info import TEXT
+from xlaserve.runtime.handling import AnswerParameters, ModelRequest
+from xlaserve.tensors import Parameter, Tensor
+
+_NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+class Given(NamedTuple):
+    """The tokens of one step by slot, as answers have them: made for all slots together."""
+
+    step: Step
+    numbers: Sequence[int]
+    tokens: Sequence[Tensor]
+    """Each INT32 [1]."""
+    logprobs: Sequence[Tensor]
+    """Each FP32 [1]."""
+
+    @classmethod
+    def of(cls, step: Step) -> "Given":
+        """Return the tokens of a step."""
+        # To take a list apart is several times as quick as to index an array for each slot.
+        rows = list(step.tokens[:, None]), list(step.logprobs[:, None])
+        return cls(step, step.tokens.tolist(), *rows)
+
+    def top(self, row: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return so many of the likeliest tokens of a row, and their log-probabilities."""
+        if not most:
+            return _NO_TOKENS, _NO_LOGPROBS
+        return self.step.top_tokens[row, :most], self.step.top_logprobs[row, :most]
+
+
+class Running:
+    """A request that has a slot, or waits for one."""
+
+    def __init__(
+        self,
+        request: ModelRequest,
+        freed: Callable[[], None],
+        prompt: Tensor,
+        asked: Asked,
+        level: int = 0,
+        *,
+        text: Detokenizer | None = None,
+    ) -> None:
+        """`prompt` is int32; `level` is that of its priority, the lowest number first.
+
+        `text` makes the text of the answer, where somebody wants it.
+        """
+        self._text = text
+        self._pieces: list[str] = []
+        """The text so far, where all of it is answered together."""
+        self.constraint: Constraint | None = None
+        """The place of the answer in the grammar that was asked for."""
+        self.request = request
+        self.freed = freed
+        self.prompt = prompt
+        self.asked = asked
+        self.seed_words = asked.seed_words
+        self.level = level
+        self.sender = request.sender
+        self.passed = 0
+        """Times that another one was chosen before it, since it was chosen itself."""
+        self.context = prompt
+        """The tokens that it begins with: those of its answer too, once it was preempted."""
+        self.written = 0
+        """Tokens whose rows are in the cache."""
+        self.cached = 0
+        """Those of them that were there before it came."""
+        self.preempted = 0
+        """Times that it has given up its slot."""
+        self.admitted = 0
+        """The number of its admission: of two requests the later one has the larger."""
+        self.output: list[int] = []
+        self.is_paused = False
+        """Whether its client has to read before it is given more."""
+        self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
+        """When it was submitted, and then when it was given its last token."""
+        self._whole: list[tuple[float, Tensor, Tensor]] = []
+        """Log-probability and likeliest tokens of each, where all are answered together."""
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Tell whether all that it begins with but the last token is in the cache."""
+        return self.written >= len(self.context) - 1
+
+    @property
+    def left(self) -> int:
+        """Return how many tokens of what it begins with are not in the cache."""
+        return len(self.context) - self.written
+
+    @property
+    def last(self) -> int:
+        """Return the token that the next step begins with."""
+        return self.output[-1] if self.output else int(self.prompt[-1])
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return the tokens of the rows that are in the cache."""
+        if self.written <= len(self.prompt):
+            return self.prompt[: self.written]
+        whole = np.concatenate([self.prompt, np.array(self.output, np.int32)])
+        return np.ascontiguousarray(whole[: self.written])
+
+    def give_up(self) -> None:
+        """Have it begin once more, behind the tokens that it was given.
+
+        What its next token follows from stays: the seed and the position, the counts of its tokens,
+        its place in a grammar, and the text that it holds back.
+        """
+        self.context = np.concatenate([self.prompt, np.array(self.output, np.int32)])
+        self.written = 0
+        self.preempted += 1
+
+    def take(self, row: int, given: Given, max_length: int) -> bool:
+        """Take the token that is in a row of a step, and answer; tell whether it was the last.
+
+        Raises InvalidParameter where its grammar cannot go on.
+        """
+        token, asked = given.numbers[row], self.asked
+        self.written += 1
+        self.output.append(token)
+        generated = len(self.output)
+        is_stop = generated > asked.min_tokens and token in asked.stops
+        has_ended = is_stop or (self.constraint is not None and self.constraint.take(token))
+        is_last = has_ended or self.written >= max_length or generated >= asked.max_tokens
+        piece = ""
+        if self._text is not None:
+            # The text ends before the token that says that it has ended.
+            piece = "" if is_stop else self._text.push(token)
+            is_last = is_last or self._text.stopped is not None
+            piece += self._text.end() if is_last else ""
+        told = self._ending(has_ended=has_ended, is_stop=is_stop) if is_last else None
+        if self.sender.takes_many:
+            outputs = _outputs(row, given, asked.logprobs)
+            if self._text is not None:
+                outputs[TEXT] = element(piece)
+            self.request.answer(outputs, last=is_last, parameters=told)
+            return is_last
+        self._pieces.append(piece)
+        self._whole.append((float(given.logprobs[row][0]), *given.top(row, asked.logprobs)))
+        if is_last:
+            self.request.answer(self._all_outputs(), parameters=told)
+        return is_last
+
+    def _all_outputs(self) -> Mapping[str, Tensor]:
+        logprobs, top_tokens, top_logprobs = zip(*self._whole, strict=True)
+        return {
+            TEXT: element("".join(self._pieces)),
+            "tokens": np.array(self.output, np.int32),
+            "logprobs": np.array(logprobs, np.float32),
+            "top_tokens": np.concatenate(top_tokens),
+            "top_logprobs": np.concatenate(top_logprobs),
+        }
+
+    def _ending(self, *, has_ended: bool, is_stop: bool) -> AnswerParameters:
+        stopped = None if self._text is None else self._text.stopped
+        told: dict[str, Parameter] = {
+            "finish_reason": "stop" if has_ended or stopped else "length",
+            "prompt_tokens": len(self.prompt),
+            "cached_tokens": self.cached,
+        }
+        if is_stop:
+            told["stop_token"] = True
+        elif stopped:
+            told["stop_string"] = stopped
+        return AnswerParameters(told)
+
+
+def _outputs(row: int, given: Given, most: int) -> dict[str, Tensor]:
+    top_tokens, top_logprobs = given.top(row, most)
+    return {
+        "token": given.tokens[row],
+        "logprob": given.logprobs[row],
+        "top_tokens": top_tokens,
+        "top_logprobs": top_logprobs,
+    }

@@ -1,0 +1,149 @@
+"""Text in and out of a generator: prompts become tokens, and tokens the text of an answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from xlaserve.errors import InvalidModel, InvalidParameter, InvalidTensor
+from xlaserve.errors.language import TextNotInstalled
+from xlaserve.files.files import FileRecord, read_checked
+from xlaserve.files.roots import Roots
+from xlaserve.language import files
+from xlaserve.language.text import LanguageText
+from xlaserve.language.turns import CallerThread
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.generator.info import TEXT, TOKENS
+from xlaserve.runtime.handling import ModelRequest
+from xlaserve.runtime.loaded import Value
+from xlaserve.tensors import Parameter, Tensor, TensorSpec, datatype_named
+
+SPEC = TensorSpec(TEXT, datatype_named("BYTES"), (1,))
+
+STOP = "stop"
+"""The parameter with stop strings."""
+
+_CHARACTERS = 64
+"""Characters of a prompt for each position: what is longer does not fit, unless it is spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The text of a generator, as its files and its configuration have it."""
+
+    text: LanguageText | None
+    """None where it takes token ids only."""
+    no_text: str
+    """Why it has none, behind the name of the model; empty where it has, or has no tokenizer."""
+    is_offered: bool
+    """Whether it is an input and an output, as the configuration lists them."""
+
+
+def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> bytearray | None:
+    """Return the content of tokenizer.json, None where there is none; raises InvalidModel.
+
+    `record` is that of the version, None for a file that it does not name.
+    """
+    if record is None and not (directory / files.TOKENIZER).exists():
+        return None
+    limit = files.LIMITS[files.TOKENIZER]
+    return read_checked(directory, files.TOKENIZER, limit_bytes=limit, record=record, roots=roots)
+
+
+def read(
+    directory: Path, config: ModelConfig, model: str, roots: Roots, tokenizer: bytearray | None
+) -> Found:
+    """Return the text of a generator with the content of its tokenizer.json.
+
+    A configuration that lists tensors has to list `text` for those, and its parameter `text` may be
+    false. Raises InvalidModel for a tokenizer that cannot be used where that parameter is true;
+    otherwise the log says so.
+    """
+    wanted = config.parameters.get(TEXT, "true").strip().lower()
+    if wanted not in ("true", "false"):
+        raise InvalidModel(f"parameter '{TEXT}': expected true or false, got '{wanted[:64]}'")
+    if wanted == "false":
+        return Found(None, f"has the parameter '{TEXT}' false", is_offered=False)
+    if tokenizer is None:
+        return Found(None, "", is_offered=False)
+    listed = [tensors for tensors in (config.inputs, config.outputs) if tensors]
+    is_listed = all(any(one.name == TEXT for one in tensors) for tensors in listed)
+    try:
+        text = LanguageText.read(directory, model=model, opened=roots.open, tokenizer=tokenizer)
+    except (InvalidModel, TextNotInstalled) as error:
+        if TEXT in config.parameters:
+            raise InvalidModel(f"{error} (parameter '{TEXT}' may be false)") from None
+        # It needs no tokenizer to generate: token ids are taken in any case.
+        structlog.get_logger("generation").warning(
+            "a generator is without text", model=model, reason=str(error)
+        )
+        return Found(None, f"is without text ({error})", is_offered=False)
+    return Found(text, "", is_listed)
+
+
+class Prompts:
+    """Has prompts become tokens, one after the other in a thread of its own, in callers' turns."""
+
+    def __init__(self, model: str, text: LanguageText, max_length: int) -> None:
+        self._model = model
+        self._text = text
+        self._most = _CHARACTERS * max_length
+        self.thread = CallerThread("text", model)
+        """Begins with the first prompt that is text."""
+
+    def encode(self, value: Value) -> Tensor:
+        """Return the tokens of the input `text`, INT32; raises InvalidRequest. Blocks."""
+        (element,) = value if isinstance(value, np.ndarray) else value.numpy()
+        try:
+            text = element.decode() if isinstance(element, bytes) else str(element)
+        except UnicodeDecodeError:
+            got = "other bytes"
+            raise InvalidTensor(self._model, "input", TEXT, "text in UTF-8", got) from None
+        if len(text) > self._most:
+            expected = f"at most {self._most} characters, {_CHARACTERS} for each position"
+            raise InvalidTensor(self._model, "input", TEXT, expected, str(len(text)))
+        return np.array(self._text.encode(text), np.int32)
+
+    def close(self) -> None:
+        """Return once the thread has ended."""
+        self.thread.close()
+
+
+def check_prompt(model: str, request: ModelRequest) -> None:
+    """Raise an InvalidRequest unless the prompt of a request is either text or tokens."""
+    count = sum(name in request.inputs for name in (TEXT, TOKENS))
+    if count != 1:
+        got = "both" if count else "neither"
+        raise InvalidTensor(model, "input", TEXT, f"either it or '{TOKENS}'", got)
+
+
+def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
+    """Return the stop strings of the parameter `stop`: one, or a list of them in JSON.
+
+    Raises InvalidParameter.
+    """
+    if value is None:
+        return ()
+    if text is None:
+        raise InvalidParameter(STOP, "none, since the model has no text", str(value)[:64])
+    if not isinstance(value, str):
+        raise InvalidParameter(STOP, "a string, or a list of them in JSON", str(value)[:64])
+    try:
+        found = json.loads(value) if value.startswith("[") else value
+    except (ValueError, RecursionError):
+        # A text that begins like a list, which is one stop string.
+        found = value
+    listed = found if isinstance(found, list) else [found]
+    if not all(isinstance(one, str) for one in listed):
+        raise InvalidParameter(STOP, "a string, or a list of them in JSON", value[:64])
+    return listed
+
+
+def element(text: str) -> Tensor:
+    """Return a text as a tensor of one element of BYTES."""
+    found = np.empty(1, object)
+    found[0] = text.encode()
+    return found

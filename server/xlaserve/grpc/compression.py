@@ -1,0 +1,101 @@
+"""Compressed messages both ways: gzip and deflate, bounded after inflation (gRPC Compression)."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from grpclib import GRPCError
+from grpclib.const import Status
+
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.grpc.http2.stream import Buffer
+from xlaserve.net import compression
+from xlaserve.net.compression import BadCompression, InflatesTooFar
+
+ENCODINGS = ("gzip", "deflate")
+"""Encodings of gRPC; deflate is zlib's format."""
+ACCEPTED = ",".join(("identity", *ENCODINGS))
+"""Value of `grpc-accept-encoding`."""
+
+_INLINE_BYTES = 1 << 10
+"""A message that is longer is inflated in a thread: it may become a thousand times as long."""
+_LEAST_BYTES = 256
+"""Bytes of an answer below which there is nothing to save."""
+_AT_ONCE_BYTES = 16 << 10
+"""An answer that is longer is compressed in a thread."""
+
+
+async def decompress(
+    message: Buffer,
+    headers: Iterable[tuple[str, str]],
+    limit: int,
+    reserve: Callable[[int], None] = lambda count: None,
+) -> Buffer:
+    """Return a message as it was before `grpc-encoding`.
+
+    `reserve` counts the memory that it needs, see `inflate_within`.
+    Raises GRPCError: UNIMPLEMENTED for an encoding that is not known, INTERNAL where there is none
+    or the bytes are not of it, RESOURCE_EXHAUSTED past `limit` bytes.
+    """
+    encoding = dict(headers).get("grpc-encoding", "identity")
+    if encoding == "identity":
+        raise GRPCError(Status.INTERNAL, "a compressed message without grpc-encoding")
+    if encoding not in ENCODINGS:
+        text = f"grpc-encoding '{encoding[:32]}', this server takes {ACCEPTED}"
+        raise GRPCError(Status.UNIMPLEMENTED, text)
+    with _refusing(encoding, limit):
+        if len(message) > _INLINE_BYTES:
+            return await compression.inflate_within(
+                encoding, message, limit, reserve, asyncio.to_thread
+            )
+        inflated = compression.inflate(encoding, message, limit)
+        reserve(len(inflated))
+        return inflated
+
+
+def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
+    """Return the encoding of the answers to a request: its own, if the client takes that.
+
+    Empty where they are not compressed. A client that compresses nothing gets nothing compressed.
+    """
+    fields = dict(headers)
+    encoding = fields.get("grpc-encoding", "")
+    accepted = fields.get("grpc-accept-encoding", "").replace(" ", "").split(",")
+    return encoding if encoding in ENCODINGS and encoding in accepted else ""
+
+
+async def compress(encoding: str, data: Buffer) -> Buffer:
+    """Return a message behind its prefix, compressed where that makes it shorter by a quarter."""
+    size = len(data) - PREFIX_BYTES
+    if size < _LEAST_BYTES:
+        return data
+    message = memoryview(data)[PREFIX_BYTES:]
+    work = partial(compression.deflate_where_worth, encoding, [message], size)
+    deflated = await asyncio.to_thread(work) if size > _AT_ONCE_BYTES else work()
+    return data if deflated is None else PREFIX.pack(1, len(deflated)) + deflated
+
+
+def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer]:
+    """Return the parts of a message of so many bytes behind a prefix, compressed if that pays."""
+    if encoding and size >= _LEAST_BYTES:
+        deflated = compression.deflate_where_worth(encoding, parts, size)
+        if deflated is not None:
+            return [PREFIX.pack(1, len(deflated)), deflated]
+    return [PREFIX.pack(0, size), *parts]
+
+
+def is_compressed_at_once(size: int) -> bool:
+    """Tell whether the event loop may compress so many bytes."""
+    return size <= _AT_ONCE_BYTES
+
+
+@contextmanager
+def _refusing(encoding: str, limit: int) -> Iterator[None]:
+    try:
+        yield
+    except BadCompression as error:
+        raise GRPCError(Status.INTERNAL, f"the {encoding} message {error}") from None
+    except InflatesTooFar:
+        text = f"the message is longer than {limit} bytes decompressed (max_message_bytes)"
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, text) from None

@@ -1,0 +1,267 @@
+"""A stream of our engine as grpclib knows it, so that every service runs on it unchanged."""
+
+import asyncio
+from typing import cast
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.protocol import Peer
+from grpclib.protocol import Stream as GrpclibStreamType
+from h2.errors import ErrorCodes
+from h2.exceptions import StreamClosedError
+
+from xlaserve.grpc.compression import ACCEPTED, answer_encoding, compress, decompress
+from xlaserve.grpc.handler import RequestHandler
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.grpc.http2.headers import HeaderWriter
+from xlaserve.grpc.http2.limits import Http2Limits
+from xlaserve.grpc.http2.messages import (
+    PREFIX,
+    PREFIX_BYTES,
+    Placement,
+    Problem,
+    StreamingReader,
+    UnaryReader,
+)
+from xlaserve.grpc.http2.states import State
+from xlaserve.grpc.http2.stream import Buffer, ServerStream
+from xlaserve.grpc.problems import refuse
+from xlaserve.grpc.request_headers import Headers
+
+
+class GrpclibConnection:
+    """The part of a connection that grpclib uses."""
+
+    messages_sent = 0
+    messages_received = 0
+    last_message_sent: float | None = None
+    last_message_received: float | None = None
+
+    def __init__(
+        self, transport: asyncio.Transport, handler: RequestHandler, limits: Http2Limits
+    ) -> None:
+        self.transport = transport
+        self.handler = handler
+        self.limits = limits
+        self.writer = HeaderWriter()
+
+    def get_peer(self) -> Peer:
+        """Return who the client is."""
+        return Peer(self.transport)
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self.transport.is_closing()
+
+
+class GrpclibStream:
+    """One request: the part of `grpclib.protocol.Stream` that a server uses."""
+
+    def __init__(self, stream: ServerStream, connection: GrpclibConnection) -> None:
+        self.id = stream.id
+        self.connection = connection
+        self.deadline = stream.deadline
+        self.opened_ns = stream.opened_ns
+        self._transport = connection.transport
+        self._stream = stream
+        self._message: Buffer | None = None
+        """The message whose prefix was read."""
+        self._taken = False
+        self._held = 0
+        """Bytes that count for the message which was read last."""
+        self._more: asyncio.Future[None] | None = None
+        self._sent: asyncio.Future[None] | None = None
+        self._reader: StreamingReader | None = None
+        self._encoding = ""
+        """Encoding of the answers; empty where they are not compressed."""
+        self.waiting = False
+        """Whether nothing is done about it until its client sends something."""
+
+    def start(self, *, streaming: bool) -> None:
+        """Begin to answer; of a unary request the message is there."""
+        stream = self._stream
+        if streaming:
+            limit = self.connection.limits.max_message_bytes
+            stream.reader = self._reader = StreamingReader(limit, self._wake)
+        stream.call = self
+        accepted = cast(GrpclibStreamType, self)
+        self.connection.handler.accept(accepted, stream.head.fields, self._release)
+
+    # --- as the connection calls it ---
+
+    @property
+    def awaits_client(self) -> bool:
+        """Tell whether nothing is done until the client sends something."""
+        return self.waiting
+
+    def cancel(self, reason: str) -> None:
+        """Stop: the client has reset the stream, or is gone."""
+        self.connection.handler.cancel(cast(GrpclibStreamType, self))
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    def _release(self) -> None:
+        self._stream.call = self._stream.reader = self._reader = None  # what comes is dropped
+        if self._stream.open:
+            self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
+
+    # --- as methods with many requests call it: see `Accepted` ---
+
+    def keep(self) -> int:
+        """Return the bytes that are counted for the message read last; count them on."""
+        kept, self._held = self._held, 0
+        return kept
+
+    def reserve(self, count: int) -> bool:
+        """Count so many bytes more; false where there is no memory."""
+        return self._stream.reserve(count)
+
+    def release(self, count: int) -> None:
+        """Count so many bytes fewer."""
+        self._stream.hold(-count)
+
+    # --- as grpclib calls it ---
+
+    async def recv_data(self, size: int) -> Buffer:
+        """Return a prefix, then its message; empty at the end. Messages come decompressed."""
+        if self._message is not None:
+            message, self._message = self._message, None
+            return message
+        if self._reader is None:
+            received = self._unary()
+        else:
+            received = await self._next(self._reader)
+        if received is None:
+            return b""
+        compressed, message = received
+        if compressed:
+            message = await self._inflated(message)
+        # Also an empty one: grpclib asks for its bytes too.
+        self._message = message
+        return PREFIX.pack(0, len(message))
+
+    async def _inflated(self, message: Buffer) -> Buffer:
+        limit = self.connection.limits.max_message_bytes
+        return await decompress(message, self._stream.head.fields, limit, self._reserve)
+
+    def _reserve(self, count: int) -> None:
+        """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+        if count < 0:
+            self._stream.hold(count)
+        elif not self._stream.reserve(count):
+            raise self._refusal(Problem.NO_MEMORY)
+        self._held += count
+
+    def _unary(self) -> tuple[bool, Buffer] | None:
+        stream = self._stream
+        if stream.problem is not None:
+            size = stream.reader.length if isinstance(stream.reader, UnaryReader) else 0
+            raise self._refusal(stream.problem, size)
+        if self._taken or stream.message is None:
+            return None
+        self._taken = True
+        message, stream.message = stream.message, None
+        return stream.compressed, message
+
+    async def _next(self, reader: StreamingReader) -> tuple[bool, Buffer] | None:
+        stream = self._stream
+        stream.hold(-self._held)
+        self._held = 0
+        while True:
+            got = reader.next()
+            if isinstance(got, Problem):
+                size = reader.declared() if got is Problem.TOO_LARGE else 0
+                raise self._refusal(got, size)
+            if got is not None:
+                self._held = PREFIX_BYTES + len(got[1])
+                stream.expect(reader.missing)  # where there is no memory, the next call says so
+                return got
+            if stream.ended_by_client:
+                problem = reader.end()
+                if problem is not None:
+                    raise self._refusal(problem)
+                return None
+            if not stream.expect(reader.missing):
+                raise self._refusal(Problem.NO_MEMORY)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._more = asyncio.get_running_loop().create_future()
+        self.waiting = True
+        try:
+            await self._more
+        finally:
+            self.waiting = False
+            self._more = None
+
+    def _refusal(self, problem: Problem, size: int = 0) -> GRPCError:
+        return refuse(problem, self._stream.head.path, self.connection.limits, size)
+
+    async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
+        """Send headers, or trailers."""
+        stream = self._stream
+        if not stream.open:
+            raise StreamClosedError(self.id)
+        if not stream.headers_sent:
+            headers = [*headers, ("grpc-accept-encoding", ACCEPTED)]
+            if self.connection.limits.compress_answers and not end_stream:
+                self._encoding = answer_encoding(stream.head.fields)
+            if self._encoding:
+                headers.append(("grpc-encoding", self._encoding))
+        stream.send_headers(self.connection.writer.write(headers), end=end_stream)
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Send a message and return when it has left; RESOURCE_EXHAUSTED when too much waits.
+
+        `data` is one message behind its prefix, which is how grpclib sends them.
+        """
+        stream = self._stream
+        sent: Buffer = await compress(self._encoding, data) if self._encoding else data
+        if not stream.open:
+            raise StreamClosedError(self.id)
+        if not stream.send_data((sent,), len(sent), end=end_stream):
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+        if stream.unsent:
+            self._sent = asyncio.get_running_loop().create_future()
+            stream.on_sent = self._wake_sender
+            await self._sent
+
+    def _wake_sender(self) -> None:
+        self._stream.on_sent = None
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+
+    async def reset(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """End the stream."""
+        self.reset_nowait(error_code)
+
+    def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """End the stream."""
+        self._stream.reset(ErrorCode(error_code))
+
+    @property
+    def closable(self) -> bool:
+        """Tell whether it is not closed yet."""
+        return not self._transport.is_closing() and self._stream.state in _NOT_OVER
+
+
+_NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE, State.HALF_CLOSED_LOCAL))
+
+NO_ROOM_FOR_ANSWERS = "too many bytes wait for clients to read them (max_held_bytes), try again"
+
+
+class GrpclibRoute:
+    """The requests of one method of one kind, answered by grpclib."""
+
+    placement: Placement | None = None
+
+    def __init__(self, connection: GrpclibConnection, *, streaming: bool) -> None:
+        self._connection = connection
+        self._streaming = streaming
+        self.message_first = not streaming
+
+    def begin(self, stream: ServerStream) -> None:
+        """Start a task that answers."""
+        GrpclibStream(stream, self._connection).start(streaming=self._streaming)

@@ -1,0 +1,84 @@
+"""A task for each request of a connection that takes the general path."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from grpclib.const import Status
+from grpclib.protocol import AbstractHandler, Stream
+
+from xlaserve.grpc.request_headers import Headers
+from xlaserve.grpc.runner import Runner
+from xlaserve.net.ledger import Account
+from xlaserve.serving.call import NOBODY, Peer
+from xlaserve.serving.call import Headers as CallHeaders
+from xlaserve.serving.peers import peer_of
+
+_LOOK_SECONDS = 0.05
+
+
+class RequestHandler(AbstractHandler):
+    """Begins, cancels and counts the requests of one connection."""
+
+    def __init__(self, runner: Runner, listener: str) -> None:
+        self._runner = runner
+        self._listener = listener
+        self.peer: Peer = NOBODY
+        self._tasks: dict[Stream, asyncio.Task[None]] = {}
+        self._cancelled: dict[asyncio.Task[None], None] = {}
+
+    def connected(self, transport: asyncio.BaseTransport, account: Account) -> None:
+        """Know who is at the other end, now that there is a connection."""
+        self.peer = peer_of(transport, self._listener, account)
+
+    def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
+        """Begin to answer a request; `release_stream` is called once, when that has ended."""
+        # A request that is cancelled before its task first runs never comes to release its stream,
+        # and with it what the client may send on the connection.
+        release = ExitStack()
+        release.callback(release_stream)
+        task = asyncio.get_running_loop().create_task(self._handle(stream, headers))
+        self._tasks[stream] = task
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self._tasks.pop(stream, None)
+            self._cancelled.pop(task, None)
+            release.close()
+
+        task.add_done_callback(done)
+
+    def no_method(
+        self, path: str, headers: CallHeaders, deadline: float | None
+    ) -> tuple[Status, str]:
+        """Return the status and the text for a request of a method that does not exist."""
+        return self._runner.no_method(path, headers, self.peer, deadline)
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop to answer a request: nobody wants it any more."""
+        task = self._tasks.pop(stream, None)
+        if task is not None:
+            task.cancel()
+            self._cancelled[task] = None
+
+    def close(self) -> None:
+        """Stop to answer all requests: the connection is gone."""
+        for stream in tuple(self._tasks):
+            self.cancel(stream)
+
+    async def idle(self, *, but_waiting: bool) -> None:
+        """Return when every request has ended, or waits for its client where that is enough."""
+        while tasks := self._cancelled.keys() | {
+            task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
+        }:
+            # One that begins to wait does not end.
+            await asyncio.wait(tasks, timeout=_LOOK_SECONDS if but_waiting else None)
+
+    async def _handle(self, stream: Stream, headers: Headers) -> None:
+        # A task that is cancelled keeps the error, which holds the frames of the request, and they
+        # the task: a reference cycle.
+        with suppress(asyncio.CancelledError):
+            await self._runner.run(stream, headers, self.peer)
+
+
+def _waits(stream: Stream) -> bool:
+    return bool(getattr(stream, "waiting", False))

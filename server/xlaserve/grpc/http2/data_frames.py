@@ -1,0 +1,212 @@
+"""DATA: checked against windows and states, and put together to messages (RFC 9113 6.1, 6.9)."""
+
+from xlaserve.grpc.http2.errors import ConnectionFailure, StreamFailure
+from xlaserve.grpc.http2.flow_control import ReceiveWindows
+from xlaserve.grpc.http2.frames import END_STREAM, HEADER_BYTES, ErrorCode
+from xlaserve.grpc.http2.limits import Conduct, Http2Limits, Shared
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem, StreamingReader, UnaryReader
+from xlaserve.grpc.http2.states import Input
+from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.grpc.http2.streams import Streams
+
+RUN_BYTES = 1 << 12
+"""Bytes from which frames are handled in one run: a read has so few of them that they count as
+one in the work of a pass."""
+
+
+class DataFrames:
+    """Takes the payload of DATA frames, whole or in parts, to the messages of their streams."""
+
+    def __init__(
+        self,
+        limits: Http2Limits,
+        shared: Shared,
+        streams: Streams,
+        windows: ReceiveWindows,
+        conduct: Conduct,
+    ) -> None:
+        self._max_message_bytes = limits.max_message_bytes
+        self._max_frame_bytes = limits.max_frame_bytes
+        self._ledger = shared.ledger
+        self._allocate = shared.memory.take
+        self._streams = streams
+        self._windows = windows
+        self._conduct = conduct
+
+    # Most messages are one DATA frame, or many of them. The fast paths take these past the rules
+    # that cannot apply; they only accept, and all else goes through `accept` and `deliver`, which
+    # come to the same.
+
+    def whole_message(
+        self, stream: ServerStream, view: memoryview, start: int, stop: int, flags: int
+    ) -> bool:
+        """Take a message that is one frame; false when it is not as simple."""
+        size = stop - start
+        expected = stream.head.content_length
+        if (
+            not PREFIX_BYTES <= size < stream.recv_window
+            or (expected is not None and expected != size)
+            or size - PREFIX_BYTES > self._max_message_bytes
+            or self._ledger.is_pressed
+        ):
+            return False
+        flag, length = PREFIX.unpack_from(view, start)
+        if length != size - PREFIX_BYTES or flag > 1:
+            return False
+        windows = self._windows
+        windows.left -= size
+        if windows.left < windows.low:
+            windows.widen()
+        stream.message = view[start + PREFIX_BYTES : stop].tobytes()
+        if flag:
+            stream.compressed = True
+        stream.fresh = False
+        if flags:
+            stream.advance(Input.DATA_END)
+            stream.begun = True
+            stream.head.route.begin(stream)  # type: ignore[union-attr] # found before it was opened
+            if stream.call is not None:
+                # It waits; what is answered at once is not counted.
+                stream.charged = size
+                self._streams.uncounted += size
+        else:
+            stream.recv_window -= size
+            stream.received = size
+            self._streams.hold(stream, size)
+        return True
+
+    def empty_end(self, stream: ServerStream) -> bool:
+        """Begin a request whose end comes in a frame of its own; false when it has no message."""
+        if stream.message is None or stream.begun:
+            return False
+        stream.advance(Input.DATA_END)
+        stream.begin()
+        return True
+
+    # Many clients put 16 KB into a frame: 64 MB have four thousand of them. The function is this
+    # long to spare calls.
+    def run(
+        self, stream: ServerStream, octets: bytearray, view: memoryview, frame: tuple[int, int, int]
+    ) -> int:
+        """Take frames that go on with a long message; return where the next one begins, or 0.
+
+        `frame` is where the payload of the first one begins and ends, and where what was read does.
+        """
+        start, stop, end = frame
+        reader = stream.reader
+        if not isinstance(reader, UnaryReader) or stream.begun:
+            return 0
+        whole, filled = reader.whole, reader.filled
+        if whole is None:
+            return 0
+        # The last byte of the window is left to `deliver`, which grants more.
+        most = min(reader.length, filled + stream.recv_window - 1)
+        expected = stream.head.content_length
+        if expected is not None:
+            most = min(most, filled + expected - stream.received)
+        max_frame = self._max_frame_bytes
+        same = octets[start - 6 : start]  # type, flags and stream
+        position = 0
+        while (after := filled + stop - start) <= most:
+            whole[filled:after] = view[start:stop]
+            filled = after
+            position = stop
+            if end - stop < HEADER_BYTES or octets[stop + 3 : stop + 9] != same:
+                break
+            length = octets[stop] << 16 | octets[stop + 1] << 8 | octets[stop + 2]
+            start = stop + HEADER_BYTES
+            stop = start + length
+            if stop > end or not RUN_BYTES <= length <= max_frame:
+                break
+        count = filled - reader.filled
+        reader.filled = filled
+        stream.received += count
+        stream.recv_window -= count
+        self._windows.charge(count)
+        return position
+
+    # --- the general path ---
+
+    def accept(self, flags: int, stream_id: int, length: int, padding: int) -> ServerStream | None:
+        """Return the stream of a frame of `length` bytes if it takes the payload (6.1).
+
+        `padding` is the part of it that is none, with the byte that says how long it is.
+        """
+        self._windows.charge(length)
+        if padding > length:  # 6.1
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
+        ends = flags & END_STREAM
+        try:
+            stream = self._streams.advance(stream_id, Input.DATA_END if ends else Input.DATA)
+        except StreamFailure as failure:
+            self._streams.fail(failure)
+            return None
+        if stream is None:
+            return None
+        stream.recv_window -= length
+        if stream.recv_window < 0:  # 6.9.1
+            self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR, "past the window")
+            return None
+        stream.received += length - padding
+        expected = stream.head.content_length
+        if expected is not None and (
+            stream.received > expected or (ends and stream.received < expected)
+        ):  # 8.1.1
+            self._fail(stream, ErrorCode.PROTOCOL_ERROR, "not the content-length")
+            return None
+        if padding == length and not ends:  # 10.5
+            self._conduct.count_control()
+        stream.fresh = False
+        return stream
+
+    def _fail(self, stream: ServerStream, code: ErrorCode, reason: str) -> None:
+        self._streams.fail(StreamFailure(stream.id, code, reason))
+
+    def deliver(self, stream: ServerStream, chunk: memoryview, following: int) -> None:
+        """Give a stream a part of its message; `following` bytes of the frame have not come."""
+        if stream.problem is not None:
+            return
+        reader = stream.reader
+        if reader is None:
+            if stream.begun:
+                return  # what answers it does not read
+            if stream.message is not None:
+                stream.begin(Problem.SECOND)
+                return
+            route = stream.head.route
+            reader = stream.reader = UnaryReader(
+                self._max_message_bytes, route.placement if route else None, self._allocate
+            )
+        problem = reader.feed(chunk) or self._hold(stream, reader, len(chunk))
+        if problem is not None:
+            stream.begin(problem)
+            return
+        # The rest of the frame is within the window already. One byte more: without a window most
+        # clients do not send the empty frame that ends a request either.
+        wanted = reader.missing - following + 1
+        if wanted > stream.recv_window:
+            self._windows.grant(stream, wanted)
+
+    def _hold(
+        self, stream: ServerStream, reader: UnaryReader | StreamingReader, count: int
+    ) -> Problem | None:
+        """Count what came, and what its message is to have with it; NO_MEMORY where that is none.
+
+        Of a unary request all is reserved as soon as its length is known: then it can always
+        come to its end, whatever others do. Of a streaming one what its method has asked for is.
+        """
+        if isinstance(reader, UnaryReader):
+            if stream.charged or reader.length <= 0:
+                return None
+            return None if self._streams.reserve(stream, reader.length) else Problem.NO_MEMORY
+        ahead = min(count, stream.reserved)
+        stream.reserved -= ahead
+        self._streams.hold(stream, count - ahead)
+        return None
+
+
+def padding_of(length: int, view: memoryview, start: int) -> int:
+    """Return how much of a padded frame is none of the payload (6.1)."""
+    if not length:  # 4.2, 6.1
+        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without a length")
+    return view[start] + 1

@@ -1,0 +1,204 @@
+"""Header fields: names that were checked, tokens, and the static table (RFC 7541, Appendix A)."""
+
+import re
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from xlaserve.grpc.http2 import huffman
+from xlaserve.net.bounded_cache import BoundedCache
+
+ENTRY_BYTES = 32
+"""Bytes a field counts beside name and value (RFC 7541, 4.1; RFC 9113, 6.5.2)."""
+
+DECIDING: Final = frozenset((b":method", b":path", b"content-type", b"content-length", b"te"))
+"""The fields whose values decide what kind of request it is. Of all others only the names do."""
+OF_A_CONNECTION: Final = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+"""Fields that no request has over HTTP/2 (RFC 9113, 8.2.2)."""
+PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE = re.compile(rb"[\x00\r\n]")
+"""Spaces at the ends, which RFC 9113 forbids, are accepted: gRPC clients send ids with them."""
+_KNOWN_NAMES = 1024
+_KNOWN_NAME_BYTES = 64
+_KNOWN_VALUES = 256
+_KNOWN_VALUE_BYTES = 256
+_MALFORMED = "\n"
+"""Prefix of the token of a malformed field, and of no other."""
+
+
+_NONE_KNOWN: Final["BoundedCache[bytes, Field]"] = BoundedCache(0)
+
+
+class Name:
+    """A name of fields, checked."""
+
+    __slots__ = ("_known", "octets", "size", "text", "token")
+
+    def __init__(self, octets: bytes) -> None:
+        self.octets = octets
+        self.text = octets.decode("latin-1")
+        self.size = len(octets) + ENTRY_BYTES
+        self.token: str | None = self.text
+        """The token of the fields whose values have nothing wrong; None where the value decides."""
+        self._known: BoundedCache[bytes, Field] = _NONE_KNOWN
+        """Fields whose values decide: connections share them."""
+        if octets in DECIDING:
+            self.token = None
+            self._known = BoundedCache(_KNOWN_VALUES)
+        elif octets not in PSEUDO and name_problem(octets) is not None:
+            self.token = _MALFORMED + self.text
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether the value decides what kind of request it is."""
+        return self.token is None
+
+    def field(self, value: bytes) -> "Field":
+        """Return a field of this name."""
+        if b"\0" in value or b"\n" in value or b"\r" in value:
+            token = _MALFORMED + self.text
+        elif self.token is None:
+            field = self._known.get(value)
+            if field is not None:
+                return field
+            token = f"{self.text}\n{value.decode('latin-1')}"
+            field = token, value, self.size + len(value), self
+            if len(value) <= _KNOWN_VALUE_BYTES:
+                self._known.keep(value, field)
+            return field
+        else:
+            token = self.token
+        return token, value, self.size + len(value), self
+
+
+Field: TypeAlias = tuple[str, bytes, int, Name]
+"""A token, the value, the size, and the name.
+
+Requests whose fields have the same tokens differ only in values that decide nothing here. A token
+holds a newline behind a name that decides, and begins with one where the field is malformed, so
+that no two fields that mean different things have the same."""
+
+token_of = itemgetter(0)
+value_of = itemgetter(1)
+size_of = itemgetter(2)
+name_of = itemgetter(3)
+
+
+def name_problem(name: bytes) -> str | None:
+    """Say what is wrong with the name of a field that is no pseudo-header (RFC 9113, 8.2)."""
+    if not _NAME.fullmatch(name):
+        return "a header name that is not in lower case, or has a character that is not allowed"
+    if name in OF_A_CONNECTION:
+        return "a header that is about the connection"
+    return None
+
+
+def is_bad_value(value: bytes) -> bool:
+    """Tell whether a value has a character that none may have (RFC 9113, 8.2.1)."""
+    return _BAD_VALUE.search(value) is not None
+
+
+# --- the static table (RFC 7541, Appendix A) ---------------------------------------------------
+
+_STATIC_TEXT = """\
+:authority
+:method GET
+:method POST
+:path /
+:path /index.html
+:scheme http
+:scheme https
+:status 200
+:status 204
+:status 206
+:status 304
+:status 400
+:status 404
+:status 500
+accept-charset
+accept-encoding gzip, deflate
+accept-language
+accept-ranges
+accept
+access-control-allow-origin
+age
+allow
+authorization
+cache-control
+content-disposition
+content-encoding
+content-language
+content-length
+content-location
+content-range
+content-type
+cookie
+date
+etag
+expect
+expires
+from
+host
+if-match
+if-modified-since
+if-none-match
+if-range
+if-unmodified-since
+last-modified
+link
+location
+max-forwards
+proxy-authenticate
+proxy-authorization
+range
+referer
+refresh
+retry-after
+server
+set-cookie
+strict-transport-security
+transfer-encoding
+user-agent
+vary
+via
+www-authenticate"""
+
+NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
+CODED_NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
+"""Names that were seen, on any connection, as they are and in the Huffman code."""
+
+
+def name_from(octets: bytes) -> Name:
+    name = NAMES.get(octets)
+    if name is None:
+        name = Name(octets)
+        if len(octets) <= _KNOWN_NAME_BYTES:
+            NAMES.keep(octets, name)
+    return name
+
+
+def coded_name(octets: bytes) -> Name:
+    name = name_from(huffman.decode(octets))
+    if len(octets) <= _KNOWN_NAME_BYTES:
+        CODED_NAMES.keep(octets, name)
+    return name
+
+
+def _static_fields() -> list[Field]:
+    rows = (line.partition(" ") for line in _STATIC_TEXT.split("\n"))
+    return [name_from(name.encode()).field(value.encode()) for name, _, value in rows]
+
+
+STATIC: Final[Sequence[Field]] = _static_fields()
+FIRST_DYNAMIC = len(STATIC) + 1
+INDEXED = 0x80
+INDEXED_STATIC = {INDEXED + index: field for index, field in enumerate(STATIC, 1)}
+"""The fields that one octet stands for whatever was sent before. Index 0 is none of them."""
+FIRST_INDEXED_DYNAMIC = INDEXED + FIRST_DYNAMIC
+REFERENCES = re.compile(rb"[\x81-\xfe]+")
+"""Fields of one octet each (6.1)."""
+STATIC_NAMES = {index: name_of(field) for index, field in enumerate(STATIC, 1)}

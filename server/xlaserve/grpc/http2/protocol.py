@@ -1,0 +1,234 @@
+"""The shell of a connection: moves bytes between an asyncio transport and the core."""
+
+import asyncio
+import time
+from typing import Protocol, cast
+
+from xlaserve.grpc.http2.busy_poll import BusyPoll
+from xlaserve.grpc.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
+from xlaserve.grpc.http2.frames import ErrorCode
+from xlaserve.net.stall import Stall
+
+_WRITE_BUFFER_BYTES = 1 << 18
+"""Bytes that the transport may hold for a client that does not read."""
+_WRITES_OF_A_TURN = 8
+"""Most times a turn makes output ready and writes it: a client may read as quickly as that."""
+_LETTING_GO_SECONDS = 0.001
+_LINGER_SECONDS = 1.0
+"""Seconds for which an ended connection is still read, so that its client comes to see why."""
+
+
+class Host(Protocol):
+    """The server, as its connections know it."""
+
+    def connect(self, protocol: "Http2Protocol", transport: asyncio.Transport) -> ServerConnection:
+        """Return the core of a new connection."""
+        ...
+
+    def admit(self, protocol: "Http2Protocol") -> bool:
+        """Tell whether there may be one more connection."""
+        ...
+
+    def disconnected(self, protocol: "Http2Protocol") -> None:
+        """Take note that a connection is gone."""
+        ...
+
+
+class Http2Protocol(asyncio.BufferedProtocol):
+    """One connection over TCP, a unix socket or TLS."""
+
+    core: ServerConnection
+    transport: asyncio.Transport
+
+    def __init__(self, host: Host, buffer: ReceiveBuffer, poll: BusyPoll) -> None:
+        self._host = host
+        self._buffer = buffer
+        self._poll = poll
+        self._loop = asyncio.get_running_loop()
+        self._flush_due = False
+        self._closing = False
+        self._unread = False
+        """Whether the core has bytes that it left for another pass."""
+        self._greeting: asyncio.TimerHandle | None = None
+        """Ends the connection where its client has not greeted by then. A sweep would come up to an
+        interval later, and later still where there are many connections."""
+        self._stall = Stall()
+
+    # --- as asyncio calls it ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self.core = self._host.connect(self, transport)
+        tls = transport.get_extra_info("ssl_object")
+        is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
+        if is_h2 and not self._host.admit(self):
+            # Without the SETTINGS that would come first (3.4): with them grpc-core takes the
+            # connection for one that works, and opens the next at once, some 400 a second.
+            self.end(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                "no more connections (max_connections, or the end is near)",
+            )
+        else:
+            self.core.start()
+            if is_h2:
+                self._greeting = self._loop.call_later(
+                    self.core.preface_seconds, self._end_without_preface
+                )
+            else:
+                self.end(ErrorCode.INADEQUATE_SECURITY, "TLS without ALPN h2")
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._closing:
+            return self._buffer.view[:RECEIVE_BYTES]
+        return self.core.receive_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self._poll.arrived()
+        if not self.core.received(nbytes) and not self._unread:
+            # Others have their turn before the rest.
+            self._unread = True
+            self.transport.pause_reading()
+            self._loop.call_soon(self._proceed)
+        if self._greeting is not None and self.core.greeted:
+            self._greeting.cancel()
+            self._greeting = None
+        self.flush()
+        if self.core.streams:
+            # Behind what was just begun: what is answered at once then leaves in the same turn.
+            self.wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.core.pause()
+
+    def resume_writing(self) -> None:
+        self.core.resume()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        if self._greeting is not None:
+            self._greeting.cancel()
+        self.core.lost()
+        self._let_go()
+        self._host.disconnected(self)
+
+    def _let_go(self) -> None:
+        """Let go of what nobody reads any more: hundreds of MB take the system tens of ms."""
+        unsent = self.core.unsent
+        ends = time.perf_counter() + _LETTING_GO_SECONDS
+        while unsent:
+            if unsent[-1]:
+                unsent[-1].pop()
+            else:
+                unsent.pop()
+            if time.perf_counter() > ends:
+                self._loop.call_soon(self._let_go)
+                return
+
+    # --- bytes out ---
+
+    def flush(self) -> None:
+        """Write what is due, as much as the transport takes."""
+        self._flush_due = False
+        core = self.core
+        writes = 0
+        while core.output and not self._closing and not self.transport.is_closing():
+            if writes == _WRITES_OF_A_TURN:
+                self.wake()  # others have their turn before the rest
+                return
+            writes += 1
+            self.transport.writelines(core.take_output())
+            core.pump()
+            if not core.streams:
+                self._poll.answered()
+        if core.failed is not None or ((core.leaves or core.client_leaves) and not core.streams):
+            self._close()
+
+    def wake(self) -> None:
+        """Write once all that is ready has had its turn: its answers leave together."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def _proceed(self) -> None:
+        if self._closing:
+            return
+        if self.core.proceed():
+            self._unread = False
+            self.transport.resume_reading()
+        else:
+            self._loop.call_soon(self._proceed)
+        self.flush()
+
+    # --- the end ---
+
+    def go_away(self) -> None:
+        """Ask the client to open no more streams, and close when all that it opened have ended."""
+        self.core.go_away()
+        self.flush()
+
+    def leave(self) -> None:
+        """Tell the client which streams are the last ones, whether it has answered or not."""
+        self.core.leave()
+        self.flush()
+
+    @property
+    def leaves(self) -> bool:
+        """Tell whether the client was told which streams are the last ones."""
+        return self.core.leaves
+
+    def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+        """Say which streams were served, and close."""
+        self.core.end(code, reason)
+        self.flush()
+
+    def abort(self) -> None:
+        """Cut the connection off, whatever is still to be written."""
+        self.transport.abort()
+
+    def _close(self) -> None:
+        if self._closing or self.transport.is_closing():
+            return
+        self._closing = True
+        self._let_go()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        if self._unread:
+            self.transport.resume_reading()
+        try:
+            # To close with bytes unread would reset the connection, and the GOAWAY be lost.
+            self.transport.write_eof()
+        except OSError:
+            self.transport.close()  # the client was quicker
+        else:
+            self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def _end_without_preface(self) -> None:
+        self._greeting = None
+        if not self.core.greeted and not self._closing:
+            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
+
+    def sweep(self, *, message_ticks: int, answer_ticks: int) -> None:
+        """Look for what takes too long; called at even intervals."""
+        if self._looks_without_progress() > answer_ticks:
+            # A GOAWAY would wait behind all that the client does not read.
+            self.abort()
+            return
+        if self._closing:
+            return
+        self.core.sweep(message_ticks, answer_ticks)
+        self.flush()
+
+    def _looks_without_progress(self) -> int:
+        waits = self.transport.get_write_buffer_size()
+        return self._stall.look(
+            (waits, self.core.frames_sent), waits=bool(waits or self.core.is_held_back)
+        )

@@ -1,0 +1,1 @@
+"""ModelInfer on the wire: fast path, general path, streams."""

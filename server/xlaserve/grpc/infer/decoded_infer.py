@@ -1,0 +1,158 @@
+"""A ModelInfer request whose structure was read, and how its tensors are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xlaserve.grpc.infer.tensors import read_request
+from xlaserve.grpc.infer.typed_contents import Contents
+from xlaserve.grpc.protobuf.codec import WireCodec
+from xlaserve.grpc.protobuf.wire import Data
+from xlaserve.serving.inference import InferInput, InferRequest, RequestedOutput, SharedInput
+from xlaserve.serving.inputs.images import unpack_bytes_or_image
+from xlaserve.serving.made_arrays import ELEMENT_BYTES
+from xlaserve.tensors import (
+    BYTES,
+    DATATYPES,
+    Datatype,
+    Parameter,
+    Shape,
+    TensorDataError,
+    from_bytes,
+    from_elements,
+)
+from xlaserve_proto import inference as pb
+
+_BOOL = DATATYPES["BOOL"]
+_LENGTH_BYTES = 4
+_LONG_BYTES = 16 << 10
+_LONG_ELEMENTS = 4096
+_LONG_ELEMENT_BYTES = 256 << 10
+_LONG_FLAG_BYTES = 1 << 20
+"""Elements of BYTES, and bytes of them and of BOOL, that are read on the event loop: 0.5 ms."""
+IN_SHARED_MEMORY = -2
+"""In place of a number of bytes: the elements of an input are not in the message."""
+
+
+class Head(NamedTuple):
+    """The metadata of one input, without its elements."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    parameters: Mapping[str, Parameter]
+    dtype: "np.dtype[Any]"
+    plain_bytes: int
+    """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded, and
+    IN_SHARED_MEMORY where there are none."""
+
+
+@dataclass(slots=True)
+class Structure:
+    """A request without its names and its raw elements. Nobody changes it."""
+
+    heads: list[Head]
+    contents: list[Contents]
+    outputs: tuple[RequestedOutput, ...]
+    parameters: Mapping[str, Parameter]
+    typed: bool
+    """Whether it has no raw contents."""
+
+    def elements_bytes(self) -> int:
+        """Return how many bytes elements take that are read slowly; 0 where all is read at once."""
+        size = 0
+        is_long = False
+        for head, (start, stop, _) in zip(self.heads, self.contents, strict=True):
+            if head.datatype is BYTES:
+                # Each has its length in front of it: there are no more, whatever the shape says.
+                count = min(prod(head.shape), (stop - start) // _LENGTH_BYTES)
+                size += count * ELEMENT_BYTES + stop - start
+                is_long |= count > _LONG_ELEMENTS or stop - start > _LONG_ELEMENT_BYTES
+            elif head.datatype is _BOOL:
+                is_long |= stop - start > _LONG_FLAG_BYTES
+        return max(size, 1) if is_long else 0
+
+    def inputs(self, data: Data) -> tuple[InferInput, ...]:
+        """Read the tensors from the message; raises TensorDataError."""
+        inputs: list[InferInput] = []
+        for head, (start, stop, elements) in zip(self.heads, self.contents, strict=True):
+            name, datatype, shape, parameters, dtype, plain_bytes = head
+            if elements is not None:
+                tensor = from_elements(datatype, shape, elements)
+            elif stop - start == plain_bytes:
+                tensor = np.ndarray(shape, dtype, data, start)
+            elif plain_bytes == IN_SHARED_MEMORY:
+                nothing = np.empty(0, dtype)
+                inputs.append(SharedInput(name, datatype, nothing, parameters, shape))
+                continue
+            elif datatype is BYTES:
+                tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])
+            else:
+                tensor = from_bytes(datatype, shape, memoryview(data)[start:stop])
+            inputs.append(InferInput(name, datatype, tensor, parameters))
+        return tuple(inputs)
+
+
+class DecodedInfer:
+    """A request whose structure was read, and whose tensors were not."""
+
+    __slots__ = (
+        "_codec",
+        "_data",
+        "_message",
+        "_structure",
+        "id",
+        "model_name",
+        "model_version",
+    )
+
+    def __init__(
+        self,
+        names: tuple[str, str, str],
+        data: Data,
+        codec: WireCodec,
+        structure: Structure | None,
+        message: pb.ModelInferRequest | None = None,
+    ) -> None:
+        self.model_name, self.model_version, self.id = names
+        self._data = data
+        self._codec = codec
+        self._structure = structure
+        self._message = message
+
+    @property
+    def elements_bytes(self) -> int:
+        """Return how many bytes its elements take, where a thread is to read them; else 0."""
+        if len(self._data) <= _LONG_BYTES or self._structure is None:
+            return 0
+        return self._structure.elements_bytes()
+
+    @property
+    def ordinary(self) -> bool:
+        """Tell whether it was read without a message object: it has no fields that are unknown."""
+        return self._structure is not None
+
+    def request(self) -> InferRequest:
+        """Read the tensors, as views of the message where possible; raises as `read_request`."""
+        structure = self._structure
+        if structure is not None:
+            try:
+                inputs = structure.inputs(self._data)
+            except TensorDataError:
+                pass  # the generic codec says what is wrong
+            else:
+                return InferRequest(
+                    self.model_name,
+                    self.model_version,
+                    self.id,
+                    inputs,
+                    structure.outputs,
+                    structure.parameters,
+                    typed=structure.typed,
+                )
+        if self._message is None:
+            self._message = self._codec.decode_message(pb.ModelInferRequest, self._data)
+        return read_request(self._message)

@@ -1,0 +1,396 @@
+"""ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import TypeAlias
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.metadata import encode_grpc_message
+
+from xlaserve.errors import InvalidRequest
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.errors.panics import ENDS
+from xlaserve.grpc.compression import (
+    ACCEPTED,
+    ENCODINGS,
+    answer_encoding,
+    compressed,
+    decompress,
+    is_compressed_at_once,
+)
+from xlaserve.grpc.edge import translate
+from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
+from xlaserve.grpc.http2.headers import encode_fields
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem
+from xlaserve.grpc.http2.stream import Buffer, Route, ServerStream
+from xlaserve.grpc.infer.infer_codec import DecodedInfer, InferCodec, tensor_offset
+from xlaserve.grpc.infer.infer_encoder import JOINED_BYTES, Parts
+from xlaserve.grpc.infer.long_messages import (
+    LONG_BYTES,
+    LongMessages,
+    Read,
+    Writing,
+    is_read_quickly,
+    is_written_slowly,
+)
+from xlaserve.grpc.problems import PROBLEMS
+from xlaserve.grpc.protobuf.codec import refusal_of
+from xlaserve.serving.call import NOBODY, Peer
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferRequest, InferResponse
+from xlaserve.serving.made_arrays import SHORT_BYTES, hold_made, made_bytes, reserve_made
+from xlaserve.serving.repeats import Repeats
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_MESSAGE = "ModelInferRequest"
+
+_RESPONSE = ((":status", "200"), ("content-type", "application/grpc+proto"))
+_HEAD = encode_fields(_RESPONSE)
+_ACCEPTING = (*_RESPONSE, ("grpc-accept-encoding", ACCEPTED))
+_HEADS = {
+    "": encode_fields(_ACCEPTING),
+    **{
+        encoding: encode_fields([*_ACCEPTING, ("grpc-encoding", encoding)])
+        for encoding in ENCODINGS
+    },
+}
+"""The header block of an answer to a client that compresses, by the encoding of the answer."""
+_OK = encode_fields([("grpc-status", "0")])
+
+
+Written: TypeAlias = tuple[list[Buffer], int]
+"""The parts of a message with its prefix, and its bytes before it was compressed, without that."""
+
+
+class InferFastPath:
+    """Answers ModelInfer of one connection; what is not ordinary takes the general path."""
+
+    message_first = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        gates: Gates,
+        codec: InferCodec,
+        general: Route,
+        long: LongMessages,
+        *,
+        peer: Peer = NOBODY,
+        compresses: bool = False,
+        compress_answers: bool = True,
+        decode: Callable[[Buffer], DecodedInfer] | None = None,
+        recognise: Callable[[Buffer], InferRequest | None] | None = None,
+        refusal: "Callable[[BaseException], GRPCError] | None" = None,
+        repeats: Repeats | None = None,
+    ) -> None:
+        """`decode`, `recognise` and `refusal` are the usual ones, unless they are given.
+
+        With `compresses` messages may be compressed both ways, as the headers of each say; answers
+        are not without `compress_answers`.
+
+        `repeats` knows answers by the messages alone, so that it is not asked where `decode` makes
+        more of them.
+        """
+        self._engine = engine
+        self._gates = gates
+        self._decode = decode or codec.decode
+        self._recognise = recognise or codec.recognise
+        self._long = long
+        self._make_call = CompressedCall if compresses else FastPathCall
+        self._compresses = compresses
+        self.compress_answers = compress_answers
+        self.encode = codec.encode
+        self.encode_typed = codec.encode_typed
+        self._general = general
+        self.peer = peer
+        self._refusal = refusal or refusal_for
+        self.repeats = repeats if decode is None else None
+        self.placement = tensor_offset
+
+    def begin(self, stream: ServerStream) -> None:
+        """Answer at once where the model is quick, else when its batch was executed."""
+        message = stream.message
+        if message is None or (stream.compressed and not self._compresses):
+            self._general.begin(stream)
+            return
+        stream.message = None
+        call = self._make_call(self, stream)
+        try:
+            self._gates.admit(call)
+            record = call.record
+            if record is not None:
+                # As `CallRecord.received`, for the one message; a method would double the cost.
+                record.bytes_in = len(message)
+                record.received_ns = perf_counter_ns()
+            if stream.compressed:
+                stream.call = call
+                self._long.await_for(call, self._inflate(call, stream, message))
+                return
+            if self.repeats is not None and self._is_answered_again(call, stream, message):
+                return
+            request = self._recognise(message)
+            # Or it is counted, which is the same from here on.
+            is_view = request is not None or len(message) > SHORT_BYTES
+            request = request or self._decoded(call, stream, message)
+        except BaseException as error:
+            _fail(call, error)
+            return
+        if request is None:
+            return  # a thread reads it
+        self._engine.begin(call, request)
+        if not call.has_ended:
+            stream.call = call
+            if not is_view:
+                hold_made(call, made_bytes(request.inputs))
+        elif self.repeats is not None and call.written is not None:
+            self.repeats.learn(call, message, request.model_version, call.written)
+
+    def _decoded(
+        self, call: "FastPathCall", stream: ServerStream, message: Buffer
+    ) -> InferRequest | None:
+        """Decode a request, and count what is made of a long one; None where a thread does it."""
+        if len(message) > LONG_BYTES and not is_read_quickly(message):
+            self._read_later(call, stream, message)
+            return None
+        decoded = self._decode(message)
+        size = decoded.elements_bytes
+        if size:
+            reserve_made(call, size)
+            self._read_later(call, stream, message, is_reserved=True)
+            return None
+        request = self._read(call, decoded)
+        if len(message) > SHORT_BYTES:
+            reserve_made(call, made_bytes(request.inputs))
+        return request
+
+    def _read_later(
+        self,
+        call: "FastPathCall",
+        stream: ServerStream,
+        message: Buffer,
+        *,
+        is_reserved: bool = False,
+    ) -> None:
+        """Have a thread read a request, whose memory may be reserved already, and begin it."""
+        stream.call = call
+        begin = partial(self._begin_read, call, is_reserved=is_reserved)
+        self._long.read(call, self._decode, message, begin)
+
+    def _begin_read(self, call: "FastPathCall", read: Read, *, is_reserved: bool) -> None:
+        try:
+            request = self._checked(call, read)
+            if not is_reserved:
+                reserve_made(call, read.made)
+        except BaseException as error:
+            _fail(call, error)
+            return
+        self._engine.begin(call, request)
+
+    def _checked(self, call: "FastPathCall", read: Read) -> InferRequest:
+        if read.request is None:
+            # As in `_read`.
+            self._engine.find(call, read.decoded.model_name, read.decoded.model_version)
+            assert read.problem is not None
+            raise read.problem
+        return read.request
+
+    async def _inflate(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> None:
+        """Inflate a message, in a thread where it may become long, and begin the request."""
+        most, reserve = self._long.max_message_bytes, partial(_reserve, stream)
+        try:
+            inflated = await decompress(message, stream.head.fields, most, reserve)
+            call.place = None
+            if call.record is not None:
+                call.record.bytes_in = len(inflated)
+            request = self._decoded(call, stream, inflated)
+        except asyncio.CancelledError:
+            return  # a task that is cancelled would keep the error, whose frames hold the request
+        except ENDS:
+            raise
+        except BaseException as error:
+            call.place = None
+            call.fail(error)
+            return
+        if request is not None:
+            self._engine.begin(call, request)
+
+    def _is_answered_again(
+        self, call: "FastPathCall", stream: ServerStream, message: Buffer
+    ) -> bool:
+        assert self.repeats is not None
+        answer = self.repeats.answer(call, message)
+        if answer is not None:
+            self.send(stream, [answer], len(answer))
+        return answer is not None
+
+    def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
+        try:
+            return decoded.request()
+        except InvalidRequest:
+            # That there is no such model matters more; and the request is counted as its failure.
+            self._engine.find(call, decoded.model_name, decoded.model_version)
+            raise
+
+    def write_in_thread(
+        self,
+        stream: ServerStream,
+        write: Callable[[], Written],
+        head: bytes,
+        record: CallRecord | None,
+    ) -> None:
+        """Send the parts that something writes in a thread; a stream that is closed takes none."""
+
+        def written(found: Written | BaseException) -> None:
+            writing.end()
+            stream.call = None
+            if isinstance(found, BaseException):
+                self.refuse(stream, found)
+                return
+            parts, size = found
+            if record is not None:
+                record.sent(size)
+            self.send(stream, parts, sum(map(len, parts)), head)
+
+        writing = stream.call = Writing()
+        writing.begin(self._long.threads, write, written)
+
+    def send(
+        self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
+    ) -> None:
+        """Send a message with its prefix, or that there is no memory for it."""
+        if not stream.output.answer(stream, head, parts, size, _OK):
+            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+
+    def refuse(self, stream: ServerStream, error: BaseException) -> None:
+        """Send the status that the table has for an error."""
+        refusal = self._refusal(error)
+        response = _ACCEPTING if self._compresses else _RESPONSE
+        fields = [*response, ("grpc-status", str(refusal.status.value))]
+        if refusal.message:
+            fields.append(("grpc-message", encode_grpc_message(refusal.message)))
+        stream.send_headers(encode_fields(fields), end=True)
+
+
+def refusal_for(error: BaseException) -> GRPCError:
+    """Return the status and the text for whatever has kept a request from an answer."""
+    if isinstance(error, MalformedMessage | TooManyFields):
+        return refusal_of(error, _MESSAGE)
+    if isinstance(error, asyncio.CancelledError):
+        return GRPCError(Status.CANCELLED, "the request was cancelled")
+    translated = translate(METHOD, error)
+    if isinstance(translated, GRPCError):
+        return translated
+    return GRPCError(Status.INTERNAL, "internal error")
+
+
+def _fail(call: InferCall, error: BaseException) -> None:
+    if isinstance(error, ENDS):
+        raise error
+    call.fail(error)
+
+
+class FastPathCall(InferCall):
+    """A ModelInfer whose answer is written without grpclib."""
+
+    awaits_client = False
+    method = METHOD
+    written: bytes | None = None
+    """Its message with the prefix, where it may be given again."""
+
+    def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
+        self._fast_path = fast_path
+        self._stream = stream
+        self.peer = fast_path.peer
+        self.headers = stream.head
+        self.opened_ns = stream.opened_ns
+        if stream.deadline is not None:
+            self.deadline = stream.deadline
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Send a response, or what is wrong with it."""
+        stream, fast_path = self._stream, self._fast_path
+        stream.call = None
+        try:
+            if is_written_slowly(response):
+                work = partial(self._long_parts, response)
+                fast_path.write_in_thread(stream, work, _HEAD, self.record)
+                return
+            parts, size = self._encode(response)
+        except ENDS:
+            raise
+        except BaseException as error:
+            fast_path.refuse(stream, error)
+            return
+        record = self.record
+        if record is not None:
+            # As `CallRecord.sent`, for the one answer; a method would double the cost.
+            record.bytes_out = size
+            record.written_ns = perf_counter_ns()
+        parts.insert(0, PREFIX.pack(0, size))
+        if self.kept is not None and fast_path.repeats is not None:
+            self.written = b"".join(parts) if size <= JOINED_BYTES else None
+        fast_path.send(stream, parts, size + PREFIX_BYTES)
+
+    def _encode(self, response: InferResponse) -> tuple[Parts, int]:
+        fast_path = self._fast_path
+        return fast_path.encode_typed(response) if self.typed else fast_path.encode(response)
+
+    def _long_parts(self, response: InferResponse) -> Written:
+        parts, size = self._encode(response)
+        return [PREFIX.pack(0, size), *parts], size
+
+    def refuse(self, error: BaseException) -> None:
+        """Send the status of an error."""
+        self._stream.call = None
+        self._fast_path.refuse(self._stream, error)
+
+
+class CompressedCall(FastPathCall):
+    """A ModelInfer of a client that compresses its messages."""
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Send a response, compressed if its client takes that, or what is wrong with it."""
+        stream, fast_path = self._stream, self._fast_path
+        stream.call = None
+        encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
+        head = _HEADS[encoding]
+        try:
+            if is_written_slowly(response):
+                work = partial(self._write_all, response, encoding)
+                fast_path.write_in_thread(stream, work, head, self.record)
+                return
+            parts, size = self._encode(response)
+            if encoding and not is_compressed_at_once(size):
+                work = partial(_compressed, encoding, parts, size)
+                fast_path.write_in_thread(stream, work, head, self.record)
+                return
+            packed = compressed(encoding, parts, size)
+        except ENDS:
+            raise
+        except BaseException as error:
+            fast_path.refuse(stream, error)
+            return
+        if self.record is not None:
+            self.record.sent(size)
+        fast_path.send(stream, packed, sum(map(len, packed)), head)
+
+    def _write_all(self, response: InferResponse, encoding: str) -> Written:
+        return _compressed(encoding, *self._encode(response))
+
+
+def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:
+    return compressed(encoding, parts, size), size
+
+
+def _reserve(stream: ServerStream, count: int) -> None:
+    """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+    if count < 0:
+        stream.hold(count)
+    elif not stream.reserve(count):
+        raise GRPCError(*PROBLEMS[Problem.NO_MEMORY])

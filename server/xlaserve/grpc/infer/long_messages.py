@@ -1,0 +1,138 @@
+"""Long messages of ModelInfer, which threads read and write while others are served."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from xlaserve.concurrency.host import HostJob, HostThreads
+from xlaserve.errors import InvalidRequest
+from xlaserve.errors.message import MalformedMessage
+from xlaserve.grpc.http2.stream import Buffer
+from xlaserve.grpc.infer.infer_codec import DecodedInfer
+from xlaserve.grpc.infer.typed_contents import MOST_FIELDS
+from xlaserve.grpc.protobuf.wire import read_size
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferRequest, InferResponse
+from xlaserve.serving.made_arrays import made_bytes
+from xlaserve.serving.stations.station import Working
+from xlaserve.tensors import BYTES
+
+T = TypeVar("T")
+
+LONG_BYTES = 16 << 10
+"""Bytes of a message that is looked at before it is decoded on the event loop."""
+_LONG_FIELD_BYTES = 16 << 10
+"""Bytes of a field that a thread decodes; raw contents are not decoded."""
+_RAW_INPUT_CONTENTS = 0x3A
+_WRITTEN_ELEMENTS = 4096
+"""Elements of BYTES that are written on the event loop: some 0.5 ms."""
+
+
+class Read(NamedTuple):
+    """A request that a thread has read."""
+
+    decoded: DecodedInfer
+    request: InferRequest | None
+    """None where its bytes are not the tensors that it says."""
+    problem: InvalidRequest | None
+    """The reason, then."""
+    made: int
+    """Bytes of the arrays that were made."""
+
+
+def is_read_quickly(message: Buffer) -> bool:
+    """Tell whether a message has nothing large but raw contents, which are only looked at."""
+    pos, end = 0, len(message)
+    try:
+        for _ in range(MOST_FIELDS):
+            if pos >= end:
+                return True
+            tag = message[pos]
+            size, pos = read_size(message, pos + 1)
+            if size > _LONG_FIELD_BYTES and tag != _RAW_INPUT_CONTENTS:
+                return False
+            pos += size
+    except (IndexError, MalformedMessage):
+        pass
+    return False
+
+
+def is_written_slowly(response: InferResponse) -> bool:
+    """Tell whether an answer has many elements of BYTES."""
+    for output in response.outputs:
+        if output.datatype is BYTES and output.data.size > _WRITTEN_ELEMENTS:
+            return True
+    return False
+
+
+class LongMessages:
+    """Has threads read requests, whose calls go on when they are read."""
+
+    def __init__(self, threads: HostThreads, max_message_bytes: int) -> None:
+        self.threads = threads
+        self.max_message_bytes = max_message_bytes
+
+    def read(
+        self,
+        call: InferCall,
+        decode: Callable[[Buffer], DecodedInfer],
+        message: Buffer,
+        then: Callable[[Read], None],
+    ) -> None:
+        """Read a request in a thread; `then` gets it, unless the call has ended by then."""
+
+        def done(found: Read | BaseException) -> None:
+            if call.has_ended:
+                return
+            call.place = None
+            if isinstance(found, BaseException):
+                call.fail(found)
+            else:
+                then(found)
+
+        call.wait_at(Working(self.threads.start(lambda: read_long(decode, message), done)))
+        call.expire_in_time()
+
+    def await_for(self, call: InferCall, work: Coroutine[Any, Any, None]) -> None:
+        """Have a coroutine work for a call, and cancel it when the call ends."""
+        call.wait_at(Working(asyncio.ensure_future(work)))
+        call.expire_in_time()
+
+
+class Writing:
+    """An answer that a thread writes, for its stream to cancel."""
+
+    __slots__ = ("_job",)
+
+    awaits_client = False
+
+    def __init__(self) -> None:
+        self._job: HostJob | None = None
+
+    def begin(
+        self,
+        threads: HostThreads,
+        write: Callable[[], T],
+        written: Callable[[T | BaseException], None],
+    ) -> None:
+        """Have it written; `written` is to call `end`, or it and the job keep one another."""
+        self._job = threads.start(write, written)
+
+    def end(self) -> None:
+        """Keep the job no longer."""
+        self._job = None
+
+    def cancel(self, reason: str) -> None:
+        """Write it no more, unless a thread has begun: then nobody is sent it."""
+        if self._job is not None:
+            self._job.cancel()
+
+
+def read_long(decode: Callable[[Buffer], DecodedInfer], message: Buffer) -> Read:
+    """Read a request, for any thread; raises what `decode` raises."""
+    decoded = decode(message)
+    try:
+        request = decoded.request()
+    except InvalidRequest as error:
+        return Read(decoded, None, error, 0)
+    return Read(decoded, request, None, made_bytes(request.inputs))

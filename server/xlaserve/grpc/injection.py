@@ -1,0 +1,121 @@
+"""Carries out what runtimeStatus advertises: the id of a header replaces the one in the message."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+import structlog
+from grpclib import GRPCError
+from grpclib.encoding.base import CodecBase
+from grpclib.server import Stream
+from multidict import MultiMapping
+
+from xlaserve.errors import InvalidRequest, VersionNotFound
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+from xlaserve.grpc.identifiers import model_id, vmodel_id
+from xlaserve.grpc.protobuf.codec import refusal_of
+from xlaserve.grpc.protobuf.splice import InjectionPath, splice_string
+from xlaserve.grpc.protobuf.wire import Data
+
+T = TypeVar("T")
+
+Metadata: TypeAlias = MultiMapping[str | bytes]
+
+Splice: TypeAlias = Callable[[str, Data], Data]
+"""Returns a message with an id in it. Raises MalformedMessage and TooManyFields."""
+
+OF_A_MESH = "mm-"
+"""Prefix of the names of a mesh's headers."""
+
+
+def splices(
+    paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
+) -> Mapping[str, Splice]:
+    """Return, for every method that has a path, what puts an id into its requests."""
+
+    def splice(path: InjectionPath, value: str, data: Data) -> Data:
+        return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)
+
+    return MappingProxyType({method: partial(splice, path) for method, path in paths.items()})
+
+
+def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: Data) -> T:
+    """Return the decoded request, with an id in it.
+
+    Where that cannot be put in, the decoder refuses the request in its own words. Raises
+    MalformedMessage or TooManyFields should it not: the id would be the client's.
+    """
+    try:
+        spliced = splice(value, data)
+    except (MalformedMessage, TooManyFields):
+        decode(data)
+        raise
+    return decode(spliced)
+
+
+def told_to_a_mesh(error: BaseException) -> BaseException:
+    """Return what a mesh is told: NOT_FOUND would make it drop a model that is there."""
+    if not isinstance(error, VersionNotFound):
+        return error
+    told = InvalidRequest(f"no such version: {error}")
+    told.__cause__ = error
+    return told
+
+
+class _SplicingCodec(CodecBase):
+    """Rewrites the id in the serialized request, then decodes as before."""
+
+    def __init__(self, inner: CodecBase, value: str, splice: Splice) -> None:
+        self._inner = inner
+        self._value = value
+        self._splice = splice
+
+    @property
+    def __content_subtype__(self) -> str:
+        """Return what stands behind `application/grpc+` in the content type."""
+        return "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return self._inner.encode(message, message_type)
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        def decode(data: Any) -> Any:
+            return self._inner.decode(data, message_type)
+
+        try:
+            return decode_with(self._value, self._splice, decode, data)
+        except (MalformedMessage, TooManyFields) as error:
+            refusal = refusal_of(error, message_type.__name__)
+        raise GRPCError(refusal.status, refusal.message)
+
+
+class Injection:
+    """Makes the header of a mesh beat the message, for every method that it can be put into.
+
+    Methods have their full names, `/package.Service/Method`. Because the bytes are rewritten,
+    a service behind it needs to know nothing of meshes (ModelMesh SPI, idInjectionPath).
+    """
+
+    def __init__(self, by_method: Mapping[str, Splice]) -> None:
+        self._by_method = by_method
+
+    @contextmanager
+    def into(self, stream: Stream[Any, Any], method: str, metadata: Metadata) -> Iterator[None]:
+        """Have the messages of a request rewritten, if it came through a mesh, within a block.
+
+        Raises InvalidRequest where its headers do not name one model.
+        """
+        splice = self._by_method.get(method)
+        came_through = splice and any(name.startswith(OF_A_MESH) for name in metadata)
+        value = model_id(metadata) if came_through else None
+        if splice is None or value is None:
+            yield
+            return
+        stream._codec = _SplicingCodec(stream._codec, value, splice)
+        with structlog.contextvars.bound_contextvars(model_id=value, vmodel_id=vmodel_id(metadata)):
+            try:
+                yield
+            except VersionNotFound as error:
+                raise told_to_a_mesh(error) from error

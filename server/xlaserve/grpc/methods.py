@@ -1,0 +1,109 @@
+"""The table of the methods that are served, each with what a permission for it is given for."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from grpclib._typing import IServable
+from grpclib.const import Handler
+
+from xlaserve.grpc.protobuf.splice import InjectionPath
+from xlaserve.serving.call import Api, Operation
+
+
+class Row(NamedTuple):
+    """The operation of a method, and the fields of its request that name a model."""
+
+    operation: Operation
+    model: str = ""
+    version: str = ""
+    raw: bool = False
+    """Whether the method reads and writes the bytes of messages itself."""
+    infers: bool = False
+    """Whether a request is one inference, so that its call is the one that the engine answers."""
+    api: Api | None = None
+    """Its group of Triton, where that does not follow from the operation."""
+    carries_calls: bool = False
+    """Whether a request is a stream of calls."""
+    id_path: tuple[int, ...] = ()
+    """The numbers of the fields that lead to the name of the model, for a mesh to put its id there;
+    none for a method that does not go through a mesh, as none does that manages models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a service."""
+
+    path: str
+    """Its full name, `/package.Service/Method`."""
+    row: Row
+    handler: Handler
+    """The handler that grpclib calls."""
+
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+_RUNTIME = "/mmesh.ModelRuntime/"
+_HEALTH = "/grpc.health.v1.Health/"
+_LIVE = Row(Operation.HEALTH)
+_OF_MODEL = Row(Operation.METADATA, "name", "version")
+_NAME = (1,)
+"""The path of an id where the name of the model is the first field of a request."""
+_READY = Row(Operation.READINESS, "name", "version", id_path=_NAME)
+_INFER = Row(Operation.INFER, "model_name", "model_version", infers=True, id_path=_NAME)
+_LOAD = Row(Operation.MANAGE, "model_name")
+_READ_SHARED = Row(Operation.METADATA, api=Api.SHARED_MEMORY)
+_SHARE = Row(Operation.MANAGE, api=Api.SHARED_MEMORY)
+_METADATA = Row(Operation.METADATA)
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {
+        _INFERENCE + "ServerLive": _LIVE,
+        _INFERENCE + "ServerReady": _LIVE,
+        _INFERENCE + "ModelReady": _READY,
+        _INFERENCE + "ServerMetadata": _METADATA,
+        _INFERENCE + "ModelMetadata": _OF_MODEL._replace(id_path=_NAME),
+        _INFERENCE + "ModelInfer": _INFER,
+        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER, raw=True, carries_calls=True),
+        _INFERENCE + "ModelConfig": _OF_MODEL._replace(api=Api.MODEL_CONFIG),
+        _INFERENCE + "ModelStatistics": _OF_MODEL._replace(api=Api.STATISTICS),
+        _INFERENCE + "RepositoryIndex": Row(Operation.METADATA, api=Api.MODEL_REPOSITORY),
+        _INFERENCE + "RepositoryModelLoad": _LOAD,
+        _INFERENCE + "RepositoryModelUnload": _LOAD,
+        _INFERENCE + "SystemSharedMemoryStatus": _READ_SHARED,
+        _INFERENCE + "SystemSharedMemoryRegister": _SHARE,
+        _INFERENCE + "SystemSharedMemoryUnregister": _SHARE,
+        _INFERENCE + "CudaSharedMemoryStatus": _READ_SHARED,
+        _INFERENCE + "CudaSharedMemoryRegister": _SHARE,
+        _INFERENCE + "CudaSharedMemoryUnregister": _SHARE,
+        _INFERENCE + "TraceSetting": Row(Operation.MANAGE, api=Api.TRACE),
+        _INFERENCE + "LogSettings": Row(Operation.MANAGE, api=Api.LOGGING),
+        _RUNTIME + "loadModel": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "unloadModel": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "predictModelSize": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "modelSize": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "runtimeStatus": Row(Operation.RUNTIME),
+        _HEALTH + "Check": _LIVE,
+        _HEALTH + "List": _LIVE,
+        _HEALTH + "Watch": _LIVE,
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _METADATA,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _METADATA,
+    }
+)
+"""Methods of the server's own services; one that is not here is of a service added to it."""
+
+INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
+    {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
+)
+"""Where the requests of the server's own methods hold an id, of those that go through a mesh."""
+
+_OF_ONES_OWN = Row(Operation.SERVICE)
+
+
+def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
+    """Return the methods of services by their full names."""
+    return {
+        path: Method(path, ROWS.get(path, _OF_ONES_OWN), handler)
+        for service in services
+        for path, handler in service.__mapping__().items()
+    }

@@ -1,0 +1,46 @@
+"""Errors of requests whose message could not be received."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from grpclib import GRPCError
+from grpclib.const import Status
+
+from xlaserve.grpc.http2.limits import Http2Limits
+from xlaserve.grpc.http2.messages import Problem
+
+PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
+    {
+        Problem.NONE: (Status.UNIMPLEMENTED, "{method} needs one message, none came"),
+        Problem.SECOND: (Status.UNIMPLEMENTED, "{method} takes one message, more came"),
+        Problem.TRUNCATED: (Status.INTERNAL, "the request ended within a message"),
+        Problem.TOO_LARGE: (
+            Status.RESOURCE_EXHAUSTED,
+            "the message has {size} bytes, the limit is {limit} (max_message_bytes)",
+        ),
+        Problem.FLAG: (Status.INTERNAL, "the first byte of a message is neither 0 nor 1"),
+        Problem.EXPIRED: (
+            Status.CANCELLED,
+            "no message came in {seconds:g} seconds (message_timeout_seconds)",
+        ),
+        Problem.NO_MEMORY: (
+            Status.RESOURCE_EXHAUSTED,
+            "too many bytes of messages are in progress (max_held_bytes), try again",
+        ),
+    }
+)
+"""The table of reliability: status and text of each problem."""
+
+
+def refuse(problem: Problem, method: str, limits: Http2Limits, size: int = 0) -> GRPCError:
+    """Return what a problem is to the client. `method` is the full name, `size` in bytes."""
+    status, text = PROBLEMS[problem]
+    return GRPCError(
+        status,
+        text.format(
+            method=method.lstrip("/"),
+            size=size,
+            limit=limits.max_message_bytes,
+            seconds=limits.message_seconds,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Protobuf messages, read strictly and in bounded time, and written."""

@@ -1,0 +1,81 @@
+"""Checks of request headers, made before grpclib fails on them without an answer."""
+
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from grpclib.const import Status
+from grpclib.metadata import encode_grpc_message
+
+from xlaserve.grpc.http2.timeout import TIMEOUT, read_timeout
+
+Headers: TypeAlias = Sequence[tuple[str, str]]
+
+_BINARY = "-bin"
+GRPC = "application/grpc"
+"""Prefix of the content type of a request."""
+NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
+"""Status and text for a request of a method that does not exist."""
+NO_SECONDS = 1e-3
+"""Shorter timeouts expire before anything can be done."""
+
+
+def is_checked(name: str) -> bool:
+    """Tell whether `refusal` looks at the headers of a name."""
+    return name == TIMEOUT or name.endswith(_BINARY)
+
+
+def refusal(headers: Headers) -> tuple[Status, str] | None:
+    """Return the status and the text for headers on which grpclib would fall silent, or None."""
+    least: float | None = None
+    for name, value in headers:
+        if name == TIMEOUT:
+            seconds = _seconds(value)
+            if seconds is None:
+                text = "the grpc-timeout header is not 1 to 8 digits and a unit"
+                return Status.INVALID_ARGUMENT, text
+            least = seconds if least is None else min(least, seconds)
+        elif name.endswith(_BINARY) and not all(map(_is_base64, value.split(","))):
+            return Status.INTERNAL, "a header that ends in -bin is not base64"
+    if least is not None and least < NO_SECONDS:
+        return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
+    return None
+
+
+def refusal_headers(status: Status, text: str) -> Headers:
+    """Return the only headers of the answer to a request that is refused."""
+    return (
+        (":status", "200"),
+        ("content-type", GRPC),
+        ("grpc-status", str(status.value)),
+        ("grpc-message", encode_grpc_message(text)),
+    )
+
+
+def malformed(headers: Headers) -> bool:
+    """Tell whether a header is missing without which it is no request (gRPC over HTTP/2)."""
+    found = dict(headers)
+    if not (":method" in found and ":path" in found):
+        return True
+    grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
+    return grpc and found.get("te") != "trailers"
+
+
+def timeout_seconds(headers: Headers) -> float | None:
+    """Return how long a request may take, the shortest where it says so more than once."""
+    times = (_seconds(value) for name, value in headers if name == TIMEOUT)
+    return min((one for one in times if one is not None), default=None)
+
+
+def _seconds(value: str) -> float | None:
+    return read_timeout(value.encode("latin-1", "replace"))
+
+
+def _is_base64(value: str) -> bool:
+    text = value.strip()
+    try:
+        b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (Base64Error, ValueError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The services: V2, ModelRuntime, health, reflection, and those of others."""

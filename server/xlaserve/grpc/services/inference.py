@@ -1,0 +1,297 @@
+"""The V2 inference service: live, ready, metadata, infer, and the model repository."""
+
+import asyncio
+from collections.abc import Mapping
+
+from grpclib.const import Handler
+
+from xlaserve.errors import Unsupported
+from xlaserve.grpc.infer.infer_stream import METHOD as STREAM_METHOD
+from xlaserve.grpc.infer.infer_stream import InferStreams
+from xlaserve.grpc.infer.parameters import read_parameters
+from xlaserve.grpc.infer.tensors import read_request, write_outputs
+from xlaserve.grpc.infer.typed_answers import TypedAnswers
+from xlaserve.grpc.services.runtime_settings import read_log, update_trace, write_log, write_trace
+from xlaserve.grpc.services.statistics import write_statistics
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.log_settings import change_log_settings, log_settings
+from xlaserve.residence.server import ServerDescription
+from xlaserve.runtime.metadata_parameters import of_input, of_model, of_output
+from xlaserve.serving.call import NOBODY, Peer, current_call
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.inference import InferRequest
+from xlaserve.serving.inputs.cuda_regions import CudaRegions
+from xlaserve.serving.made_arrays import made_bytes, reserve_made
+from xlaserve.serving.observability.tracing import Tracing
+from xlaserve.tensors import TensorSpec
+from xlaserve_proto import inference as pb
+
+
+class InferenceService(pb.GrpcInferenceServiceBase):
+    """`inference.GRPCInferenceService`. Methods that are not here answer UNIMPLEMENTED."""
+
+    def __init__(
+        self,
+        description: ServerDescription,
+        engine: Engine,
+        control: ModelControl,
+        typed: TypedAnswers,
+        streams: InferStreams,
+        *,
+        tracing: Tracing,
+    ) -> None:
+        self._description = description
+        self._engine = engine
+        self._cuda = CudaRegions(engine.regions)
+        self._control = control
+        self._typed = typed
+        self._streams = streams
+        self._tracing = tracing
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Return the handlers of all methods; a stream of inferences has one of its own."""
+        mapping: dict[str, Handler] = super().__mapping__()
+        mapping[STREAM_METHOD] = mapping[STREAM_METHOD]._replace(func=self._streams.run)
+        return mapping
+
+    async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Answer true: who answers is live."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(
+        self, server_ready_request: pb.ServerReadyRequest
+    ) -> pb.ServerReadyResponse:
+        """Tell whether the start is complete, as the readiness setting defines it."""
+        return pb.ServerReadyResponse(ready=self._control.follower.server_ready)
+
+    async def server_metadata(
+        self, server_metadata_request: pb.ServerMetadataRequest
+    ) -> pb.ServerMetadataResponse:
+        """Return name, version and extensions."""
+        return pb.ServerMetadataResponse(
+            name=self._description.name,
+            version=self._description.version,
+            extensions=[*self._description.extensions, *self._engine.regions.extensions],
+        )
+
+    async def model_ready(self, model_ready_request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Tell whether a model answers; an unknown one is NOT_FOUND."""
+        request = model_ready_request
+        return pb.ModelReadyResponse(
+            ready=await self._control.catalog.ready(request.name, request.version)
+        )
+
+    async def model_metadata(
+        self, model_metadata_request: pb.ModelMetadataRequest
+    ) -> pb.ModelMetadataResponse:
+        """Return the versions that answer, the platform, the tensors, and what parameters say."""
+        request = model_metadata_request
+        info, versions = self._control.catalog.describe(request.name, request.version)
+        config = self._control.catalog.config(request.name, request.version).config
+        return pb.ModelMetadataResponse(
+            name=request.name,
+            versions=versions,
+            platform=info.platform,
+            inputs=[
+                _tensor_metadata(spec, of_input(config, info, spec.name)) for spec in info.inputs
+            ],
+            outputs=[_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
+            parameters=_texts(of_model(config, info)),
+        )
+
+    async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        """Run one inference; `id` comes back, `model_version` is the version that answered."""
+        message = model_infer_request
+        with self._engine.require(message.model_name, message.model_version):
+            request = read_request(message)
+        _reserve(request)
+        response = await self._engine.infer(request)
+        form = self._typed.write(response.outputs) if request.typed else None
+        outputs, raw = write_outputs(response.outputs, form)
+        return pb.ModelInferResponse(
+            model_name=response.model_name,
+            model_version=response.model_version,
+            id=response.id,
+            outputs=outputs,
+            raw_output_contents=raw,
+        )
+
+    async def model_config(
+        self, model_config_request: pb.ModelConfigRequest
+    ) -> pb.ModelConfigResponse:
+        """Return the configuration of a loaded model, with what was not written filled in."""
+        request = model_config_request
+        config = self._control.catalog.config(request.name, request.version)
+        return pb.ModelConfigResponse(config=config.message())
+
+    async def model_statistics(
+        self, model_statistics_request: pb.ModelStatisticsRequest
+    ) -> pb.ModelStatisticsResponse:
+        """Return the statistics of every model, of one, or of one version of it."""
+        request = model_statistics_request
+        reports = await self._control.of_all.statistics(request.name, request.version)
+        messages = []
+        for report in reports:
+            messages.append(write_statistics(report))
+            await asyncio.sleep(0)  # they take long to make: other requests have their turn
+        return pb.ModelStatisticsResponse(model_stats=messages)
+
+    async def repository_index(
+        self, repository_index_request: pb.RepositoryIndexRequest
+    ) -> pb.RepositoryIndexResponse:
+        """List the models that are, or could be, loaded."""
+        _refuse_repository_name(repository_index_request.repository_name)
+        entries = await self._control.of_all.index(ready=repository_index_request.ready)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponseModelIndex(
+                    name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
+                )
+                for entry in entries
+            ]
+        )
+
+    async def repository_model_load(
+        self, repository_model_load_request: pb.RepositoryModelLoadRequest
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load or reload a model, and answer once it is ready."""
+        request = repository_model_load_request
+        _refuse_repository_name(request.repository_name)
+        await self._control.load(request.model_name, read_parameters(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, repository_model_unload_request: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model, and answer once its memory is free."""
+        request = repository_model_unload_request
+        _refuse_repository_name(request.repository_name)
+        await self._control.unload(request.model_name, read_parameters(request.parameters))
+        return pb.RepositoryModelUnloadResponse()
+
+    # --- settings that act at run time ---
+
+    async def trace_setting(
+        self, trace_setting_request: pb.TraceSettingRequest
+    ) -> pb.TraceSettingResponse:
+        """Change what is traced, of one model or of all, and return it."""
+        request = trace_setting_request
+        if request.model_name:
+            self._engine.info(request.model_name)
+        await update_trace(self._tracing, request)
+        return write_trace(self._tracing, request.model_name)
+
+    async def log_settings(
+        self, log_settings_request: pb.LogSettingsRequest
+    ) -> pb.LogSettingsResponse:
+        """Change which records the log has, and return that."""
+        change = read_log(log_settings_request)
+        if change:
+            await change_log_settings(self._control.plane, change)
+        return write_log(log_settings())
+
+    # --- shared memory ---
+
+    async def system_shared_memory_status(
+        self, system_shared_memory_status_request: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List the regions that are registered, or the one of a name."""
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.SystemSharedMemoryStatusResponseRegionStatus(
+                    name=region.name,
+                    key=region.key,
+                    offset=region.offset,
+                    byte_size=region.byte_size,
+                )
+                for region in self._engine.regions.status(system_shared_memory_status_request.name)
+            }
+        )
+
+    async def system_shared_memory_register(
+        self, system_shared_memory_register_request: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a part of a shared memory file under a name."""
+        request = system_shared_memory_register_request
+        await self._engine.regions.register_everywhere(
+            _peer(), request.name, request.key, request.offset, request.byte_size
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_shared_memory_unregister(
+        self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Have a region, or all, registered no more; one that is not there is no error."""
+        name = system_shared_memory_unregister_request.name
+        await self._engine.regions.unregister_everywhere(_peer(), name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(
+        self, cuda_shared_memory_status_request: pb.CudaSharedMemoryStatusRequest
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        """List the regions of CUDA memory that are registered, or the one of a name."""
+        return pb.CudaSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.CudaSharedMemoryStatusResponseRegionStatus(
+                    name=region.name, device_id=region.device, byte_size=region.byte_size
+                )
+                for region in self._cuda.status(cuda_shared_memory_status_request.name)
+            }
+        )
+
+    async def cuda_shared_memory_register(
+        self, cuda_shared_memory_register_request: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Open a handle of CUDA memory under a name."""
+        request = cuda_shared_memory_register_request
+        self._cuda.register(
+            _peer(), request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def cuda_shared_memory_unregister(
+        self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Have a region, or all, registered no more; one that is not there is no error."""
+        self._cuda.unregister(_peer(), cuda_shared_memory_unregister_request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+
+_LISTED_BYTES = 40
+"""Bytes of a number in a list of Python, as messages have them, with the reference to it."""
+
+
+def _reserve(request: InferRequest) -> None:
+    """Count what is made of a message until its call ends; raises BudgetExhausted."""
+    call = current_call.get()
+    if call is not None:
+        size = made_bytes(request.inputs)
+        if request.typed:
+            size += _LISTED_BYTES * sum(given.data.size for given in request.inputs)
+        reserve_made(call, size)
+
+
+def _peer() -> Peer:
+    """Return the client of the call that is answered now."""
+    call = current_call.get()
+    return NOBODY if call is None else call.peer
+
+
+def _tensor_metadata(
+    spec: TensorSpec, parameters: Mapping[str, str]
+) -> pb.ModelMetadataResponseTensorMetadata:
+    return pb.ModelMetadataResponseTensorMetadata(
+        name=spec.name,
+        datatype=spec.datatype.name,
+        shape=list(spec.shape),
+        parameters=_texts(parameters),
+    )
+
+
+def _texts(parameters: Mapping[str, str]) -> dict[str, pb.InferParameter]:
+    return {name: pb.InferParameter(string_param=text) for name, text in parameters.items()}
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise Unsupported("choosing a repository by name (repository_name)")

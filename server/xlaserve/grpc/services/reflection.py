@@ -1,0 +1,136 @@
+"""Server reflection: clients without proto files ask what there is to call, and how."""
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import betterproto
+from grpclib import GRPCError
+from grpclib.const import Handler, Status
+
+from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
+from xlaserve_proto.grpc.reflection import v1
+
+Answer: TypeAlias = Callable[["Reflection", Any], v1.ServerReflectionResponse]
+"""Takes what was asked, which is a string but for extensions."""
+
+
+SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The names under which a server lists reflection itself."""
+
+
+def reflection_services(
+    index: DescriptorIndex, *, services: Collection[str], max_requests: int
+) -> "tuple[Reflection, ReflectionAlpha]":
+    """Return reflection in both its versions, for the services of a server by their full names.
+
+    Every stream may ask so many questions.
+    """
+    reflection = Reflection(index, services=services, max_requests=max_requests)
+    return reflection, ReflectionAlpha(reflection)
+
+
+class Reflection(v1.ServerReflectionBase):
+    """`grpc.reflection.v1.ServerReflection`."""
+
+    def __init__(
+        self, index: DescriptorIndex, *, services: Collection[str], max_requests: int
+    ) -> None:
+        self.index = index
+        self.services = sorted(services)
+        self._max_requests = max_requests
+
+    async def server_reflection_info(
+        self, server_reflection_request_iterator: AsyncIterator[v1.ServerReflectionRequest]
+    ) -> AsyncIterator[v1.ServerReflectionResponse]:
+        """Answer the questions of a stream, in their order."""
+        asked = 0
+        async for request in server_reflection_request_iterator:
+            asked += 1
+            if asked > self._max_requests:
+                text = f"more than {self._max_requests} questions (max_reflection_requests)"
+                raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
+            yield self._respond(request)
+
+    def _respond(self, request: v1.ServerReflectionRequest) -> v1.ServerReflectionResponse:
+        kind, value = betterproto.which_one_of(request, "message_request")
+        response = _ANSWERS[kind](self, value)
+        response.valid_host = request.host
+        response.original_request = request
+        return response
+
+
+class ReflectionAlpha:
+    """`grpc.reflection.v1alpha.ServerReflection`, whose messages are v1's, byte for byte."""
+
+    def __init__(self, current: Reflection) -> None:
+        self._current = current
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Return the handlers of v1, under the name of its predecessor."""
+        handlers = self._current.__mapping__()
+        return {path.replace(".v1.", ".v1alpha."): handler for path, handler in handlers.items()}
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+def _list_services(reflection: Reflection, _: str) -> v1.ServerReflectionResponse:
+    services = [v1.ServiceResponse(name=name) for name in reflection.services]
+    return v1.ServerReflectionResponse(
+        list_services_response=v1.ListServiceResponse(service=services)
+    )
+
+
+def _file_by_filename(reflection: Reflection, name: str) -> v1.ServerReflectionResponse:
+    return _files(reflection.index.file_named(name), "File not found.")
+
+
+def _file_containing_symbol(reflection: Reflection, symbol: str) -> v1.ServerReflectionResponse:
+    return _files(reflection.index.file_of(symbol), "Symbol not found.")
+
+
+def _files(files: list[bytes], missing: str) -> v1.ServerReflectionResponse:
+    if not files:
+        return _error(Status.NOT_FOUND, missing)
+    return v1.ServerReflectionResponse(
+        file_descriptor_response=v1.FileDescriptorResponse(file_descriptor_proto=files)
+    )
+
+
+def _file_containing_extension(
+    reflection: Reflection, _: v1.ExtensionRequest
+) -> v1.ServerReflectionResponse:
+    # The messages of proto3 have no extensions.
+    return _error(Status.NOT_FOUND, "Extension not found.")
+
+
+def _extension_numbers(reflection: Reflection, name: str) -> v1.ServerReflectionResponse:
+    if not reflection.index.is_message(name):
+        return _error(Status.NOT_FOUND, "Type not found.")
+    return v1.ServerReflectionResponse(
+        all_extension_numbers_response=v1.ExtensionNumberResponse(base_type_name=name)
+    )
+
+
+def _nothing_asked(reflection: Reflection, _: None) -> v1.ServerReflectionResponse:
+    return _error(Status.INVALID_ARGUMENT, "The request asks for nothing.")
+
+
+def _error(status: Status, message: str) -> v1.ServerReflectionResponse:
+    return v1.ServerReflectionResponse(
+        error_response=v1.ErrorResponse(error_code=status.value, error_message=message)
+    )
+
+
+_ANSWERS: Mapping[str, Answer] = MappingProxyType(
+    {
+        "list_services": _list_services,
+        "file_by_filename": _file_by_filename,
+        "file_containing_symbol": _file_containing_symbol,
+        "file_containing_extension": _file_containing_extension,
+        "all_extension_numbers_of_type": _extension_numbers,
+        "": _nothing_asked,
+    }
+)
+"""Member set in the request -> its answer."""

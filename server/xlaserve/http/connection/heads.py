@@ -1,0 +1,53 @@
+"""Which heads of HTTP requests are known, and what a head must be like to be kept."""
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from xlaserve.http.connection.plans import Finish, Plan, Plans, is_idle
+from xlaserve.http.connection.request import Request
+from xlaserve.http.messages import Begin
+from xlaserve.http.threads import INLINE_BYTES
+
+_FRAMING = ("Transfer-Encoding", "Upgrade")
+"""Headers with which more follows a head than its Content-Length says."""
+
+GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site", "Origin")
+"""Headers with an effect that only the general path knows. No other header has one but those that
+a Plan is made from, and those of the connection."""
+
+
+class Heads:
+    """The heads that are known; one for a server."""
+
+    def __init__(self, max_heads: int, max_body_bytes: int) -> None:
+        self.plans = Plans(max_heads, min(max_body_bytes, INLINE_BYTES))
+
+    def learn(self, request: Request, begin: Begin, finish: Finish | None) -> None:
+        """Keep the head of a request that the fast path could have answered as well."""
+        head, length = request.block, request.body.length
+        if (
+            length is not None
+            and request.is_1_1
+            and request.keeps_alive
+            and _is_plain(head, request)
+            and not any(name in request.headers for name in GENERAL_PATH)
+        ):
+            plan = Plan(request.method, request.target, length, begin, finish)
+            self.plans.keep(head, plan)
+
+
+def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
+    """Return the headers that a plan may be made from: all but those that are idle."""
+    return CIMultiDictProxy(
+        CIMultiDict((name, value) for name, value in headers.items() if not is_idle(name.lower()))
+    )
+
+
+def _is_plain(head: bytes, request: Request) -> bool:
+    """Tell whether the lines of a head are those that were read, one for each header."""
+    line = f"{request.method} {request.written_target} HTTP/1.1\r\n".encode(
+        errors="surrogateescape"
+    )
+    lines = head.count(b"\r\n")
+    if not head.startswith(line) or lines != len(request.headers) + 2:
+        return False
+    return lines == head.count(b"\r") == head.count(b"\n")

@@ -1,0 +1,181 @@
+"""The account of one HTTP connection: a request, its answer, and bytes sent ahead."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from xlaserve.concurrency.completion import settle
+from xlaserve.errors import BudgetExhausted
+from xlaserve.http.edge import translate
+from xlaserve.http.messages import JOINED_BYTES, HttpResponse
+from xlaserve.net.ledger import Account, Kind
+
+_READ_BYTES = 256 << 10
+_READ_PART = 256
+_LEAST_READ_BYTES = 16 << 10
+
+
+def read_bytes(limit: int) -> int:
+    """Return how many bytes of a body that is not wanted are read; up to twice as many come.
+
+    `limit` is that of the ledger: what all who wait have sent ahead is a small part of it.
+    """
+    return max(_LEAST_READ_BYTES, min(_READ_BYTES, limit // _READ_PART))
+
+
+class Held:
+    """The account of a connection, which has one request after the other."""
+
+    __slots__ = (
+        "_answers",
+        "_is_paused",
+        "_transport",
+        "_wire_left",
+        "account",
+        "has_overrun",
+        "is_waiting",
+        "on_overrun",
+    )
+
+    def __init__(self, account: Account, transport: asyncio.Transport) -> None:
+        self.account = account
+        """Account of the connection."""
+        self._transport = transport
+        self._answers = False
+        """Whether an answer is being written: all of it counts until that completes."""
+        self._is_paused = False
+        """Whether the client does not read."""
+        self.is_waiting = False
+        """Whether the request waits for memory."""
+        self._wire_left = 0
+        self.has_overrun = False
+        """Whether that has happened: nothing is read of the connection any more."""
+        self.on_overrun: Callable[[], None] | None = None
+        """Called once when more came for a body than it may have with all that is around it."""
+
+    def close(self) -> None:
+        """Release everything: the connection is gone."""
+        self.account.close()
+
+    # --- the request ---
+
+    async def reserve(self, count: int) -> None:
+        """Return once there is memory for a body of which nothing is kept yet.
+
+        Raises BudgetExhausted where that is not worth waiting for.
+        """
+        account = self.account
+        if account.admits(count) and not account.ledger.is_behind(count):
+            account.hold(count)
+            return
+        # What is read of it nevertheless, while it waits.
+        ahead = min(count, 2 * read_bytes(account.ledger.limit))
+        account.hold(ahead)
+        try:
+            await self._wait(count)
+        finally:
+            account.release(ahead)
+
+    async def _wait(self, count: int) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wait = self.account.wait(count, partial(settle, granted, None))
+        if wait is None:
+            raise self.refusal("the body", count)
+        self.is_waiting = True
+        try:
+            await granted
+            self.is_waiting = False
+        finally:
+            wait.cancel()
+
+    def grow(self, count: int, what: str = "the body") -> None:
+        """Count so many bytes more for the request, or fewer; raises BudgetExhausted."""
+        if count < 0:
+            self.account.release(-count)
+        elif not self.account.reserve(count):
+            raise self.refusal(what, count)
+
+    def refusal(self, what: str, count: int) -> BudgetExhausted:
+        """Return the error of a request that there is no memory for."""
+        return BudgetExhausted(what, count, self.account.ledger.limit)
+
+    def end_request(self) -> None:
+        """Count the request no more: its answer is there."""
+        self.is_waiting = False
+        self.account.release_all(Kind.REQUESTS)
+
+    # --- what is around a body ---
+
+    def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
+        """Have `on_overrun` called when more than so many bytes come from now on."""
+        self._wire_left = count
+        self.on_overrun = on_overrun
+
+    def unbound_wire(self) -> None:
+        """Count no longer what comes."""
+        self.on_overrun = None
+
+    def arrived(self, count: int) -> None:
+        """Take note of bytes that came."""
+        overrun = self.on_overrun
+        if overrun is not None:
+            self._wire_left -= count
+            if self._wire_left < 0:
+                self.on_overrun = None
+                self.has_overrun = True
+                # The rest is not even read to be dropped: the connection is closed.
+                self._transport.pause_reading()
+                overrun()
+
+    # --- what comes ahead ---
+
+    def set_ahead(self, size: int) -> None:
+        """Count so many bytes that are kept until it is their turn."""
+        change = size - self.account.held_for(Kind.AHEAD)
+        if change > 0:
+            self.account.hold(change, Kind.AHEAD)
+        elif change:
+            self.account.release(-change, Kind.AHEAD)
+
+    # --- the answer ---
+
+    def begin_answer(self, answer: HttpResponse, size: int, method: str, path: str) -> HttpResponse:
+        """Return an answer that is to be written, or what is said where there is no memory.
+
+        One that is short is counted only where it has to wait.
+        """
+        if not self.begin_part(size):
+            return translate(self.refusal("the answer", size), method=method, path=path)
+        return answer
+
+    def begin_part(self, size: int) -> bool:
+        """Count a part of an answer until `end_answer`; false where there is no memory."""
+        if size > JOINED_BYTES:
+            if not self.account.reserve(size, Kind.ANSWERS):
+                return False
+            self._answers = True
+        return True
+
+    def end_answer(self) -> None:
+        """Take note that all of an answer was given to the transport, where it may wait."""
+        self._answers = False
+        if not self._is_paused:
+            self.account.release_all(Kind.ANSWERS)
+
+    @property
+    def waits_in_transport(self) -> int:
+        """Return how many bytes wait in the transport for the client."""
+        return self._transport.get_write_buffer_size()
+
+    def pause(self) -> None:
+        """Count what waits in the transport: the client does not read."""
+        self._is_paused = True
+        more = self.waits_in_transport - self.account.held_for(Kind.ANSWERS)
+        if more > 0:
+            self.account.hold(more, Kind.ANSWERS)
+
+    def resume(self) -> None:
+        """Count it no more: the client has read nearly all."""
+        self._is_paused = False
+        if not self._answers:
+            self.account.release_all(Kind.ANSWERS)

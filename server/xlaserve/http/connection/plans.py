@@ -1,0 +1,207 @@
+"""Plans of HTTP requests, cached by their header blocks: all bytes, or those that decide."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from xlaserve.http.messages import Begin, HttpResponse
+from xlaserve.net.bounded_cache import BoundedCache, MakingCache
+
+HEAD_BYTES = 4 << 10
+"""Longer header blocks are not known."""
+_MAX_LINES = 64
+_MAX_ONCE = 256
+
+IDLE_NAMES: Final = frozenset(
+    (
+        # identity of the client
+        "api-key",
+        "authorization",
+        "cookie",
+        "dnt",
+        "forwarded",
+        "from",
+        "referer",
+        "user-agent",
+        "via",
+        # purpose of the request
+        "accept-language",
+        "baggage",
+        "cache-control",
+        "correlation-id",
+        "idempotency-key",
+        "pragma",
+        "priority",
+        "request-id",
+        # traces
+        "b3",
+        "elastic-apm-traceparent",
+        "newrelic",
+        "sentry-trace",
+        "traceparent",
+        "tracestate",
+        "uber-trace-id",
+        # sent by browsers; Origin and Sec-Fetch-Site decide
+        "sec-fetch-dest",
+        "sec-fetch-mode",
+        "sec-fetch-user",
+        "upgrade-insecure-requests",
+    )
+)
+"""Headers that differ between requests, and that no plan is made from; in lower case.
+
+They have no effect on how a request is read. What else follows from them, as permissions do, is
+decided for each request, from its own headers.
+"""
+IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
+"""Prefixes of the names of more of them."""
+DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
+"""Prefixes of names that do decide, in spite of `IDLE_PREFIXES`."""
+_LENGTH = "content-length"
+_MAX_LENGTH_DIGITS = 9
+_MAX_NAME_BYTES = 64
+_MAX_NAMES = 1024
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PLAIN = bytes(range(0x20, 0x7F))
+
+
+def is_idle(name: str) -> bool:
+    """Tell whether headers of a name, in lower case, decide nothing of how a request is read."""
+    if name in IDLE_NAMES:
+        return True
+    return name.startswith(IDLE_PREFIXES) and not name.startswith(DECIDING_PREFIXES)
+
+
+DECIDES, IDLE, IS_LENGTH = range(3)
+"""Roles of headers."""
+
+
+def _role(name: bytes) -> int:
+    text = name.decode("latin-1").lower()
+    if text == _LENGTH:
+        return IS_LENGTH
+    return IDLE if _NAME.fullmatch(name) and is_idle(text) else DECIDES
+
+
+_ROLES: Final = MakingCache(_role, _MAX_NAMES)
+"""Header name as clients write it -> role of its headers."""
+
+
+def role_of(line: bytes, end: int) -> int:
+    """Return the role of a line whose name ends at `end`."""
+    return _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
+
+
+Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
+"""Return what makes an answer ready that cannot leave as it is; None for one that can."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The meaning of a header block."""
+
+    method: str
+    path: str
+    length: int
+    """Bytes of the body."""
+    begin: Begin
+    finish: Finish | None = None
+    """None where every answer can leave as it is."""
+
+    def with_length(self, length: int) -> "Plan":
+        """Return the plan for a body of another length."""
+        if length == self.length:
+            return self
+        return Plan(self.method, self.path, length, self.begin, self.finish)
+
+
+class Plans:
+    """The plans of a server, by head: request line, headers, and the empty line behind them."""
+
+    def __init__(self, max_heads: int, max_length: int) -> None:
+        known = BoundedCache[bytes, Plan](max_heads)
+        self._known = known
+        self._alike = BoundedCache[bytes, Plan](max_heads)
+        self._max_length = max_length
+        self._once: set[int] = set()
+        """Hashes of header blocks found once. Those that come again will be cached."""
+        self.get = known.get
+        """Returns the plan of a head that is known by its bytes, None for others."""
+
+    def keep(self, head: bytes, plan: Plan) -> None:
+        """Know a head of which every line but the first and the last is one header."""
+        if plan.length <= self._max_length and len(head) <= HEAD_BYTES:
+            self._known.keep(head, plan)
+            essence = essence_of(head)
+            # A length that is written in another way is still in the key, and one more would pass.
+            if essence is not None and essence[1] == plan.length:
+                self._alike.keep(essence[0], plan)
+
+    def find(self, head: bytes) -> Plan | None:
+        """Return the plan of a head that differs from a known one in nothing but its length.
+
+        And in idle headers. They are removed as whole lines of plain characters, so that what is
+        left is what is left of a head that was read.
+        """
+        if not head or len(head) > HEAD_BYTES:
+            return None
+        essence = essence_of(head)
+        if essence is None:
+            return None
+        return self.find_alike(head, *essence)
+
+    def find_alike(self, head: bytes, key: bytes, length: int | None, varies: bool) -> Plan | None:
+        """Return the plan of a head whose essence is known."""
+        plan = self._alike.get(key)
+        if plan is None or length is None or length > self._max_length:
+            return None
+        plan = plan.with_length(length)
+        if not varies or self._came_before(head):
+            self._known.keep(head, plan)
+        return plan
+
+    def _came_before(self, head: bytes) -> bool:
+        number = hash(head)
+        if number in self._once:
+            return True
+        if len(self._once) >= _MAX_ONCE:
+            self._once.clear()
+        self._once.add(number)
+        return False
+
+
+def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
+    """Return a head without what differs between requests, its length, and if it has idle headers.
+
+    The length is None where there is not one, or more. The essence is None of a head that is not
+    plain: with other characters than ASCII has, with very many lines, or with an idle header twice,
+    which the general path may refuse.
+    """
+    first, *lines = head.split(b"\r\n")
+    count = len(lines)
+    if count > _MAX_LINES or head.translate(None, _PLAIN) != b"\r\n" * count:
+        return None
+    kept, idle, length = [first], set(), None
+    for line in lines:
+        end = line.find(b":")
+        role = _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
+        if role == DECIDES:
+            kept.append(line)
+        elif role == IDLE:
+            name = line[:end].lower()
+            if name in idle:
+                return None
+            idle.add(name)
+        elif length is None and is_number(line[end + 1 :]):
+            length = int(line[end + 1 :])
+        else:
+            kept.append(line)
+    return b"\r\n".join(kept), length, bool(idle)
+
+
+def is_number(value: bytes) -> bool:
+    """Tell whether a Content-Length is read: up to nine digits, behind spaces."""
+    digits = value.lstrip(b" ")
+    return digits.isdigit() and len(digits) <= _MAX_LENGTH_DIGITS

@@ -1,0 +1,86 @@
+"""A request of the general path, with its header block read and its body on the way."""
+
+import asyncio
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from multidict import MultiDict, MultiDictProxy
+
+from xlaserve.http.connection.head_parser import HeadParser, tokens
+from xlaserve.http.connection.request_body import Body
+
+if TYPE_CHECKING:
+    from xlaserve.http.connection.connection import Connection
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Request:
+    """One request, and what was said on its connection about it."""
+
+    def __init__(
+        self, head: HeadParser, body: Body, connection: "Connection", waited_seconds: float
+    ) -> None:
+        self.method = head.method
+        self.target = head.target
+        """The target in origin form: path and query, as they came."""
+        self.headers = head.headers
+        self.is_1_1 = head.is_1_1
+        """Whether the version is 1.1, and not 1.0."""
+        self.keeps_alive = head.keeps_alive and head.method != "CONNECT"
+        """Whether the client wants the connection to stay."""
+        self.written_target = head.written_target
+        """The target as it stands in the request line."""
+        self.block = bytes(head.block)
+        """Its header block."""
+        self.body = body
+        self.connection = connection
+        self.waited_seconds = waited_seconds
+        """Seconds its body was waited for before it became one of the general path."""
+        self.opened_ns = 0
+        """When its header block was there, if that was before; 0 for now."""
+        # RFC 9110, 10.1.1: not of HTTP/1.0, and what else is expected is ignored.
+        self._is_asking = head.is_1_1 and "100-continue" in tokens(head.headers, "Expect")
+        self.is_begun = False
+        """Whether the head of its answer was sent."""
+        self.is_last = False
+        """Whether its answer is the last one of the connection."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Return the transport of its connection."""
+        return self.connection.transport
+
+    @property
+    def scheme(self) -> str:
+        """Return `https` where the connection is encrypted, else `http`."""
+        return "http" if self.transport.get_extra_info("ssl_object") is None else "https"
+
+    @property
+    def host(self) -> str:
+        """Return the host that was asked; empty where none was named."""
+        return self.headers.get("Host", "")
+
+    @property
+    def media_type(self) -> str:
+        """Return the type of its body in lower case without parameters; empty for none."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    @cached_property
+    def query(self) -> MultiDictProxy[str]:
+        """Return what stands behind the question mark."""
+        text = self.target.partition("?")[2].partition("#")[0]
+        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape")
+        return MultiDictProxy(MultiDict(pairs))
+
+    def let_body_come(self) -> None:
+        """Tell a client to go on that waits for that before it sends the body."""
+        if self._is_asking:
+            self._is_asking = False
+            self.transport.write(_CONTINUE)
+
+    @property
+    def may_lack_body(self) -> bool:
+        """Tell whether the client may never send the body: it was not told to go on."""
+        return self._is_asking and not self.body.is_complete

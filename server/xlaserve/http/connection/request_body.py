@@ -1,0 +1,103 @@
+"""The body of one request as it comes: bounded, and handed on when somebody wants it."""
+
+import asyncio
+from collections import deque
+
+from xlaserve.concurrency.completion import settle
+from xlaserve.http.connection.chunks import BodyFault, Chunks
+
+
+class Body:
+    """Bytes of one body; the connection reads no more while many wait."""
+
+    __slots__ = (
+        "_chunks",
+        "_is_paused",
+        "_left",
+        "_most_bytes",
+        "_pieces",
+        "_size",
+        "_transport",
+        "_waiter",
+        "fault",
+        "is_complete",
+        "length",
+    )
+
+    def __init__(self, length: int | None, transport: asyncio.Transport, most_bytes: int) -> None:
+        """`length` is None for a body in chunks; up to `most_bytes` wait, and one read more."""
+        self.length = length
+        """Bytes of the body; None where only its end will tell."""
+        self._transport = transport
+        self._most_bytes = most_bytes
+        self._chunks = Chunks() if length is None else None
+        self._left = length or 0
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self.fault: BodyFault | None = None
+        """What is wrong with it: where the next request begins is not known then."""
+        self.is_complete = length == 0
+        """Whether all of it has come."""
+
+    @property
+    def chunks(self) -> int:
+        """Return how many chunks have come."""
+        return 0 if self._chunks is None else self._chunks.count
+
+    def feed(self, data: bytes) -> int:
+        """Take bytes, and return how many of them are of the body: the rest is not touched."""
+        if self.fault is not None:
+            return len(data)
+        if self._chunks is None:
+            used = min(len(data), self._left)
+            self._left -= used
+            self._keep(data[:used])
+            self.is_complete = not self._left
+        else:
+            try:
+                used = self._chunks.feed(data, self._keep)
+            except BodyFault as fault:
+                self.fault = fault
+                used = len(data)
+            self.is_complete = self._chunks.is_complete
+        if self.is_complete or self.fault is not None:
+            self._resume()
+        elif self._size > self._most_bytes and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        if self._waiter is not None and (self._pieces or self.is_complete or self.fault):
+            settle(self._waiter, None)
+        return used
+
+    def _keep(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    async def read(self) -> bytes:
+        """Return what has come, once something has; empty at the end. Raises BodyFault."""
+        while not self._pieces and not self.is_complete:
+            if self.fault is not None:
+                raise self.fault
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pieces = self._pieces
+        came = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._size = 0
+        self._resume()
+        return came
+
+    async def drop(self) -> None:
+        """Read what nobody wants, to its end; raises BodyFault."""
+        while await self.read():
+            pass

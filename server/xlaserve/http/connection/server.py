@@ -1,0 +1,413 @@
+"""The HTTP server: what answers a request of the general path, by the table of routes."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.errors.panics import ENDS
+from xlaserve.grpc.http2.limits import Shared
+from xlaserve.http import compression
+from xlaserve.http.calls import call_of
+from xlaserve.http.connection.bodies import BodyLimits, BodyReader
+from xlaserve.http.connection.connection import Connection, Server
+from xlaserve.http.connection.drain import Drain
+from xlaserve.http.connection.exchange import Exchange, OtherProtocol
+from xlaserve.http.connection.heads import Heads, deciding
+from xlaserve.http.connection.origins import Origins
+from xlaserve.http.connection.plans import Finish
+from xlaserve.http.connection.request import Request
+from xlaserve.http.connection.sending import Stream, joined, send
+from xlaserve.http.edge import error_response, translate_errors
+from xlaserve.http.headers import ReadHeaders
+from xlaserve.http.messages import HTML_TYPE, NO_STORE, HttpRequest, HttpResponse, HttpStream
+from xlaserve.http.routing import Match, Route, RouteTable
+from xlaserve.http.threads import OffLoop
+from xlaserve.net.accepting import Acceptor, Handshakes
+from xlaserve.net.compression import deflate_where_worth
+from xlaserve.net.rounds import Rounds
+from xlaserve.net.stall import LOOKS
+from xlaserve.net.tls import MakeContext
+from xlaserve.process.endpoints import Listening
+from xlaserve.residence.server import NAME
+from xlaserve.serving.call import Call, Headers, Operation, Peer
+from xlaserve.serving.call_record import attach
+from xlaserve.serving.gates import Gates
+
+_COMPRESSED_BYTES = 1 << 10
+"""Smaller answers do not become smaller by much."""
+_NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
+"""Headers with which proxies neither keep a stream nor collect it before they pass it on."""
+_SERVER = "*"
+"""Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
+_VARIED = {"Vary": "Accept-Encoding"}
+_VARYING_METHODS = frozenset({"GET", "HEAD"})
+"""Methods whose answers caches may hold (RFC 9111, 3), and tell apart by `Vary`."""
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Limits of connections."""
+
+    max_connections: int
+    max_header_bytes: int
+    idle_seconds: float
+    """Seconds a connection may be without a request, and take for the headers of one."""
+    body: BodyLimits
+    max_heads: int
+    """Heads of requests that are known."""
+    answer_seconds: float = 120.0
+    """Seconds within which a client has to read some more of an answer that waits for it."""
+    handshake_seconds: float = 5.0
+    """Seconds a TLS handshake may take."""
+    compress_answers: bool = True
+    """Whether answers are compressed for clients that accept it."""
+
+
+class HttpServer:
+    """Serves a table of routes."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        limits: HttpLimits,
+        threads: HostThreads,
+        shared: Shared,
+        gates: Gates,
+        *,
+        origins: Origins | None = None,
+        other: OtherProtocol | None = None,
+    ) -> None:
+        """`origins` are the hosts and origins of requests that are taken; None for all hosts.
+
+        `other` is a protocol besides REST, which is served where pages of other origins may ask.
+        """
+        self._gates = gates
+        self._origins = origins or Origins()
+        self._other = other if self._origins.are_open else None
+        self._ledger = shared.ledger
+        self._routes = routes
+        self._limits = limits
+        self._threads = OffLoop(threads)
+        self._bodies = BodyReader(limits.body, self._threads, shared.memory.take)
+        self._heads = Heads(limits.max_heads, limits.body.max_bytes)
+        self._server: Server | None = None
+        self._acceptor: Acceptor | None = None
+        self._drain: Drain | None = None
+        self._looks: Rounds[Connection] | None = None
+        self._answer_seconds = limits.answer_seconds
+        self._streams: set[Call] = set()
+        """Calls whose answers are being sent part by part."""
+
+    def listen(
+        self,
+        listening: Listening,
+        tls: MakeContext | None = None,
+        *,
+        name: str = "http_endpoint",
+    ) -> None:
+        """Serve the connections of a socket that is bound and listens.
+
+        `name` is the setting of the endpoint, as peers show it.
+        """
+        limits = self._limits
+        self._server = server = Server(
+            self._respond,
+            listener=name,
+            max_connections=limits.max_connections,
+            max_header_bytes=limits.max_header_bytes,
+            idle_seconds=limits.idle_seconds,
+            heads=self._heads,
+            body_seconds=limits.body.timeout_seconds,
+            ledger=self._ledger,
+        )
+        acceptor = Acceptor(
+            listening,
+            server,
+            name=name,
+            handshakes=None if tls is None else Handshakes(tls, limits.handshake_seconds),
+            is_full=lambda: self.connections + acceptor.in_handshake >= limits.max_connections,
+        )
+        self._acceptor = acceptor
+        self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
+        self._looks = Rounds(
+            lambda: tuple(server.connections),
+            self._look,
+            seconds=lambda: self._answer_seconds / LOOKS,
+        )
+        self._looks.begin()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new connections, let requests in flight end within the time, and stop."""
+        drain, self._drain = self._drain, None
+        if drain is not None:
+            self._hurry()
+            await drain.run(seconds)
+        if self._looks is not None:
+            self._looks.stop()
+
+    def _hurry(self) -> None:
+        """Give clients that do not read no longer than those that do not send."""
+        self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
+        if self._looks is not None:
+            self._looks.begin()
+
+    def _look(self, connection: Connection) -> None:
+        """Cut a connection off whose client does not read."""
+        if connection.looks_without_progress() > LOOKS:
+            connection.abort()
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        return self._server.admitted if self._server else 0
+
+    @property
+    def in_handshake(self) -> int:
+        """Return how many accepted connections are none yet."""
+        return self._acceptor.in_handshake if self._acceptor else 0
+
+    async def _respond(self, request: Request) -> None:
+        """Answer a request of the general path; raises ConnectionError if its client is gone."""
+        method, path, held = request.method, request.target, request.connection.held
+        try:
+            answer = await translate_errors(self._answer(request), method=method, path=path)
+            if answer is None:
+                return
+            if request.is_begun:
+                # Of an answer that was begun nothing can be taken back.
+                request.connection.abort()
+                return
+            answer = held.begin_answer(answer, answer.size, method, path)
+        finally:
+            held.end_request()
+        try:
+            await self._send(request, answer)
+        finally:
+            held.end_answer()
+
+    async def _answer(self, request: Request) -> HttpResponse | None:
+        """Return the answer to a request; None where it was sent."""
+        method, path, connection = request.method, request.target, request.connection
+        headers = ReadHeaders(request.headers)
+        preflight = self._origins.preflight(method, headers)
+        if preflight is not None:
+            return HttpResponse(HTTPStatus.NO_CONTENT, parts=[], headers=preflight)
+        if self._other is not None and method == "POST" and self._other.takes(request.media_type):
+            await self._other.answer(self._exchange(request, headers))
+            return None
+        match = self._routes.find(method, path)
+        call = _call_of(match, headers, connection.peer)
+        call.opened_ns = request.opened_ns
+        with _counted(call), self._gates.passing(call):
+            origin = self._origins.check(headers, call.peer)
+            if match.route is None:
+                return _noted(call, _not_kept(self._no_route(method, path, match.allowed)))
+            cross_site = call.headers.get("sec-fetch-site") == "cross-site"
+            if cross_site and origin is None and method not in _SAFE_METHODS:
+                raise CrossSiteRequest
+            elsewhere = _elsewhere(match.route, path)
+            if elsewhere is not None:
+                return _noted(call, _not_kept(elsewhere))
+            asked = self._asked(match.names, request, call)
+            self._learn(match.route, asked, request)
+            answer = await match.route.handle(asked)
+            if isinstance(answer, HttpStream):
+                await self._stream(request, call, answer)
+                return None
+            if match.route.prepare is None:
+                # The fast path writes no such header: no cache keeps answers to POST unasked.
+                answer = _not_kept(answer)
+            return _noted(call, answer)
+
+    def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
+        """Say that there is nothing, or which methods there are: to OPTIONS that is an answer."""
+        if method == "OPTIONS" and (allowed or path == _SERVER):
+            methods = allowed or (route.method for route in self._routes.routes)
+            return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
+        if allowed:
+            text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
+            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), path=path)
+        return error_response(
+            f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path
+        )
+
+    def _exchange(self, request: Request, headers: Headers) -> Exchange:
+        """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
+        connection = request.connection
+        peer = self._gates.client_of(connection.peer, headers)
+        origin = self._origins.check(headers, peer)
+        if origin is None and headers.get("sec-fetch-site") == "cross-site":
+            raise CrossSiteRequest
+        return Exchange(
+            request,
+            request.target.partition("?")[0],
+            request.media_type,
+            peer,
+            connection.held,
+            partial(self._bodies.read, request, connection.held),
+            {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
+        )
+
+    def _asked(self, names: Mapping[str, str], request: Request, call: Call) -> HttpRequest:
+        held = request.connection.held
+
+        async def read() -> memoryview:
+            body = await self._bodies.read(request, held)
+            if call.record is not None:
+                call.record.received(len(body))
+            return body
+
+        return HttpRequest(names, request.query, request.headers, read, call, held.grow)
+
+    def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
+        """Have the fast path know the header block of a request, if it can answer such."""
+        if route.prepare is None:
+            return
+        with suppress(XlaserveError):  # the handler raises it in its turn
+            begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
+            if begin is not None:
+                self._heads.learn(request, begin, self._finish(request))
+
+    def _finish(self, request: Request) -> Finish | None:
+        accepted = request.headers.get("Accept-Encoding", "")
+        coding = self._coding(accepted)
+        return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
+
+    def _coding(self, accepted: str) -> str:
+        compresses = self._limits.compress_answers
+        return compression.accepted_coding(accepted) if compresses else compression.IDENTITY
+
+    def _compress_later(
+        self, coding: str, answer: HttpResponse
+    ) -> "asyncio.Task[HttpResponse] | None":
+        if not _to_compress(coding, answer):
+            return None
+        return asyncio.ensure_future(self._compress(coding, answer))
+
+    async def _send(self, request: Request, answer: HttpResponse) -> None:
+        coding = self._coding(request.headers.get("Accept-Encoding", ""))
+        if _to_compress(coding, answer):
+            answer = await self._compress(coding, answer)
+        headers = self._origins.answer_headers(ReadHeaders(request.headers))
+        if request.method in _VARYING_METHODS and answer.compressible:
+            headers = joined(headers, _VARIED)
+        await send(request, answer, headers)
+
+    async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
+        """Send the parts of an answer, each when the client has read those before it."""
+        headers = {
+            "Content-Type": answer.content_type,
+            "Server": NAME,
+            **self._origins.answer_headers(ReadHeaders(request.headers)),
+            **_NOT_KEPT,
+        }
+        stream = Stream(request, headers)
+        async with aclosing(answer.parts) as parts:
+            part = await anext(parts, None)
+            self._streams.add(call)
+            try:
+                stream.begin()
+                while part is not None:
+                    if call.record is not None:
+                        call.record.sent(len(part))
+                    await stream.write(part)
+                    part = await anext(parts, None)
+                stream.end()
+            finally:
+                self._streams.discard(call)
+
+    def _end_streams(self) -> None:
+        """Tell the clients of answers that go on that the server ends."""
+        for call in tuple(self._streams):
+            call.fail(ShuttingDown())
+
+    async def _compress(self, coding: str, answer: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding, or as it is where that would hardly be shorter."""
+        size = answer.size
+        body = await self._threads.run(
+            size, partial(deflate_where_worth, coding, answer.parts, size)
+        )
+        if body is None:
+            return answer
+        headers = joined(answer.headers, {"Content-Encoding": coding}, _VARIED)
+        return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Have the answer that an error of the block becomes counted for a call."""
+    try:
+        yield
+    except ENDS:
+        raise
+    except BaseException as error:
+        attach(call.record, error)
+        raise
+
+
+def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
+    """Return an answer, of which whoever observes the call now knows status and size."""
+    if call.record is not None:
+        call.record.status = answer.status
+        call.record.sent(answer.size)
+    return answer
+
+
+def _not_kept(answer: HttpResponse) -> HttpResponse:
+    """Return an answer that no cache keeps, unless it says how long: it tells of this moment."""
+    if "Cache-Control" in answer.headers:
+        return answer
+    return HttpResponse(
+        answer.status,
+        answer.content_type,
+        answer.parts,
+        joined(NO_STORE, answer.headers),
+        answer.compressible,
+    )
+
+
+def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
+    """Make the call of a request; what is nowhere is asked for as a page is."""
+    route = match.route
+    if route is None:
+        return call_of(Operation.PAGE, match.names, headers, peer)
+    if route.make_call is not None:
+        call = route.make_call(match.names, headers, peer)
+    else:
+        call = call_of(route.operation, match.names, headers, peer)
+        call.api = route.api
+    call.method = f"{route.method} {route.path}"
+    return call
+
+
+def _to_compress(coding: str, answer: HttpResponse) -> bool:
+    if coding == compression.IDENTITY or not answer.compressible:
+        return False
+    return answer.size >= _COMPRESSED_BYTES
+
+
+def _allow(methods: Iterable[str]) -> Mapping[str, str]:
+    """Return the header that names what may be asked where those are the methods of routes."""
+    every = {*methods, "OPTIONS"}
+    return {"Allow": ", ".join(sorted({*every, "HEAD"} if "GET" in every else every))}
+
+
+def _elsewhere(route: Route, target: str) -> HttpResponse | None:
+    """Send a browser that has added a slash to a page to where its links are right.
+
+    The place is a relative one: a proxy may have put something before the path.
+    """
+    path, mark, query = target.partition("?")
+    name = path.rstrip("/").rpartition("/")[2]
+    if not (path.endswith("/") and name and HTML_TYPE in route.answer.media_types):
+        return None
+    headers = {"Location": f"../{name}{mark}{query}"}
+    return HttpResponse(
+        HTTPStatus.PERMANENT_REDIRECT, parts=[], headers=headers, compressible=False
+    )

@@ -1,0 +1,1 @@
+"""Pages for people, and the documents that describe the server."""

@@ -1,0 +1,127 @@
+"""The event log as JSON, for the status page and for whoever asks."""
+
+import re
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from xlaserve.errors import InvalidParameter
+from xlaserve.http.dashboard.model_page import Permits, permit_everything
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.routing import Body, QueryParameter, Route
+from xlaserve.serving.access.sight import Sees, everything, without_names
+from xlaserve.serving.call import Operation
+from xlaserve.serving.observability.events import MAX_NAME, NOBODY, Event, Events, chosen, cut
+
+MAX_EVENTS = 1000
+"""Events of one answer: the last of those that match."""
+
+_FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_FLAGS = MappingProxyType({"": False, "false": False, "true": True})
+_SHOWN = 80
+
+
+class EventsOfPage(msgspec.Struct):
+    """The events that match, the newest first."""
+
+    log: Annotated[
+        str, msgspec.Meta(description="The log that numbers are of; another after a restart.")
+    ]
+    last: Annotated[int, msgspec.Meta(description="The number of the newest event of all.")]
+    first: Annotated[int, msgspec.Meta(description="The number of the oldest that is kept.")]
+    dropped: Annotated[int, msgspec.Meta(description="Older events that are kept no longer.")]
+    limited: Annotated[
+        bool, msgspec.Meta(description="Whether events are left out that the caller may not see.")
+    ]
+    matching: Annotated[
+        int, msgspec.Meta(description="Events that match; `events` may hold fewer.")
+    ]
+    events: list[Event]
+
+
+class EventRoutes:
+    """The handler of the events."""
+
+    def __init__(self, events: Events, permits: Permits = permit_everything) -> None:
+        self._events = events
+        self._permits = permits
+
+    def table(self) -> list[Route]:
+        """Return its row."""
+        return [
+            Route(
+                "GET",
+                "/page/events",
+                Operation.PAGE,
+                self.show,
+                "Loads, unloads, evictions, failures, and who asked for them",
+                "people",
+                Body(EventsOfPage),
+                query=(
+                    QueryParameter("search", str, "A text that a part of the event must hold."),
+                    QueryParameter("failed", bool, "Failures alone."),
+                    QueryParameter("model", str, "Events of this model alone."),
+                    QueryParameter("after", int, "Events with a larger number alone."),
+                ),
+                errors=(400, 503),
+            )
+        ]
+
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        """Return the events that the caller may see; raises InvalidParameter, WorkersSilent."""
+        query = request.query
+        after = _number(query.get("after", ""))
+        failed = _flag(query.get("failed", ""))
+        kept = await self._events.read()
+        sees = self._permits(request.call, Operation.METADATA)
+        later = [event for event in kept.events if event.number > after]
+        seen = visible(later, sees, cut(request.call.owner, MAX_NAME))
+        found = chosen(
+            seen, search=query.get("search", ""), failed=failed, model=query.get("model", "")
+        )
+        answer = EventsOfPage(
+            str(kept.began_ns),
+            kept.events[-1].number if kept.events else kept.dropped,
+            kept.dropped + 1,
+            kept.dropped,
+            sees is not everything,
+            len(found),
+            found[: -MAX_EVENTS - 1 : -1],
+        )
+        return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
+
+
+def visible(events: list[Event], sees: Sees, owner: str = "") -> list[Event]:
+    """Return the events of models that a caller may see; those of the server are for who sees all.
+
+    A model that it may not see is not named in what happened to another one either, nor is another
+    caller, with its address.
+    """
+    if sees is everything:
+        return events
+    return [
+        msgspec.structs.replace(
+            event,
+            text=without_names(event.text, sees),
+            for_model=event.for_model if sees(event.for_model) else "",
+            asker=event.asker if event.asker.principal == owner else NOBODY,
+        )
+        for event in events
+        if event.model and sees(event.model)
+    ]
+
+
+def _number(text: str) -> int:
+    if not text:
+        return 0
+    if not _NUMBER.fullmatch(text):
+        raise InvalidParameter("after", "the number of an event", repr(text[:_SHOWN]))
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text not in _FLAGS:
+        raise InvalidParameter("failed", "true or false", repr(text[:_SHOWN]))
+    return _FLAGS[text]

@@ -1,0 +1,252 @@
+"""The last hour as JSON, for the status page and for whoever asks."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
+
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.routing import Body, Route
+from xlaserve.residence.reports.fold_history import fold_histories
+from xlaserve.residence.reports.history import History, HistorySnapshot, Sample, VersionSample
+from xlaserve.serving.call import Operation
+from xlaserve.serving.observability.failures import Failure
+from xlaserve.serving.observability.loop_lag import LAG_BOUNDS
+from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
+
+_FRESH = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+Buckets = tuple[int, ...]
+
+
+class Counts(msgspec.Struct, omit_defaults=True):
+    """Counts of a model version since the start."""
+
+    name: str
+    version: str
+    success: int = 0
+    buckets: Buckets = ()
+    fail: int = 0
+
+
+class Moment(msgspec.Struct):
+    """Counts at one moment, as the status page takes them."""
+
+    at_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
+    success: int
+    buckets: Buckets
+    models: list[Counts]
+
+
+class ModelInterval(msgspec.Struct):
+    """A model version in one interval."""
+
+    name: str
+    version: str
+    requests_per_second: float
+    fail: int
+    p50_ns: float | None
+    p99_ns: float | None
+    size_bytes: int | None
+    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory by device.")]
+
+
+class Interval(msgspec.Struct):
+    """The time between two moments of the last hour."""
+
+    at_seconds: Annotated[float, msgspec.Meta(description="Its end, since the start.")]
+    seconds: float
+    requests_per_second: Annotated[float, msgspec.Meta(description="Answered inferences.")]
+    failures: Annotated[
+        Mapping[str, int], msgspec.Meta(description="Failures of all operations by reason.")
+    ]
+    p50_ns: Annotated[float | None, msgspec.Meta(description="null without requests.")]
+    p99_ns: float | None
+    used_bytes: int
+    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory by device.")]
+    models: Annotated[
+        list[ModelInterval], msgspec.Meta(description="Those with the most requests.")
+    ]
+    lag_mean_seconds: Annotated[
+        float | None, msgspec.Meta(description="How late the event loop was, on average.")
+    ]
+    lag_p99_seconds: float | None
+    pending: Annotated[
+        int, msgspec.Meta(description="Executions that waited to begin, at its end.")
+    ]
+    oldest_seconds: Annotated[
+        float, msgspec.Meta(description="Seconds that the oldest of them had waited.")
+    ]
+
+
+class Error(msgspec.Struct):
+    """One request that failed."""
+
+    at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
+    reason: str
+    operation: str
+    model: str
+    version: str
+    id: str
+    text: Annotated[str, msgspec.Meta(description="As its client was told.")]
+
+
+class HourOfServer(msgspec.Struct):
+    """The last hour."""
+
+    now_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
+    bounds_ns: Buckets
+    recent: Annotated[
+        list[Moment], msgspec.Meta(description="The last two minutes, by the second.")
+    ]
+    hour: Annotated[list[Interval], msgspec.Meta(description="The oldest first.")]
+    errors: Annotated[list[Error], msgspec.Meta(description="The last 50, the newest first.")]
+    missing: Annotated[
+        Mapping[str, str],
+        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+    ]
+
+
+class HistoryRoutes:
+    """The handler of the history."""
+
+    def __init__(self, history: History, others: Others = NOBODY) -> None:
+        self._history = history
+        self._others = others
+        others.answer(Question.HISTORY, self._own)
+
+    def table(self) -> list[Route]:
+        """Return its row."""
+        return [
+            Route(
+                "GET",
+                "/history.json",
+                Operation.PAGE,
+                self.show,
+                "Rates, latencies, memory and errors of the last hour",
+                "people",
+                Body(HourOfServer),
+            )
+        ]
+
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        """Return the last hour, to this moment: a page compares what it sees next with that."""
+        await self._history.look()
+        own = self._history.snapshot()
+        asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
+        history = own
+        if len(asked.answers) > 1:
+            history = await asyncio.to_thread(fold_histories, list(asked.answers.values()))
+        hour = []
+        for number, (before, after) in enumerate(pairwise(history.hour)):
+            if number % _AT_A_TIME == _AT_A_TIME - 1:
+                await asyncio.sleep(0)  # requests have their turn in between
+            hour.append(_interval(before, after))
+        answer = HourOfServer(
+            history.seconds,
+            REQUEST_BOUNDS_NS,
+            [_moment(sample) for sample in history.recent],
+            hour,
+            list(map(error_of, history.failures)),
+            dict(asked.missing),
+        )
+        return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
+
+    async def _own(self, about: About) -> HistorySnapshot:
+        await self._history.look()
+        return self._history.snapshot()
+
+
+_AT_A_TIME = 30
+
+
+def _moment(sample: Sample) -> Moment:
+    # Those without requests too: a rate is the difference to the moment before.
+    models = [
+        Counts(m.name, m.version, m.success, m.buckets if m.success else (), m.fail)
+        for m in sample.models
+    ]
+    return Moment(sample.at, sample.success, sample.buckets, models)
+
+
+def error_of(failure: Failure) -> Error:
+    """Return a failure as pages show it."""
+    return Error(*failure)
+
+
+def _interval(before: Sample, after: Sample) -> Interval:
+    seconds = after.at - before.at
+    delta = _less(after.buckets, before.buckets)
+    lags = _less(after.lag, before.lag)
+    looks = sum(lags)
+    known = {(each.name, each.version): each for each in before.models}
+    failures = {
+        reason: more
+        for reason, count in after.failures.items()
+        if (more := count - before.failures.get(reason, 0))
+    }
+    return Interval(
+        after.at,
+        seconds,
+        _rate(delta, seconds),
+        failures,
+        quantile(delta, 0.5),
+        quantile(delta, 0.99),
+        after.used_bytes,
+        after.devices,
+        [_of_model(known.get((m.name, m.version)), m, seconds) for m in after.models],
+        (after.lag_seconds - before.lag_seconds) / looks if looks else None,
+        quantile(lags, 0.99, LAG_BOUNDS),
+        after.pending,
+        after.oldest_seconds,
+    )
+
+
+def _of_model(before: VersionSample | None, after: VersionSample, seconds: float) -> ModelInterval:
+    # One that was not among the most active has no count to compare with: it says nothing.
+    first = after if before is None else before
+    delta = _less(after.buckets, first.buckets)
+    return ModelInterval(
+        after.name,
+        after.version,
+        _rate(delta, seconds),
+        max(0, after.fail - first.fail),
+        quantile(delta, 0.5),
+        quantile(delta, 0.99),
+        after.size_bytes,
+        after.devices,
+    )
+
+
+def _less(after: Buckets, before: Buckets) -> Sequence[int]:
+    """Return what was added; nothing where the counts began anew, as a model was forgotten."""
+    delta = [new - old for new, old in zip(after, before, strict=True)]
+    return delta if min(delta, default=0) >= 0 else [0] * len(delta)
+
+
+def _rate(delta: Iterable[int], seconds: float) -> float:
+    return sum(delta) / seconds if seconds > 0 else 0.0
+
+
+def quantile(
+    buckets: Sequence[int], share: float, bounds: Sequence[float] = REQUEST_BOUNDS_NS
+) -> float | None:
+    """Return what a share of what was counted did not exceed; None where nothing was.
+
+    In the unit of the bounds of the buckets, and between them in proportion, as the status page
+    does: nanoseconds of requests unless others are given.
+    """
+    left = share * sum(buckets)
+    if not left:
+        return None
+    for index, inside in enumerate(buckets):
+        if inside and left <= inside:
+            low = bounds[index - 1] if index else 0
+            if index >= len(bounds):
+                return float(low)
+            return low + (bounds[index] - low) * left / inside
+        left -= inside
+    return float(bounds[-1])

@@ -1,0 +1,46 @@
+"""The models of ModelMesh or SageMaker as JSON, for the status page and for whoever asks."""
+
+from types import MappingProxyType
+
+import msgspec
+
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.routing import Body, Route
+from xlaserve.residence.platforms.hosting import HostingBoard, HostingReading, fold_hosting
+from xlaserve.serving.call import Operation
+
+_FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+
+
+class HostingRoutes:
+    """The handler of what a platform has loaded."""
+
+    def __init__(self, board: HostingBoard, others: Others = NOBODY) -> None:
+        self._board = board
+        self._others = others
+        others.answer(Question.HOSTING, self._own)
+
+    def table(self) -> list[Route]:
+        """Return its row."""
+        return [
+            Route(
+                "GET",
+                "/page/hosting",
+                Operation.PAGE,
+                self.show,
+                "What ModelMesh or SageMaker has loaded, with the sizes that a mesh counts",
+                "people",
+                Body(HostingReading),
+            )
+        ]
+
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        """Return the platform, empty where the server has none, and what is loaded."""
+        own = await self._board.read()
+        asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
+        reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own
+        return HttpResponse(parts=[msgspec.json.encode(reading)], headers=_FRESH)
+
+    async def _own(self, about: About) -> HostingReading:
+        return await self._board.read()

@@ -1,0 +1,272 @@
+"""One model as JSON, for its page: everything that the server knows of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.dashboard.history_page import Error, error_of
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.routing import Body, Route
+from xlaserve.http.v2.statistics import ModelStatistics, statistics_json
+from xlaserve.http.v2.v2_schemas import TensorMetadata
+from xlaserve.residence.catalog import Catalog
+from xlaserve.residence.reports.fold_model import fold_model
+from xlaserve.residence.reports.model_board import (
+    LoadedReading,
+    ModelBoard,
+    ModelReading,
+    TensorReading,
+    VersionReading,
+    executed_rows,
+)
+from xlaserve.serving.access.sight import Sees, everything
+from xlaserve.serving.call import Call, Operation
+from xlaserve.serving.observability.events import Origin
+
+_FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+
+Permits: TypeAlias = Callable[[Call, Operation], Sees]
+"""Returns with which models the client of a call may do an operation."""
+
+
+def permit_everything(call: Call, operation: Operation) -> Sees:
+    """Permit everything: there are no rules."""
+    return everything
+
+
+class Permissions(msgspec.Struct):
+    """Operations that the client which asks may do with the model."""
+
+    infer: bool
+    metadata: bool
+    manage: Annotated[bool, msgspec.Meta(description="And whether clients may load at all.")]
+
+
+class Rows(msgspec.Struct):
+    """Whether the rows of a batch are independent of one another."""
+
+    independence: Annotated[str, msgspec.Meta(description="proved, mixed, unknown, or empty.")]
+    by: Annotated[str, msgspec.Meta(description="analysis, declaration, or empty.")]
+    text: str
+    notice: Annotated[str, msgspec.Meta(description="Why requests are not put together.")]
+
+
+class Programs(msgspec.Struct):
+    """Sources of the programs of a version."""
+
+    compiled: int
+    cached: int
+    shared: int
+    on_demand: int
+    seconds: float
+
+
+class Generator(msgspec.Struct):
+    """A model that generates tokens."""
+
+    slots: int
+    running: Annotated[int, msgspec.Meta(description="Requests that have a slot.")]
+    positions: Annotated[int, msgspec.Meta(description="Of the cache, of all slots.")]
+    positions_used: int
+    prompt_tokens: Annotated[int, msgspec.Meta(description="Since the load.")]
+    output_tokens: int
+    max_length: Annotated[int, msgspec.Meta(description="Most positions of one request.")]
+    has_text: Annotated[bool, msgspec.Meta(description="Whether OpenAI's endpoints answer for it.")]
+    has_template: Annotated[bool, msgspec.Meta(description="Whether it takes messages.")]
+    no_text: Annotated[str, msgspec.Meta(description="Why it has no text, behind its name.")]
+
+
+class LoadedVersion(msgspec.Struct):
+    """A version while it is loaded."""
+
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    max_batch_size: int
+    decoupled: bool
+    sequences: bool
+    steps: list[str]
+    rows: Rows
+    memory: Annotated[Mapping[str, int], msgspec.Meta(description="Bytes by part.")]
+    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Bytes by device.")]
+    programs: Programs
+    pending: int
+    generator: Generator | None
+
+
+class VersionOfPage(msgspec.Struct):
+    """One version of the model."""
+
+    version: str
+    state: str
+    reason: str
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float
+    origin: Annotated[
+        Origin | None, msgspec.Meta(description="Who asked for the last load, and when.")
+    ]
+    loaded: LoadedVersion | None
+    statistics: ModelStatistics
+    failures: Annotated[Mapping[str, int], msgspec.Meta(description="Requests by reason.")]
+    bucket_executions: Annotated[
+        Mapping[str, int], msgspec.Meta(description="Executions by the rows of their bucket.")
+    ]
+    executed_rows: Annotated[int, msgspec.Meta(description="Rows computed, with padding.")]
+    padding_rows: int
+
+
+class ModelOfPage(msgspec.Struct):
+    """One model."""
+
+    name: str
+    may: Permissions
+    in_progress: Annotated[int, msgspec.Meta(description="Requests of all versions.")]
+    dependents: Annotated[
+        list[str], msgspec.Meta(description="Loaded ensembles that do not answer without it.")
+    ]
+    versions: list[VersionOfPage]
+    errors: Annotated[list[Error], msgspec.Meta(description="Of the last 50 of the server.")]
+    grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
+    missing: Annotated[
+        Mapping[str, str],
+        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+    ]
+
+
+class ModelPageRoutes:
+    """The handler of what the page of a model shows."""
+
+    def __init__(
+        self,
+        board: ModelBoard,
+        catalog: Catalog,
+        others: Others = NOBODY,
+        *,
+        permits: Permits = permit_everything,
+        controllable: bool = True,
+        grpc_endpoint: str = "",
+    ) -> None:
+        """`controllable` says whether clients may load and unload at all."""
+        self._board = board
+        self._catalog = catalog
+        self._others = others
+        self._permits = permits
+        self._controllable = controllable
+        self._grpc_endpoint = grpc_endpoint
+        others.answer(Question.MODEL, self._own)
+
+    def table(self) -> list[Route]:
+        """Return its row."""
+        return [
+            Route(
+                "GET",
+                "/page/models/{model}",
+                Operation.PAGE,
+                self.show,
+                "What the page of a model shows",
+                "people",
+                Body(ModelOfPage),
+                errors=(404,),
+            )
+        ]
+
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        """Return one model; raises for one that is nowhere, ModelNotFound or StillStarting."""
+        about = {"model": request.names["model"]}
+        own = await self._own(about)
+        asked = await self._others.ask(Question.MODEL, about, own, ModelReading)
+        reading = fold_model(asked.answers) if self._others.are_there else own
+        if not reading.is_known and not await self._catalog.could_load(reading.name):
+            raise self._catalog.absent(reading.name)
+        may = self._may(request.call, reading.name)
+        answer = _page(reading, may, self._grpc_endpoint, asked.missing)
+        return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
+
+    async def _own(self, about: About) -> ModelReading:
+        return self._board.read(about["model"])
+
+    def _may(self, call: Call, model: str) -> Permissions:
+        def may(operation: Operation) -> bool:
+            return self._permits(call, operation)(model)
+
+        return Permissions(
+            may(Operation.INFER),
+            may(Operation.METADATA),
+            self._controllable and may(Operation.MANAGE),
+        )
+
+
+def _page(
+    reading: ModelReading, may: Permissions, grpc_endpoint: str, missing: Mapping[str, str]
+) -> ModelOfPage:
+    return ModelOfPage(
+        reading.name,
+        may,
+        reading.in_progress,
+        list(reading.dependents),
+        [_version(version) for version in reading.versions],
+        list(map(error_of, reading.failures)),
+        grpc_endpoint,
+        dict(missing),
+    )
+
+
+def _version(version: VersionReading) -> VersionOfPage:
+    executions: dict[str, int] = {}
+    computed = padding = 0
+    if version.loaded is not None:
+        for bucket, count, rows in executed_rows(version.report):
+            executions[str(bucket)] = executions.get(str(bucket), 0) + count
+            computed += bucket * count
+            padding += (bucket - rows) * count
+    return VersionOfPage(
+        version.version,
+        version.state,
+        version.reason,
+        version.loads,
+        version.load_failures,
+        version.unloads,
+        version.load_seconds,
+        version.origin,
+        None if version.loaded is None else _loaded(version.loaded),
+        statistics_json([version.report]).model_stats[0],
+        {reason.value: count for reason, count in version.report.totals.failures.items() if count},
+        executions,
+        computed,
+        padding,
+    )
+
+
+def _loaded(loaded: LoadedReading) -> LoadedVersion:
+    rows, programs = loaded.rows, loaded.programs
+    return LoadedVersion(
+        loaded.platform,
+        list(map(_tensor, loaded.inputs)),
+        list(map(_tensor, loaded.outputs)),
+        loaded.max_batch_size,
+        loaded.is_decoupled,
+        loaded.has_sequences,
+        list(loaded.steps),
+        Rows(rows.independence, rows.by, rows.text, rows.notice),
+        loaded.memory,
+        loaded.devices,
+        Programs(
+            programs.compiled,
+            programs.cached,
+            programs.shared,
+            programs.on_demand,
+            programs.seconds,
+        ),
+        loaded.pending,
+        None if loaded.generator is None else Generator(**asdict(loaded.generator)),
+    )
+
+
+def _tensor(tensor: TensorReading) -> TensorMetadata:
+    return TensorMetadata(tensor.name, tensor.datatype, list(tensor.shape), tensor.parameters)

@@ -1,0 +1,216 @@
+"""The status as JSON: the server at one moment, written in turns with requests."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from xlaserve.concurrency.in_turns import AT_A_TIME, in_turns
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.dashboard.model_page import Permits, permit_everything
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.residence.reports.fold_status import fold_readings
+from xlaserve.residence.reports.monitor import StatusRow
+from xlaserve.residence.reports.status_board import Reading, StatusBoard
+from xlaserve.residence.server import ServerDescription
+from xlaserve.serving.access.sight import Sees, nothing
+from xlaserve.serving.call import Operation
+from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
+
+SECURITY: Mapping[str, str] = MappingProxyType(
+    {
+        "Content-Security-Policy": (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+)
+"""Headers that keep a model's name from becoming part of a page."""
+
+_FRESH = MappingProxyType({**SECURITY, "Cache-Control": "no-store"})
+
+_NO_ROWS = b"[]}"
+"""The end of a status without rows, which are its last field."""
+
+
+class Server(msgspec.Struct):
+    """The server."""
+
+    name: str
+    version: str
+    uptime_seconds: float
+    ready: bool
+    controllable: Annotated[
+        bool, msgspec.Meta(description="Whether the client that asks may load and unload.")
+    ]
+    platform: Annotated[
+        str, msgspec.Meta(description="ModelMesh or SageMaker, where it decides what is loaded.")
+    ]
+
+
+class Memory(msgspec.Struct):
+    """Memory for models."""
+
+    used_bytes: int
+    total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
+
+
+class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Counts of requests since the start, of which rates and latencies are the differences."""
+
+    success: int = 0
+    fail: int = 0
+    buckets: Annotated[
+        tuple[int, ...],
+        msgspec.Meta(description="Successful ones between the bounds, and above the last."),
+    ] = ()
+
+
+_NO_REQUESTS = Requests()
+
+
+class ModelRow(msgspec.Struct, omit_defaults=True):
+    """One version of a model, or a model that was never loaded."""
+
+    name: str
+    state: str
+    version: str = ""
+    reason: str = ""
+    size_bytes: int | None = None
+    pending: int = 0
+    requests: Requests = _NO_REQUESTS
+    fixed: Annotated[
+        bool, msgspec.Meta(description="Whether the client may neither load nor unload it.")
+    ] = False
+
+
+class Status(msgspec.Struct):
+    """The server at one moment."""
+
+    server: Server
+    memory: Memory
+    requests: Requests
+    bounds_ns: Annotated[
+        tuple[int, ...], msgspec.Meta(description="Longest duration of each bucket but the last.")
+    ]
+    ready_models: int
+    model_count: int
+    matching: Annotated[
+        int, msgspec.Meta(description="Rows that match the search; `models` may hold fewer.")
+    ]
+    missing: Annotated[
+        Mapping[str, str],
+        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+    ]
+    models: list[ModelRow]
+
+
+class _Written(NamedTuple):
+    """A reading as one client is told it."""
+
+    reading: Reading
+    manages: Sees
+    tag: str
+    """The same for what is the same, but for the time that the server has run."""
+    parts: Sequence[bytes]
+
+
+class StatusRoutes:
+    """The handlers of what changes."""
+
+    def __init__(
+        self,
+        board: StatusBoard,
+        description: ServerDescription,
+        others: Others = NOBODY,
+        permits: Permits = permit_everything,
+        platform: str = "",
+    ) -> None:
+        self._platform = platform
+        self._permits = permits
+        self._board = board
+        self._description = description
+        self._others = others
+        self._written: _Written | None = None
+        """The last one: many pages may be open, and ask within a tick."""
+        others.answer(Question.STATUS, self._own)
+
+    async def status(self, request: HttpRequest) -> HttpResponse:
+        """Return what the status page shows; it asks every second.
+
+        304 where that is what the client has (`If-None-Match`), but for the time that the server
+        has run.
+        """
+        about = {"search": request.query.get("search", "")}
+        own = await self._own(about)
+        reading = own
+        if self._others.are_there:
+            asked = await self._others.ask(Question.STATUS, about, own, Reading)
+            reading = await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+        manages = self._permits(request.call, Operation.MANAGE)
+        written = self._written
+        if written is None or written.reading is not reading or written.manages is not manages:
+            written = self._written = await self._write(reading, manages)
+        headers = {**_FRESH, "ETag": written.tag}
+        if request.headers.get("If-None-Match") == written.tag:
+            return HttpResponse(HTTPStatus.NOT_MODIFIED, headers=headers, compressible=False)
+        # Not compressed: that would take longer than making it.
+        return HttpResponse(parts=written.parts, headers=headers, compressible=False)
+
+    async def _own(self, about: About) -> Reading:
+        return await self._board.read(about["search"])
+
+    async def _write(self, reading: Reading, manages: Sees) -> _Written:
+        """Write a reading, so many rows at a time."""
+        digest = blake2b(msgspec.json.encode(self._status(reading, manages, 0.0)), digest_size=12)
+        head = msgspec.json.encode(self._status(reading, manages, reading.uptime_seconds))
+        parts = [head.removesuffix(_NO_ROWS) + b"["]
+        async for start in in_turns(range(0, len(reading.rows), AT_A_TIME), 1):
+            rows = reading.rows[start : start + AT_A_TIME]
+            models = [_model(row, is_fixed=not manages(row.name)) for row in rows]
+            comma = b"" if len(parts) == 1 else b","
+            parts.append(comma + msgspec.json.encode(models)[1:-1])
+            digest.update(parts[-1])
+        return _Written(reading, manages, f'"{digest.hexdigest()}"', [*parts, b"]}"])
+
+    def _status(self, reading: Reading, manages: Sees, uptime_seconds: float) -> Status:
+        description, totals = self._description, reading.totals
+        return Status(
+            Server(
+                description.name,
+                description.version,
+                uptime_seconds,
+                reading.ready,
+                reading.controllable and manages is not nothing,
+                self._platform,
+            ),
+            Memory(reading.used_bytes, reading.total_bytes),
+            Requests(totals.success_count, totals.fail_count, totals.request_buckets),
+            REQUEST_BOUNDS_NS,
+            reading.ready_models,
+            reading.model_count,
+            reading.matching,
+            dict(reading.missing),
+            [],
+        )
+
+
+def _model(row: StatusRow, *, is_fixed: bool) -> ModelRow:
+    counted = (row.success_count, row.fail_count, row.request_buckets)
+    return ModelRow(
+        row.name,
+        row.state,
+        version=row.version,
+        reason=row.reason,
+        size_bytes=row.size_bytes,
+        pending=row.pending,
+        # The same object as the default is left out: most of many models are idle.
+        requests=Requests(*counted) if any(counted[:2]) else _NO_REQUESTS,
+        fixed=is_fixed,
+    )

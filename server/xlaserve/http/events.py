@@ -1,0 +1,222 @@
+"""Server-sent events: the answers to one inference, each sent as it comes (HTML, section 9.2).
+
+    data: {"model_name":...,"outputs":[...],"parameters":{"triton_final_response":false}}
+
+    event: error
+    data: {"error":"..."}
+
+Each answer is an event; the last one says so in a parameter, as those of ModelStreamInfer do. An
+error that comes before the first answer is an ordinary HTTP answer; a later one is the last event.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from xlaserve.errors import BudgetExhausted, InvalidParameter
+from xlaserve.errors.panics import ENDS
+from xlaserve.http.accept import preferred
+from xlaserve.http.edge import translate
+from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from xlaserve.http.v2.infer_request import BINARY_DATA, BINARY_OUTPUT
+from xlaserve.http.v2.infer_response import output_bytes
+from xlaserve.serving.call import Headers, Peer
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import DetailedResponse, InferRequest, InferResponse
+
+EVENT_STREAM_TYPE = "text/event-stream"
+
+FINAL_RESPONSE = "triton_final_response"
+"""The parameter of an answer that says whether it is the last one to its request."""
+
+_FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
+
+Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
+"""Writes an answer as JSON, in a thread where that takes long."""
+
+
+def wants_events(headers: Headers) -> bool:
+    """Tell whether a client would rather be sent events than one answer."""
+    accept = headers.get("accept") or ""
+    return preferred(accept, (JSON_TYPE, BINARY_TYPE, EVENT_STREAM_TYPE)) == EVENT_STREAM_TYPE
+
+
+def refuse_binary(request: InferRequest) -> None:
+    """Raise InvalidParameter for outputs that are to be binary, since events are text."""
+    for parameters, name in (
+        (request.parameters, BINARY_OUTPUT),
+        *((output.parameters, BINARY_DATA) for output in request.outputs),
+    ):
+        if parameters.get(name) is True:
+            raise InvalidParameter(name, f"false where {EVENT_STREAM_TYPE} is accepted", "true")
+
+
+class _Answer(NamedTuple):
+    response: InferResponse
+    last: bool
+    size: int
+    """Bytes counted for it until it is sent."""
+
+
+class EventCall(InferCall):
+    """An inference whose answers are sent as events; those that are not sent yet wait here."""
+
+    takes_many = True
+
+    def __init__(
+        self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
+    ) -> None:
+        """`names` are those in the path. With `max_bytes` that wait, who answers has to pause."""
+        self.model = names.get("model", "")
+        self.version = names.get("version", "")
+        self.headers = headers
+        self.peer = peer
+        self.grow: Callable[[int, str], None] = lambda count, what: None
+        """Counts bytes of answers that wait, or fewer; raises BudgetExhausted."""
+        self._max_bytes = max_bytes
+        self._waiting: deque[_Answer | BaseException] = deque()
+        self._waiting_bytes = 0
+        self._changed = asyncio.Event()
+        self.hold(self._tell)
+
+    def _tell(self) -> None:
+        self._changed.set()
+
+    # --- for who answers ---
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether another answer may wait for the client (backpressure)."""
+        return self._waiting_bytes < self._max_bytes
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Have an answer sent."""
+        size = output_bytes(response)
+        try:
+            self.grow(size, "the answer")
+        except BudgetExhausted as error:
+            # The last answer has ended the call already.
+            (self.refuse if self.has_ended else self.fail)(error)
+            return
+        self._waiting.append(_Answer(response, last, size))
+        self._waiting_bytes += size
+        self._tell()
+
+    def refuse(self, error: BaseException) -> None:
+        """Have an error sent behind the answers that wait."""
+        self._waiting.append(error)
+        self._tell()
+
+    # --- for who sends ---
+
+    async def answers(self) -> AsyncGenerator[tuple[InferResponse, bool], None]:
+        """Yield each answer as it comes, and whether it is the last one.
+
+        An answer counts as sent when the next one is asked for. Raises the error that ends the
+        call. A caller that leaves earlier cancels it.
+        """
+        try:
+            while True:
+                waiting = await self._next()
+                if isinstance(waiting, BaseException):
+                    raise waiting
+                yield waiting.response, waiting.last
+                if waiting.last:
+                    return
+                self._sent(waiting)
+        finally:
+            self._leave()
+
+    async def _next(self) -> _Answer | BaseException:
+        while (waiting := self._take()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return waiting
+
+    def _take(self) -> _Answer | BaseException | None:
+        """Return what is to be sent next; None where that is yet to come."""
+        if self._waiting:
+            return self._waiting.popleft()
+        return asyncio.CancelledError("the call was cancelled") if self.has_ended else None
+
+    def _sent(self, answer: _Answer) -> None:
+        """Count an answer no more, since the next one is asked for."""
+        self._waiting_bytes -= answer.size
+        self.grow(-answer.size, "the answer")
+        self.resume()
+
+    def _leave(self) -> None:
+        if not self.has_ended:
+            self.cancel("its client has left")
+
+    @staticmethod
+    async def merged(
+        calls: "Sequence[EventCall]",
+    ) -> AsyncGenerator[tuple[int, InferResponse, bool], None]:
+        """Yield the answers to several calls as they come, with the index of their call.
+
+        In turn where several wait, so that none of them is behind the others. Raises the error of
+        the first that fails; a caller that leaves earlier, or by that, cancels those that go on.
+        """
+        changed = asyncio.Event()
+        going = dict(enumerate(calls))
+        for call in calls:
+            call._changed = changed
+        try:
+            while going:
+                changed.clear()
+                for index, call in tuple(going.items()):
+                    waiting = call._take()
+                    if waiting is None:
+                        continue
+                    changed.set()  # perhaps there is more
+                    if isinstance(waiting, BaseException):
+                        raise waiting
+                    if waiting.last:
+                        del going[index]
+                    yield index, waiting.response, waiting.last
+                    if not waiting.last:
+                        call._sent(waiting)
+                if going:
+                    await changed.wait()
+        finally:
+            for call in calls:
+                call._leave()
+
+
+async def events(
+    call: EventCall, encode: Encode, method: str, path: str
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a call, each when the one before it was sent.
+
+    Raises the error of a call that fails before its first answer, so that it has its own status.
+    """
+    has_begun = False
+    try:
+        async with aclosing(call.answers()) as answers:
+            async for response, last in answers:
+                event = await _event(response, encode, last=last)
+                has_begun = True
+                yield event
+    except ENDS:
+        raise
+    except BaseException as error:
+        if not has_begun or isinstance(error, ConnectionError):
+            raise
+        answer = translate(error, method=method, path=path)
+        yield b"event: error\ndata: %b\n\n" % b"".join(answer.parts)
+
+
+async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
+    """Write an answer, an object of JSON, which holds no end of a line."""
+    if isinstance(response, DetailedResponse):
+        parameters = {**response.parameters, FINAL_RESPONSE: last}
+        answer = await encode(msgspec.structs.replace(response, parameters=parameters))
+        return b"data: %b\n\n" % b"".join(answer.parts)
+    text = b"".join((await encode(response)).parts)
+    mark = _FINAL_MARK % (b"true" if last else b"false")
+    return b"data: %b,%b}\n\n" % (text[:-1], mark)

@@ -1,0 +1,295 @@
+"""Tensor data as JSON: elements in nested lists, or in a single one (V2 protocol, Tensor Data)."""
+
+import json
+import re
+from contextlib import suppress
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from xlaserve.http.json.json_numbers import read_numbers, write_with_numbers
+from xlaserve.http.json.json_text import WHITESPACE, blank_strings, count_octets
+from xlaserve.http.json.nesting import irregular, list_lengths
+from xlaserve.tensors import (
+    BYTES,
+    DATATYPES,
+    MAX_DIMENSIONS,
+    Buffer,
+    Datatype,
+    Elements,
+    Shape,
+    Tensor,
+    TensorDataError,
+    describe,
+    element_count,
+    from_elements,
+)
+
+_READ_BYTES = 1 << 18
+_WRITTEN_ELEMENTS = 1 << 14
+"""Large tensors are read and written in pieces: their Python objects then stay in the caches of
+the processor, and need no memory to speak of."""
+
+_FIRST_IS_EMPTY = re.compile(rb"[\[\s]*\]")
+_NOT_FINITE = re.compile(rb"-?Infinity|NaN")
+_QUOTED_NOT_FINITE = re.compile(rb'"(-?Infinity|NaN)"')
+_ANY = msgspec.json.Decoder()
+_SHORT_BYTES = 1 << 12
+_LARGEST = {name: float(np.finfo(DATATYPES[name].dtype).max) for name in ("FP32", "FP64")}
+_FLOATS = msgspec.json.Decoder(list[float])
+_ENCODER = msgspec.json.Encoder()
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
+    """Build an array of this shape from a JSON value that is known to be well-formed.
+
+    The lists may nest in any regular way; only the number of elements is that of the shape. It is
+    known before the first element is read, so that memory is taken for no more than the shape has.
+    A number with a fraction or an exponent, as `1.0`, is no integer; a number is no BOOL.
+    Raises TensorDataError, with the text of typed contents over gRPC where the fault is the same.
+    """
+    if datatype.contents is None:
+        raise TensorDataError(
+            f"binary data (binary_data_size), the only form of {datatype}", "data in JSON"
+        )
+    if len(text) <= _SHORT_BYTES and datatype.name in _LARGEST:
+        with suppress(msgspec.DecodeError):
+            few = few_floats(datatype.name, shape, _FLOATS.decode(text))
+            if few is not None:
+                return few
+    structure = blank_strings(text) if datatype is BYTES else text
+    _refuse_others(datatype, structure)
+    expected = element_count(shape)
+    count = _count(structure, shape)
+    if count != expected:
+        raise TensorDataError(
+            f"{expected} elements for {describe(datatype, shape)}", f"{count} elements"
+        )
+    if not count:
+        return from_elements(datatype, shape, ())
+    if datatype is BYTES:
+        return from_elements(datatype, shape, _decode(datatype, _strings(text, structure)))
+    return _numbers(datatype, shape, text.replace(b"[", b"").replace(b"]", b""))
+
+
+def list_sizes(datatype: Datatype, text: bytes) -> Shape:
+    """Return how many elements the lists of a JSON value have, outermost first.
+
+    Raises TensorDataError where they differ on a level.
+    """
+    structure = blank_strings(text) if datatype is BYTES else text
+    sizes = list_lengths(structure)[::-1]
+    if _FIRST_IS_EMPTY.match(structure):
+        sizes[-1] = 0
+    return tuple(sizes)
+
+
+def few_floats(datatype: str, shape: Shape, elements: list[float]) -> Tensor | None:
+    """Build an array from few numbers if all is as it should be; None for anything else."""
+    limit = _LARGEST.get(datatype)
+    if limit is None or not elements or len(shape) > MAX_DIMENSIONS:
+        return None
+    if len(elements) != prod(shape) or (shape and min(shape) < 0):
+        return None
+    if not -limit <= min(elements) <= max(elements) <= limit:
+        return None
+    return np.array(elements, DATATYPES[datatype].dtype).reshape(shape)
+
+
+def _refuse_others(datatype: Datatype, structure: bytes) -> None:
+    """Refuse strings among numbers, and objects: brackets and commas of them would count."""
+    if (at := structure.find(b'"')) >= 0:
+        token = _QUOTED_NOT_FINITE.match(structure, at)
+        if token is not None and datatype.dtype.kind == "f":
+            raise TensorDataError(
+                f"finite elements of {datatype} in JSON, others as binary data (binary_data_size)",
+                token[1].decode(),
+            )
+        raise TensorDataError(f"elements of {datatype}", "str" if token is None else "float")
+    if b"{" in structure:
+        raise TensorDataError(f"elements of {datatype}", "dict")
+
+
+def _count(structure: bytes, shape: Shape) -> int:
+    if b"[" not in structure:
+        if shape:
+            raise TensorDataError("data in a list", "no list")
+        return 1
+    if _FIRST_IS_EMPTY.match(structure):
+        list_lengths(structure)
+        if structure.translate(None, b"[]," + WHITESPACE):
+            raise irregular()
+        return 0
+    if structure.find(b"[", structure.index(b"[") + 1) < 0:
+        return count_octets(structure, b",") + 1
+    return prod(list_lengths(structure))
+
+
+def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
+    """Build an array from numbers between commas."""
+    if len(text) <= _READ_BYTES:
+        return from_elements(datatype, shape, _decode(datatype, text))
+    array = np.empty(element_count(shape), dtype=datatype.dtype)
+    start = filled = 0
+    while start < len(text):
+        end = text.find(b",", start + _READ_BYTES)
+        end = len(text) if end < 0 else end
+        elements = _decode(datatype, text[start:end])
+        piece = from_elements(datatype, (len(elements),), elements)
+        array[filled : filled + len(elements)] = piece
+        start, filled = end + 1, filled + len(elements)
+    if filled != len(array):
+        # An empty list stands where the text was cut.
+        raise irregular()
+    return from_elements(datatype, shape, array)
+
+
+def _strings(text: bytes, structure: bytes) -> bytes:
+    """Remove the brackets that are not within strings."""
+    octets = np.frombuffer(structure, dtype=np.uint8)
+    kept = (octets != ord("[")) & (octets != ord("]"))
+    flat: bytes = np.frombuffer(text, dtype=np.uint8)[kept].tobytes()
+    return flat
+
+
+def _decode(datatype: Datatype, items: bytes) -> Elements:
+    text = b"[" + items + b"]"
+    numbers = read_numbers(datatype, text)
+    if numbers is not None:
+        return numbers
+    if datatype.dtype.kind == "f":
+        # Whatever is wrong, reading it again says it for every datatype alike.
+        with suppress(msgspec.DecodeError):
+            return np.array(_FLOATS.decode(text), dtype=np.float64)
+    return _decode_any(datatype, text)
+
+
+def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
+    try:
+        elements: list[object] = _ANY.decode(text)
+    except UnicodeDecodeError:
+        raise TensorDataError(
+            "text in UTF-8, other bytes only as binary data (binary_data_size)",
+            "bytes that are not UTF-8",
+        ) from None
+    except msgspec.ValidationError:
+        raise TensorDataError(f"{datatype}", "a number too large for it") from None
+    except msgspec.DecodeError:
+        # A text that was well-formed with its brackets had empty lists.
+        raise irregular() from None
+    return elements
+
+
+def quote_not_finite(text: bytes) -> bytes | None:
+    """Make JSON of a text that is none because of NaN, Infinity and -Infinity outside of strings.
+
+    The first one becomes a string, so that the reader of the tensor refuses it and names it;
+    the others become zeros. None where there are no such tokens.
+    """
+    structure = blank_strings(text)
+    token = _NOT_FINITE.search(structure)
+    if token is None:
+        return None
+    zeros = structure.replace(b"NaN", b"0  ").replace(b"Infinity", b"0       ")
+    before, after, written = (
+        np.frombuffer(octets, dtype=np.uint8) for octets in (structure, zeros, text)
+    )
+    finite = np.where(before == after, written, after).tobytes()
+    return text[: token.start()] + b'"' + token[0] + b'"' + finite[token.end() :]
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+class NotInJson(ValueError):
+    """JSON has no form for a value; the text names it."""
+
+
+class NotUtf8(ValueError):
+    """Bytes are not UTF-8, as JSON is."""
+
+
+class JsonRules(NamedTuple):
+    """Rules for what JSON itself cannot hold; the defaults are those of Triton's answers."""
+
+    strict: bool = False
+    """Whether NaN and infinities are refused. Else they are the literals NaN, Infinity and
+    -Infinity, which Python's json, rapidjson and Triton's clients read."""
+    surrogates: bool = False
+    """Whether octets that are not UTF-8 are the surrogates that stand for them in Python
+    (`surrogateescape`). Else they are refused: most parsers refuse such a text, or lose octets."""
+
+
+DEFAULT_RULES = JsonRules()
+
+
+def write_elements(
+    datatype: Datatype, tensor: Tensor, rules: JsonRules = DEFAULT_RULES
+) -> list[Buffer]:
+    """Write the elements as one flat JSON list, in row-major order and in pieces.
+
+    Numbers are read back as they were. Raises NotInJson and NotUtf8 for what the rules refuse.
+    FP16 and BF16, which have no form over gRPC either, raise TensorDataError.
+    """
+    if datatype.contents is None:
+        expected = f"a request for binary_data, the only form of {datatype}"
+        raise TensorDataError(expected, "no binary_data")
+    write = partial(_write, datatype, rules)
+    flat = tensor.ravel()
+    if len(flat) <= _WRITTEN_ELEMENTS:
+        return [write(flat)]
+    starts = range(0, len(flat), _WRITTEN_ELEMENTS)
+    pieces = [write(flat[start : start + _WRITTEN_ELEMENTS]) for start in starts]
+    for piece in pieces[:-1]:
+        piece[-1:] = b","
+    return [pieces[0], *(memoryview(piece)[1:] for piece in pieces[1:])]
+
+
+def _write(datatype: Datatype, rules: JsonRules, piece: Tensor) -> bytearray:
+    if datatype is BYTES:
+        return _write_texts(rules, piece)
+    written = bytearray(write_with_numbers(piece))
+    if datatype.dtype.kind == "f" and b"null" in written:
+        if rules.strict:
+            raise NotInJson("NaN or Infinity")
+        return bytearray(write_as_python(piece.tolist()))
+    return written
+
+
+def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:
+    written = bytearray()
+    try:
+        _ENCODER.encode_into(list(map(_text, piece)), written)
+    except UnicodeError:
+        if not rules.surrogates:
+            raise NotUtf8 from None
+        return bytearray(write_as_python([escaped_text(element) for element in piece]))
+    return written
+
+
+def write_as_python(value: object) -> bytes:
+    """Write what only Python's json reads beside what every reader of JSON does."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _text(element: str | bytes) -> str:
+    return element if isinstance(element, str) else bytes(element).decode()
+
+
+def text_of(element: str | bytes) -> str:
+    """Return an element as text; raises UnicodeError unless it is Unicode."""
+    if isinstance(element, str):
+        element.encode()
+        return element
+    return bytes(element).decode()
+
+
+def escaped_text(element: str | bytes) -> str:
+    """Return text in which a surrogate stands for each octet that is not UTF-8."""
+    return element if isinstance(element, str) else bytes(element).decode(errors="surrogateescape")

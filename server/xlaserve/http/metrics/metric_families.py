@@ -1,0 +1,435 @@
+"""The metrics of models and their versions: name and meaning of each, and where it is read."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Protocol
+
+from xlaserve.http.metrics.generation_families import OF_GENERATION, GenerationReading
+from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.residence.executed_rows import ExecutedRows
+from xlaserve.residence.registry import Instance, Model
+from xlaserve.runtime.loaded import Bucket
+from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
+from xlaserve.serving.statistics import NO_OFFLOADS, REQUEST_BOUNDS_NS, FailureReason, Totals
+
+# --- of a model version ---
+
+
+class LoadCounts(Protocol):
+    """Loads of a version, or of several."""
+
+    @property
+    def loads(self) -> int:
+        """Return how many succeeded."""
+        ...
+
+    @property
+    def load_failures(self) -> int:
+        """Return how many did not."""
+        ...
+
+    @property
+    def unloads(self) -> int:
+        """Return how many unloads there were."""
+        ...
+
+    @property
+    def load_seconds(self) -> float:
+        """Return how long the last successful load took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReading:
+    """A model version at the moment of a scrape."""
+
+    totals: Totals
+    statistics: LoadCounts
+    instance: Instance | None
+    """None while it is not loaded, and of versions that share one series."""
+    ready: int
+    """1 where it answers; of several versions, how many do."""
+    backlog: Backlog = NO_BACKLOG
+    """Empty while it is not loaded."""
+    generation: GenerationReading | None = None
+    """None of what is no generator, and while it is not loaded."""
+    executed: ExecutedRows | None = None
+    """None of versions that share one series."""
+
+
+_VERSION_LABELS = ("model", "version")
+
+_REASONS: Mapping[FailureReason, str] = MappingProxyType(
+    {
+        FailureReason.REJECTED: "REJECTED",
+        FailureReason.CANCELLED: "CANCELED",
+        FailureReason.BACKEND: "BACKEND",
+        FailureReason.INVALID: "OTHER",
+    }
+)
+"""Triton's words."""
+
+LOAD_FAILURES = "xlaserve_model_load_failures_total"
+"""Has rows of models besides those of versions."""
+
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Powers of two, as the sizes of large batches are: see EXACT_ROWS of the statistics."""
+
+REQUEST_SECONDS = "xlaserve_request_seconds"
+"""The histogram whose buckets have exemplars."""
+_SECONDS_LE = tuple(f',le="{bound / 1e9:g}"' for bound in REQUEST_BOUNDS_NS)
+_INFINITE = ',le="+Inf"'
+_ROWS_LE = tuple(f',le="{bound}"' for bound in BATCH_BOUNDS)
+
+
+def seconds_bound(number: int) -> str:
+    """Return the label of a bucket of the times of requests, by its number."""
+    return (*_SECONDS_LE, _INFINITE)[number]
+
+
+def _histogram(bounds: Iterable[str], counts: Iterable[int], total: float) -> list[Row]:
+    """Return the rows of a histogram; `counts` has one element more than there are bounds."""
+    cumulative = list(accumulate(counts))
+    count = cumulative[-1]
+    below = zip((*bounds, _INFINITE), cumulative, strict=True)
+    return [*(("_bucket", le, n) for le, n in below), ("_count", "", count), ("_sum", "", total)]
+
+
+def _request_seconds(reading: VersionReading) -> list[Row]:
+    totals = reading.totals
+    if not totals.success.count:
+        return []
+    return _histogram(_SECONDS_LE, totals.request_buckets, totals.success.ns / 1e9)
+
+
+def _batch_rows(reading: VersionReading) -> list[Row]:
+    totals = reading.totals
+    if not totals.execution_count:
+        return []
+    counts = [0] * (len(BATCH_BOUNDS) + 1)
+    for batch in totals.batches:
+        bucket = min((batch.batch_size - 1).bit_length(), len(BATCH_BOUNDS))
+        counts[bucket] += batch.compute_infer.count
+    return _histogram(_ROWS_LE, counts, totals.inference_count)
+
+
+def _failures(reading: VersionReading) -> list[Row]:
+    failures = reading.totals.failures
+    return [("", f',reason="{word}"', failures[reason]) for reason, word in _REASONS.items()]
+
+
+def _offloads(reading: VersionReading) -> Iterable[Row]:
+    offloads = reading.totals.offloads
+    if offloads == NO_OFFLOADS:
+        return ()
+    return [
+        ("", ',outcome="executed"', offloads.batches),
+        ("", ',outcome="refused"', offloads.refused),
+        ("", ',outcome="lost"', offloads.lost),
+    ]
+
+
+def _cached(reading: VersionReading, value: int) -> Iterable[Row]:
+    instance = reading.instance
+    return one(value) if instance is not None and instance.config.response_cache else ()
+
+
+def _bytes(reading: VersionReading) -> list[Row]:
+    if reading.instance is None:
+        return []
+    memory = reading.instance.info.memory
+    return [
+        ("", ',part="parameters"', memory.parameters_bytes),
+        ("", ',part="constants"', memory.constants_bytes),
+        ("", ',part="temporaries"', memory.temporaries_bytes),
+        ("", ',part="executables"', memory.executables_bytes),
+        ("", ',part="states"', memory.states_bytes),
+    ]
+
+
+def _device_bytes(reading: VersionReading) -> list[Row]:
+    if reading.instance is None:
+        return []
+    held = reading.instance.info.memory.per_device
+    return [("", f',device="{escape(device)}"', size) for device, size in held.items()]
+
+
+def _sizes(reading: VersionReading) -> Sequence[int]:
+    return () if reading.instance is None else reading.instance.bucket_sizes
+
+
+def _bucket_executions(reading: VersionReading) -> list[Row]:
+    if reading.executed is None:
+        return []
+    counts = reading.executed.by_bucket(reading.totals, _sizes(reading))
+    return [("", f',rows="{rows}"', count) for rows, count in sorted(counts.items())]
+
+
+def _padding(reading: VersionReading) -> Iterable[Row]:
+    if reading.executed is None:
+        return ()
+    return one(reading.executed.padding(reading.totals, _sizes(reading)))
+
+
+def _buckets(reading: VersionReading, read: Callable[[Bucket], float]) -> list[Row]:
+    if reading.instance is None:
+        return []
+    seconds: dict[int, float] = {}
+    for bucket in reading.instance.info.buckets:
+        seconds[bucket.rows] = seconds.get(bucket.rows, 0.0) + read(bucket)
+    return [("", f',rows="{rows}"', value) for rows, value in seconds.items()]
+
+
+def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading], Iterable[Row]]:
+    def rows(reading: VersionReading) -> Iterable[Row]:
+        return () if reading.instance is None else one(read(reading.instance))
+
+    return rows
+
+
+def _of_version(
+    name: str,
+    kind: str,
+    help: str,
+    read: Callable[[VersionReading], Iterable[Row]],
+    label: str = "",
+) -> Family[VersionReading]:
+    labels = (*_VERSION_LABELS, label) if label else _VERSION_LABELS
+    return Family(name, kind, help, read, labels)
+
+
+def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading]:
+    """Return a family of generators as one of all versions."""
+
+    def read(reading: VersionReading) -> Iterable[Row]:
+        return () if reading.generation is None else family.read(reading.generation)
+
+    return Family(family.name, family.kind, family.help, read, family.labels)
+
+
+OF_VERSIONS: tuple[Family[VersionReading], ...] = (
+    _of_version(
+        "nv_inference_request_success",
+        "counter",
+        "Requests that were answered",
+        lambda r: one(r.totals.success.count),
+    ),
+    _of_version(
+        "nv_inference_request_failure",
+        "counter",
+        "Requests for a model that answers that were not answered: REJECTED for want of room, "
+        "CANCELED by the client or its deadline, BACKEND where the model failed, OTHER where the "
+        "request does not fit the model",
+        _failures,
+        "reason",
+    ),
+    _of_version(
+        "nv_inference_count",
+        "counter",
+        "Rows of the requests that were answered; a request of a model without batches is one",
+        lambda r: one(r.totals.inference_count),
+    ),
+    _of_version(
+        "nv_inference_exec_count",
+        "counter",
+        "Executions of the model for requests that were answered",
+        lambda r: one(r.totals.execution_count),
+    ),
+    _of_version(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Time of the requests that were answered, from when their model was found",
+        lambda r: one(r.totals.success.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Part of that time in which they waited for a thread",
+        lambda r: one(r.totals.queue.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Part of that time in which their inputs were checked and decoded",
+        lambda r: one(r.totals.compute_input.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Part of that time in which the model ran, with the way to the device and back",
+        lambda r: one(r.totals.compute_infer.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "The rest of that time, until the answer was made",
+        lambda r: one(r.totals.compute_output.ns // 1000),
+    ),
+    _of_version(
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Requests that were answered from the response cache; absent where a model has none",
+        lambda r: _cached(r, r.totals.cache_hit.count),
+    ),
+    _of_version(
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Requests whose answer was not in the response cache",
+        lambda r: _cached(r, r.totals.cache_miss.count),
+    ),
+    _of_version(
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Microseconds in which hits were looked for",
+        lambda r: _cached(r, r.totals.cache_hit.ns // 1000),
+    ),
+    _of_version(
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Microseconds in which misses were looked for, and their answers kept",
+        lambda r: _cached(r, r.totals.cache_miss.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Executions that wait for a thread",
+        lambda r: one(r.backlog.pending),
+    ),
+    _of_version(
+        "xlaserve_queue_age_seconds",
+        "gauge",
+        "Seconds since the oldest of these was submitted, 0 while none waits",
+        lambda r: one(r.backlog.oldest_seconds),
+    ),
+    _of_version(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Seconds that the last load took, while the model is loaded",
+        lambda r: () if r.instance is None else one(r.statistics.load_seconds),
+    ),
+    _of_version(
+        REQUEST_SECONDS,
+        "histogram",
+        "Time of the requests that were answered; absent until there is one",
+        _request_seconds,
+        "le",
+    ),
+    _of_version(
+        "xlaserve_batch_size",
+        "histogram",
+        "Rows of the executions; absent until there is one",
+        _batch_rows,
+        "le",
+    ),
+    _of_version(
+        "xlaserve_model_ready",
+        "gauge",
+        "1 where requests are answered, 0 otherwise",
+        lambda r: one(r.ready),
+    ),
+    _of_version(
+        "xlaserve_model_bytes",
+        "gauge",
+        "Memory of a loaded model: parameters, constants, temporaries of the largest batch, "
+        "executables",
+        _bytes,
+        "part",
+    ),
+    _of_version(
+        "xlaserve_model_device_bytes",
+        "gauge",
+        "Memory of a loaded model on each device; absent for kinds of models that do not know",
+        _device_bytes,
+        "device",
+    ),
+    _of_version(
+        "xlaserve_bucket_executions_total",
+        "counter",
+        "Executions by the batch size that was compiled for them, of all loads of the version",
+        _bucket_executions,
+        "rows",
+    ),
+    _of_version(
+        "xlaserve_padding_rows_total",
+        "counter",
+        "Rows that these executions computed beyond those of their requests",
+        _padding,
+    ),
+    _of_version(
+        "xlaserve_offloaded_batches_total",
+        "counter",
+        "Batches that were given to an idle worker by what became of them: executed there, refused "
+        "(and executed at home), or lost with the worker; absent before the first",
+        _offloads,
+        "outcome",
+    ),
+    _of_version(
+        "xlaserve_offloaded_bytes_total",
+        "counter",
+        "Bytes of tensors that passed between workers for these, in both directions",
+        lambda reading: one(reading.totals.offloads.bytes) if reading.totals.offloads.bytes else (),
+    ),
+    _of_version(
+        "xlaserve_model_compile_seconds",
+        "gauge",
+        "Seconds that went into compilation since the last load, while the model is loaded",
+        _when_loaded(lambda instance: instance.info.compile_seconds),
+    ),
+    _of_version(
+        "xlaserve_model_on_demand_compilations_total",
+        "counter",
+        "Shapes that were compiled since the last load because a request asked for them",
+        _when_loaded(lambda instance: instance.info.on_demand_compilations),
+    ),
+    _of_version(
+        "xlaserve_bucket_compile_seconds",
+        "gauge",
+        "Seconds that the compilation of one batch size took; 0 rows where there is no batch",
+        lambda r: _buckets(r, lambda bucket: bucket.compile_seconds),
+        "rows",
+    ),
+    _of_version(
+        "xlaserve_bucket_execution_seconds",
+        "gauge",
+        "Seconds of the quickest execution of one batch size, as the warm-up measured it; "
+        "0 where it measured nothing",
+        lambda r: _buckets(r, lambda bucket: bucket.seconds),
+        "rows",
+    ),
+    _of_version(
+        "xlaserve_model_loads_total",
+        "counter",
+        "Loads and reloads that succeeded",
+        lambda r: one(r.statistics.loads),
+    ),
+    _of_version(
+        LOAD_FAILURES,
+        "counter",
+        "Loads and reloads that failed or were called off; those that came to no version have none",
+        lambda r: one(r.statistics.load_failures),
+    ),
+    _of_version(
+        "xlaserve_model_unloads_total",
+        "counter",
+        "Unloads",
+        lambda r: one(r.statistics.unloads),
+    ),
+    *map(_when_generating, OF_GENERATION),
+)
+"""One row for each version that the registry knows; those are gone with a model's files."""
+
+
+# --- of a model ---
+
+
+OF_MODELS: tuple[Family[Model], ...] = (
+    Family(
+        "xlaserve_requests_in_progress",
+        "gauge",
+        "Requests in progress, all versions together",
+        lambda model: one(model.requests),
+        ("model",),
+    ),
+)

@@ -1,0 +1,299 @@
+"""Metrics for Prometheus: statistics of every model version, memory, and the process."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.openmetrics import exposition
+
+from xlaserve.concurrency.abandoned import AbandonedWork
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.grpc.http2.limits import Shared
+from xlaserve.http.accept import preferred
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.metrics.fetching_families import OF_FETCHING
+from xlaserve.http.metrics.generation_families import GenerationReading
+from xlaserve.http.metrics.held_families import OF_SHARED
+from xlaserve.http.metrics.metric_families import (
+    LOAD_FAILURES,
+    OF_MODELS,
+    OF_VERSIONS,
+    REQUEST_SECONDS,
+    VersionReading,
+    seconds_bound,
+)
+from xlaserve.http.metrics.metric_family import escape
+from xlaserve.http.metrics.metric_folds import FoldedMetrics, MetricsSnapshot, newest, of_workers
+from xlaserve.http.metrics.model_families import written
+from xlaserve.http.metrics.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.http.metrics.openmetrics import END, OPENMETRICS_TYPE, exemplar_text, to_openmetrics
+from xlaserve.http.metrics.program_families import OF_PROGRAMS
+from xlaserve.http.metrics.server_families import OF_SERVER, ServerReading
+from xlaserve.http.routing import Body, Route
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.registry import Registry, Version
+from xlaserve.residence.reports.monitor import every_version
+from xlaserve.residence.repository.watches import RepositoryWatches
+from xlaserve.runtime.generator.counts import CountsTokens
+from xlaserve.runtime.metrics import ModelMetrics
+from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
+from xlaserve.runtime.programs.program_counts import ProgramCounts
+from xlaserve.serving.call import Operation
+from xlaserve.serving.observability.exemplar import Exemplar
+from xlaserve.serving.observability.statistics_sum import sum_of
+from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
+from xlaserve.storage.fetching import FetchCounts
+
+_log = structlog.get_logger("metrics")
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The media type of the text format."""
+
+_LOAD_FAILURES_AT = [family.name for family in OF_VERSIONS].index(LOAD_FAILURES)
+SHARED_NAME = "other"
+"""The labels `model` and `version` of the one series of all versions beyond the limit."""
+
+DEFAULT_MAX_VERSIONS = 2000
+
+_VERSIONS_AT_A_TIME = 32
+"""Versions that are written before requests have their turn again."""
+
+
+class Metrics:
+    """Writes all metrics in Prometheus' text format; holds none of them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        connections: Mapping[str, Callable[[], int]] = MappingProxyType({}),
+        watch: RepositoryWatches | None = None,
+        *,
+        abandoned: AbandonedWork | None = None,
+        mappings: Mappings = UNLIMITED,
+        shared: Shared | None = None,
+        of_code: ModelMetrics | None = None,
+        observing: ObservingReading | None = None,
+        fetching: FetchCounts | None = None,
+        programs: Mapping[str, ProgramCounts] = MappingProxyType({}),
+        failed_loads: Mapping[str, int] = MappingProxyType({}),
+        stores: Callable[[], Mapping[str, str]] = dict,
+        max_versions: int = DEFAULT_MAX_VERSIONS,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        others: Others = NOBODY,
+    ) -> None:
+        """`of_code` are those that the code of models reports, `programs` those by their place.
+
+        So many versions have series of their own, and so many models; the others share one.
+        `now_ns` is the clock of the stations.
+        """
+        self._now_ns = now_ns
+        self._fetching = fetching
+        self._programs = programs
+        self._failed_loads = failed_loads
+        self._observing = observing or ObservingReading()
+        self._max_versions = max_versions
+        self._is_told = False
+        """Whether the log says that some share one."""
+        self._registry = registry
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings, stores)
+        self._shared = shared
+        self._of_code = of_code
+        self._others = others
+        others.answer(Question.METRICS, self._snapshot)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+
+    def table(self) -> list[Route]:
+        """Return the row of `GET /metrics`."""
+        answer = Body(media_types=(METRICS_TYPE, OPENMETRICS_TYPE))
+        return [
+            Route(
+                "GET",
+                "/metrics",
+                Operation.METRICS,
+                self.show,
+                "Metrics for Prometheus",
+                "people",
+                answer,
+            )
+        ]
+
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        """Answer with all metrics, as OpenMetrics with exemplars where the client prefers that."""
+        offers = [kind.partition(";")[0] for kind in (METRICS_TYPE, OPENMETRICS_TYPE)]
+        accepted = preferred(request.headers.get("Accept", ""), offers)
+        headers = {"Vary": "Accept"}
+        is_open = accepted == offers[1]
+        if self._others.are_there:
+            parts = await self._of_all(is_open=is_open)
+        else:
+            parts = await (self.openmetrics() if is_open else self.parts())
+        kind = OPENMETRICS_TYPE if is_open else METRICS_TYPE
+        return HttpResponse(content_type=kind, parts=parts, headers=headers)
+
+    async def openmetrics(self) -> list[bytes]:
+        """Return what `parts` does in the OpenMetrics format, with exemplars."""
+        exemplars = {row: exemplar_text(exemplar) for row, exemplar in self._exemplars()}
+        texts = await self._texts()
+        parts = []
+        for text in texts:
+            await asyncio.sleep(0)
+            parts.append(to_openmetrics(text, exemplars).encode())
+        generate: Callable[[CollectorRegistry], bytes] = exposition.generate_latest
+        return [*parts, generate(self._process).removesuffix(END), END]
+
+    async def parts(self) -> list[bytes]:
+        """Return the text in pieces, one for each family."""
+        texts = await self._texts()
+        return [*(text.encode() for text in texts), generate_latest(self._process)]
+
+    async def _of_all(self, *, is_open: bool) -> list[bytes]:
+        """Return the metrics of all workers, which name those that did not answer."""
+        own = await self._snapshot({})
+        asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
+        folded = FoldedMetrics()
+        for worker, snapshot in asked.answers.items():
+            for _ in folded.add(worker, snapshot.text):
+                await asyncio.sleep(0)
+        present = dict.fromkeys(asked.answers, True) | dict.fromkeys(asked.missing, False)
+        exemplars = newest([snapshot.exemplars for snapshot in asked.answers.values()])
+        parts = []
+        for text in (*folded.texts(), of_workers(present)):
+            await asyncio.sleep(0)
+            parts.append((to_openmetrics(text, exemplars) if is_open else text).encode())
+        return [*parts, END] if is_open else parts
+
+    async def _snapshot(self, about: About) -> MetricsSnapshot:
+        texts = [*await self._texts(), generate_latest(self._process).decode()]
+        exemplars = {row: (one.at, exemplar_text(one)) for row, one in self._exemplars()}
+        return MetricsSnapshot("".join(texts), exemplars)
+
+    def _exemplars(self) -> Iterator[tuple[str, Exemplar]]:
+        """Yield them with the name and the labels of their rows."""
+        for version in islice(every_version(self._registry), self._max_versions):
+            for number, exemplar in version.statistics.exemplars.items():
+                bound = seconds_bound(number)
+                yield f"{REQUEST_SECONDS}_bucket{{{_labels(version)}{bound}", exemplar
+
+    async def _texts(self) -> list[str]:
+        """Return the text of all but the process, in pieces.
+
+        Requests have their turn in between: the rows of one version are of one moment, those of
+        different versions are not.
+        """
+        lines: list[list[str]] = [[family.head] for family in OF_VERSIONS]
+        others: list[VersionReading] = []
+        for number, version in enumerate(every_version(self._registry)):
+            if number % _VERSIONS_AT_A_TIME == _VERSIONS_AT_A_TIME - 1:
+                await asyncio.sleep(0)
+            if number < self._max_versions:
+                self._add_version(lines, version)
+            else:
+                others.append(self._reading(version))
+        if others:
+            self._add_others(lines, others)
+        lines[_LOAD_FAILURES_AT] += (
+            f'{LOAD_FAILURES}{{model="{escape(model)}",version=""}} {count}\n'
+            for model, count in self._failed_loads.items()
+        )
+        parts = []
+        for family_lines in lines:
+            await asyncio.sleep(0)
+            parts.append("".join(family_lines))
+        parts += [self._models(), self._of_server()]
+        if self._of_code is not None:
+            parts.append(written(self._of_code))
+        return parts
+
+    def _add_version(self, lines: Iterable[list[str]], version: Version) -> None:
+        _add(lines, _labels(version), self._reading(version))
+
+    def _reading(self, version: Version) -> VersionReading:
+        state, _ = self._registry.shown_state(version)
+        ready = int(state == State.READY.public)
+        statistics, instance = version.statistics, version.instance
+        backlog = NO_BACKLOG if instance is None else instance.backlog(self._now_ns())
+        generation = None
+        if instance is not None and isinstance(instance.runner, CountsTokens):
+            generation = GenerationReading(instance.runner.counts, backlog.pending)
+        totals = statistics.totals()
+        return VersionReading(
+            totals, statistics, instance, ready, backlog, generation, version.executed
+        )
+
+    def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
+        _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "versions share one series of metrics",
+                series=SHARED_NAME,
+                versions=len(others),
+                setting="max_metric_versions",
+            )
+
+    def _models(self) -> str:
+        lines = []
+        for family in OF_MODELS:
+            lines.append(family.head)
+            for model in islice(self._registry.models(), self._max_versions):
+                lines += family.lines(f'model="{escape(model.name)}"', model)
+        return "".join(lines)
+
+    def _of_server(self) -> str:
+        lines = []
+        for family in OF_SERVER:
+            lines += [family.head, *family.lines("", self._server)]
+        if self._shared is not None:
+            for held in OF_SHARED:
+                lines += [held.head, *held.lines("", self._shared)]
+        for own in OF_OBSERVING:
+            lines += [own.head, *own.lines("", self._observing)]
+        if self._fetching is not None:
+            for fetched in OF_FETCHING:
+                lines += [fetched.head, *fetched.lines("", self._fetching)]
+        if self._programs:
+            for kept in OF_PROGRAMS:
+                lines += [kept.head, *kept.lines("", self._programs)]
+        return "".join(lines)
+
+
+def _labels(version: Version) -> str:
+    return f'model="{escape(version.model)}",version="{escape(version.number)}"'
+
+
+def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> None:
+    for family, family_lines in zip(OF_VERSIONS, lines, strict=True):
+        family_lines.extend(family.lines(labels, reading))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float = 0.0
+
+
+def together(readings: Sequence[VersionReading]) -> VersionReading:
+    """Return the sums of several versions, which belong to no instance."""
+    counts = [reading.statistics for reading in readings]
+    return VersionReading(
+        sum_of([reading.totals for reading in readings]),
+        _Loads(
+            sum(count.loads for count in counts),
+            sum(count.load_failures for count in counts),
+            sum(count.unloads for count in counts),
+        ),
+        None,
+        sum(reading.ready for reading in readings),
+        Backlog.together([reading.backlog for reading in readings]),
+        GenerationReading.together([reading.generation for reading in readings]),
+    )

@@ -1,0 +1,72 @@
+"""The metrics of the server itself: how it keeps up, what it refuses, and what it left out."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from xlaserve.grpc.reasons import KNOWN_REASONS
+from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.observability.loop_lag import LAG_BOUNDS, LoopLag
+
+
+@dataclass(frozen=True, slots=True)
+class ObservingReading:
+    """Everything that is known of the server itself."""
+
+    failures: Failures = field(default_factory=Failures)
+    lag: LoopLag = field(default_factory=LoopLag)
+    dropped_records: Callable[[], int] | None = None
+    """None where there is no access log."""
+    dropped_spans: Callable[[], int] | None = None
+    """None where no spans are exported."""
+
+
+def _refusals(reading: ObservingReading) -> Iterable[Row]:
+    counts = {**dict.fromkeys(KNOWN_REASONS, 0), **reading.failures.counts}
+    return [("", f'reason="{escape(reason)}"', count) for reason, count in sorted(counts.items())]
+
+
+def _lag(reading: ObservingReading) -> Iterable[Row]:
+    counts = list(accumulate(reading.lag.buckets))
+    bounds = [*(f"{bound:g}" for bound in LAG_BOUNDS), "+Inf"]
+    rows: list[Row] = [
+        ("_bucket", f'le="{bound}"', count) for bound, count in zip(bounds, counts, strict=True)
+    ]
+    return [*rows, ("_count", "", counts[-1]), ("_sum", "", reading.lag.seconds)]
+
+
+def _counted(read: Callable[[], int] | None) -> Iterable[Row]:
+    return () if read is None else one(read())
+
+
+OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
+    Family(
+        "xlaserve_refusals_total",
+        "counter",
+        "Requests of all operations that failed, by the class of their error; Cancelled where the "
+        "client left, Rpc and a status where gRPC itself refused it, Unexpected where the log has "
+        "a traceback; what is known has a row from the start",
+        _refusals,
+        ("reason",),
+    ),
+    Family(
+        "xlaserve_event_loop_lag_seconds",
+        "histogram",
+        "How late the event loop is, looked at ten times a second",
+        _lag,
+        ("le",),
+    ),
+    Family(
+        "xlaserve_access_records_dropped_total",
+        "counter",
+        "Access records that were dropped or could not be written; absent without an access log",
+        lambda reading: _counted(reading.dropped_records),
+    ),
+    Family(
+        "xlaserve_spans_dropped_total",
+        "counter",
+        "Spans that were lost, wherever; absent unless trace_mode is opentelemetry",
+        lambda reading: _counted(reading.dropped_spans),
+    ),
+)

@@ -1,0 +1,73 @@
+"""The metrics of the places that compiled programs are kept in: a directory, and a shared store."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from xlaserve.http.metrics.metric_family import Family, Row
+from xlaserve.runtime.programs.program_counts import ProgramCounts
+
+_PLACE = "place"
+
+
+def _of_each(
+    read: Callable[[ProgramCounts], Mapping[str, float] | float],
+) -> Callable[[Mapping[str, ProgramCounts]], Iterable[Row]]:
+    """Return what reads a count of each place, or counts by their outcome."""
+
+    def rows(places: Mapping[str, ProgramCounts]) -> Iterable[Row]:
+        for place, counts in places.items():
+            label, found = f'{_PLACE}="{place}"', read(counts)
+            if not isinstance(found, Mapping):
+                yield "", label, found
+                continue
+            for outcome, value in found.items():
+                yield "", f'{label},outcome="{outcome}"', value
+
+    return rows
+
+
+OF_PROGRAMS: tuple[Family[Mapping[str, ProgramCounts]], ...] = (
+    Family(
+        "xlaserve_program_lookups_total",
+        "counter",
+        "Lookups of compiled programs in the directory (compilation_cache_directory) and the store "
+        "(compilation_cache_url): hit, miss, unusable, or unanswered by the store; absent, as the "
+        "next are, for a place that there is not",
+        _of_each(
+            lambda counts: {
+                "hit": counts.hits,
+                "miss": counts.misses,
+                "unusable": counts.unusable,
+                "unanswered": counts.unanswered,
+            }
+        ),
+        (_PLACE, "outcome"),
+    ),
+    Family(
+        "xlaserve_program_lookup_seconds_total",
+        "counter",
+        "Time that these lookups took, with the reading of what they found",
+        _of_each(lambda counts: counts.seconds),
+        (_PLACE,),
+    ),
+    Family(
+        "xlaserve_program_read_bytes_total",
+        "counter",
+        "Bytes of the programs that were found",
+        _of_each(lambda counts: counts.read_bytes),
+        (_PLACE,),
+    ),
+    Family(
+        "xlaserve_program_writes_total",
+        "counter",
+        "Compiled programs that were written, or could not be",
+        _of_each(lambda counts: {"written": counts.written, "failed": counts.failures}),
+        (_PLACE, "outcome"),
+    ),
+    Family(
+        "xlaserve_program_written_bytes_total",
+        "counter",
+        "Bytes of the programs that were written",
+        _of_each(lambda counts: counts.written_bytes),
+        (_PLACE,),
+    ),
+)

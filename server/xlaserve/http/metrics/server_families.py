@@ -1,0 +1,121 @@
+"""The metrics of the server as a whole: its memory, its connections, its repository."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from xlaserve.concurrency.abandoned import AbandonedWork
+from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.repository.watches import RepositoryWatches
+from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """Server-wide readings."""
+
+    capacity: Capacity
+    connections: Mapping[str, Callable[[], int]]
+    watch: RepositoryWatches | None
+    """None where nothing is known of the repository."""
+    abandoned: AbandonedWork | None = None
+    """None where nothing can be abandoned."""
+    mappings: Mappings = UNLIMITED
+    """Not counted where the system has none."""
+    stores: Callable[[], Mapping[str, str]] = dict
+    """Return the problem of each store, empty where it answers, by its URL."""
+
+
+def _total_bytes(server: ServerReading) -> Iterable[Row]:
+    total = server.capacity.total_bytes
+    return () if total is None else one(total)
+
+
+def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
+    return [("", f'device="{escape(device)}"', size) for device, size in sizes.items()]
+
+
+def _readable(server: ServerReading) -> Iterable[Row]:
+    return () if server.watch is None else one(int(not server.watch.problem))
+
+
+def _skipped(server: ServerReading) -> Iterable[Row]:
+    return () if server.watch is None else one(server.watch.skipped)
+
+
+OF_SERVER: tuple[Family[ServerReading], ...] = (
+    Family("xlaserve_capacity_bytes", "gauge", "Memory for models on all devices", _total_bytes),
+    Family(
+        "xlaserve_capacity_used_bytes",
+        "gauge",
+        "Memory that loaded and loading models have booked",
+        lambda server: one(server.capacity.used_bytes),
+    ),
+    Family(
+        "xlaserve_device_capacity_bytes",
+        "gauge",
+        "Memory for models on each device",
+        lambda server: _by_device(server.capacity.totals),
+        ("device",),
+    ),
+    Family(
+        "xlaserve_device_capacity_used_bytes",
+        "gauge",
+        "Part of it that loaded and loading models have booked",
+        lambda server: _by_device(
+            {device: server.capacity.used_on(device) for device in server.capacity.totals}
+        ),
+        ("device",),
+    ),
+    Family(
+        "xlaserve_connections",
+        "gauge",
+        "Open connections of clients: grpc or http",
+        lambda server: [
+            ("", f'protocol="{escape(protocol)}"', count())
+            for protocol, count in server.connections.items()
+        ],
+        ("protocol",),
+    ),
+    Family(
+        "xlaserve_repository_readable",
+        "gauge",
+        "1 where the last look at the repository saw what is there, 0 otherwise",
+        _readable,
+    ),
+    Family(
+        "xlaserve_store_readable",
+        "gauge",
+        "1 where a store of the repository answered the last request, 0 otherwise; it is asked "
+        "every poll_interval_seconds in every mode of control, and absent for directories",
+        lambda server: [
+            ("", f'store="{escape(url)}"', int(not problem))
+            for url, problem in server.stores().items()
+        ],
+        ("store",),
+    ),
+    Family(
+        "xlaserve_repository_skipped_entries",
+        "gauge",
+        "Entries of the repository that are no models, at the last look",
+        _skipped,
+    ),
+    Family(
+        "xlaserve_abandoned_work",
+        "gauge",
+        "Loads and compilations that took too long, and whose threads have not ended",
+        lambda server: () if server.abandoned is None else one(len(server.abandoned)),
+    ),
+    Family(
+        "xlaserve_memory_mappings",
+        "gauge",
+        "Memory mappings of the process when they were last counted, at a compilation or unload",
+        lambda server: one(server.mappings.used) if server.mappings.is_counted else (),
+    ),
+    Family(
+        "xlaserve_memory_mappings_limit",
+        "gauge",
+        "Memory mappings that the process may have for another program to be compiled",
+        lambda server: one(server.mappings.limit) if server.mappings.is_counted else (),
+    ),
+)

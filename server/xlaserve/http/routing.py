@@ -1,0 +1,133 @@
+"""Which handler answers a method and a path, as a table; and the path as a client wrote it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from urllib.parse import unquote
+
+from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Prepare
+from xlaserve.serving.call import Api, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that goes with a body."""
+
+    name: str
+    kind: type
+    text: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that a route takes or gives, for its description."""
+
+    schema: object = None
+    """A msgspec type for JSON; None for anything."""
+    media_types: tuple[str, ...] = (JSON_TYPE,)
+    required: bool = True
+    headers: tuple[Header, ...] = ()
+    example: object = None
+    """An example of the JSON; None for none."""
+
+
+_ABSOLUTE = re.compile("^https?://[^/?]*")
+"""Start of a target in absolute form (RFC 9112, section 3.2.2)."""
+
+BINARY_OR_JSON = (JSON_TYPE, BINARY_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryParameter:
+    """A parameter behind the question mark."""
+
+    name: str
+    kind: type
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the route table; the OpenAPI description is made from the same rows."""
+
+    method: str
+    path: str
+    """Segments between slashes; one in braces stands for any text, percent-decoded."""
+    operation: Operation
+    """The operation that a permission names."""
+    handle: Handler
+    summary: str
+    tag: str
+    answer: Body = Body()
+    takes: Body | None = None
+    query: tuple[QueryParameter, ...] = ()
+    errors: tuple[int, ...] = ()
+    """Statuses of `{"error": text}` that the handler can answer with; 500 goes without saying."""
+    other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Further statuses that carry `answer` as well, with what they mean."""
+    api: Api | None = None
+    """Its group of Triton, where that does not follow from the operation."""
+    prepare: Prepare | None = None
+    """Makes what answers as `handle` does, on the fast path."""
+    make_call: MakeCall | None = None
+    """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
+    error: object = None
+    """A msgspec type for the bodies of its errors; None for `{"error": text}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The match of a path in the table: the route, or the methods that the path has."""
+
+    route: Route | None
+    names: Mapping[str, str]
+    allowed: Sequence[str]
+
+
+def path_of(target: str) -> str:
+    """Return the path of a request target, as it was written."""
+    return _ABSOLUTE.sub("", target).partition("?")[0]
+
+
+class RouteTable:
+    """Finds the route of a request."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
+        self._by_length: dict[int, list[tuple[tuple[str, ...], Route]]] = {}
+        for route in self.routes:
+            segments = tuple(route.path.split("/"))
+            self._by_length.setdefault(len(segments), []).append((segments, route))
+
+    def find(self, method: str, raw_path: str) -> Match:
+        """Match a path as it stands in the request line: nothing is resolved or normalised.
+
+        `//` and `..` are segments like any other, so that no path reaches what another names;
+        `%2F` is part of a name. A slash at the end makes no difference.
+        """
+        segments = path_of(raw_path).split("/")
+        if len(segments) > 2 and not segments[-1]:
+            segments.pop()
+        allowed: list[str] = []
+        for pattern, route in self._by_length.get(len(segments), ()):
+            names = _names(pattern, segments)
+            if names is None:
+                continue
+            if method == route.method or (method == "HEAD" and route.method == "GET"):
+                return Match(route, names, allowed)
+            allowed.append(route.method)
+        return Match(None, {}, allowed)
+
+
+def _names(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
+    names: dict[str, str] = {}
+    for want, have in zip(pattern, segments, strict=True):
+        if want[:1] == "{":
+            if not have:
+                return None
+            names[want[1:-1]] = unquote(have, errors="surrogateescape")
+        elif want != have:
+            return None
+    return names

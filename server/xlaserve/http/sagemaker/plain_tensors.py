@@ -1,0 +1,402 @@
+"""Requests and answers that are bare tensors: JSON, lines of it, CSV, .npy files and images."""
+
+import codecs
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from xlaserve.errors import (
+    InvalidBody,
+    InvalidRequest,
+    InvalidTensor,
+    NotAcceptable,
+    OutputNotInForm,
+    OutputNotText,
+    UnsupportedMediaType,
+)
+from xlaserve.http.accept import ANY, preferred
+from xlaserve.http.json.json_numbers import write_with_numbers
+from xlaserve.http.json.json_tensors import (
+    DEFAULT_RULES,
+    JsonRules,
+    escaped_text,
+    text_of,
+    write_as_python,
+)
+from xlaserve.http.json.json_text import WHITESPACE
+from xlaserve.http.json.large_arrays import LARGE_BYTES, cut_arrays, read_array
+from xlaserve.http.messages import JSON_TYPE, HttpResponse
+from xlaserve.http.sagemaker.npy import read_npy, write_npy
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
+from xlaserve.tensors import (
+    BYTES,
+    MAX_DIMENSIONS,
+    Buffer,
+    Datatype,
+    Kind,
+    Shape,
+    Tensor,
+    TensorDataError,
+    TensorSpec,
+    from_elements,
+)
+
+CSV_TYPE = "text/csv"
+NPY_TYPE = "application/x-npy"
+JSONLINES_TYPE = "application/jsonlines"
+IMAGE_TYPES = "image/*"
+X_IMAGE_TYPE = "application/x-image"
+"""Media type of any image in SageMaker's own containers."""
+
+_TRUTHS: Mapping[str, bool] = MappingProxyType(
+    {"true": True, "1": True, "false": False, "0": False}
+)
+_SHOWN = 200
+_STRICT = JsonRules(strict=True)
+
+_Read: TypeAlias = Callable[[TensorSpec, memoryview], tuple[Datatype, Tensor]]
+"""Takes a body apart for an input; raises InvalidBody or TensorDataError."""
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read_plain_request(
+    info: ModelInfo, model: str, media_type: str, body: memoryview
+) -> InferRequest:
+    """Read a body that is the data of the only input of a model.
+
+    A row without the batch dimension is a batch of one. Nothing says that JSON is not nested too
+    deeply; the caller has checked. Raises UnsupportedMediaType and others of InvalidRequest.
+    """
+    read = _READERS.get(IMAGE_TYPES if media_type.startswith("image/") else media_type)
+    if read is None:
+        raise UnsupportedMediaType(media_type, _READERS)
+    if len(info.inputs) != 1:
+        raise InvalidRequest(
+            f"model '{model}': a body of '{media_type}' is for models with one input, it has "
+            f"{len(info.inputs)}: send a V2 inference request"
+        )
+    if not len(body):
+        raise InvalidBody(f"expected a body of {media_type}, got an empty one")
+    spec = info.inputs[0]
+    try:
+        datatype, data = read(spec, body)
+    except TensorDataError as error:
+        raise InvalidTensor(model, "input", spec.name, error.expected, error.got) from error
+    if spec.accepts((1, *data.shape)):
+        data = data[np.newaxis]
+    return InferRequest(model, inputs=(InferInput(spec.name, datatype, data),))
+
+
+class _Instances(msgspec.Struct):
+    instances: msgspec.Raw
+
+
+_INSTANCES = msgspec.json.Decoder(_Instances)
+_VALUE = msgspec.json.Decoder()
+
+
+def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    large = _read_large(spec.datatype, body) if len(body) > LARGE_BYTES else None
+    if large is not None:
+        return spec.datatype, large
+    try:
+        value = _VALUE.decode(_INSTANCES.decode(body).instances if is_object(body) else body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a list in JSON, or one as 'instances': {error}") from error
+    except RecursionError:
+        raise InvalidBody("the JSON is nested too deeply") from None
+    shape, elements = _flattened(value)
+    return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def _read_large(datatype: Datatype, body: memoryview) -> Tensor | None:
+    """Read a large, plain list of numbers; None for anything else."""
+    if not is_object(body):
+        return read_array(datatype, None, body, MAX_DIMENSIONS)
+    cut = cut_arrays(body)
+    if cut is None:
+        return None
+    try:
+        marker = bytes(_INSTANCES.decode(cut.document).instances)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if {marker} != cut.arrays.keys():
+        return None
+    return cut.read(datatype, None, marker, MAX_DIMENSIONS)
+
+
+def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    """Take each line for a row: a list, or a single element."""
+    rows = []
+    for number, line in enumerate(bytes(body).splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(_VALUE.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InvalidBody(f"line {number}: expected a list in JSON: {error}") from error
+            except RecursionError:
+                raise InvalidBody(f"line {number}: the JSON is nested too deeply") from None
+    if not rows:
+        raise InvalidBody("expected lines of JSON, got blank lines")
+    shape, elements = _flattened(rows)
+    return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def is_object(text: memoryview) -> bool:
+    """Tell whether JSON is an object, from its first characters."""
+    return bytes(text[:_SHOWN]).lstrip(WHITESPACE)[:1] == b"{"
+
+
+def _flattened(value: object) -> tuple[Shape, list[object]]:
+    """Return the shape of nested lists, and what is in the innermost ones."""
+    shape: list[int] = []
+    level: list[object] = [value]
+    while level and isinstance(level[0], list):
+        lists = [part for part in level if isinstance(part, list)]
+        lengths = set(map(len, lists))
+        if len(lists) < len(level) or len(lengths) > 1 or len(shape) == MAX_DIMENSIONS:
+            raise TensorDataError("lists that are equally long on each level", "lists that differ")
+        shape += lengths
+        level = list(chain.from_iterable(lists))
+    return tuple(shape), level
+
+
+def _read_csv(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    # Not by utf-8-sig, which passes a part of the mark over where nothing follows.
+    if bytes(body[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
+        body = body[len(codecs.BOM_UTF8) :]
+    if not bytes(body).strip():
+        raise InvalidBody("expected rows of CSV, got blank lines")
+    # Read in pieces, so that the text needs no memory of its own.
+    text = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8", newline="")
+    read = _read_texts if spec.datatype.dtype.kind in "bO" else _read_numbers
+    try:
+        elements, shape = read(spec.datatype, text)
+    except (ValueError, csv.Error) as error:
+        reason = str(error).partition("; ")[0][:_SHOWN]
+        raise TensorDataError(f"rows of {spec.datatype} in CSV", reason) from error
+    fitting = next(filter(spec.accepts, _shapes_of_rows(spec, *shape)), shape)
+    return spec.datatype, from_elements(spec.datatype, fitting, elements)
+
+
+def _read_numbers(datatype: Datatype, text: io.TextIOWrapper) -> tuple[Tensor, tuple[int, int]]:
+    kind = datatype.dtype.kind
+    wide = {"i": np.int64, "u": np.uint64}.get(kind, np.float64)
+    rows = np.loadtxt(text, wide, comments=None, delimiter=",", ndmin=2)
+    return rows.reshape(-1), (rows.shape[0], rows.shape[1])
+
+
+def _read_texts(
+    datatype: Datatype, text: io.TextIOWrapper
+) -> tuple[Sequence[object], tuple[int, int]]:
+    rows = [row for row in csv.reader(text, strict=True) if row]
+    if len(set(map(len, rows))) != 1:
+        raise ValueError("rows that differ in length")
+    cells = list(chain.from_iterable(rows))
+    elements = cells if datatype is BYTES else [_truth(cell) for cell in cells]
+    return elements, (len(rows), len(rows[0]))
+
+
+def _truth(cell: str) -> bool:
+    truth = _TRUTHS.get(cell.strip().lower())
+    if truth is None:
+        raise ValueError(f"{cell[:_SHOWN]!r}")
+    return truth
+
+
+def _shapes_of_rows(spec: TensorSpec, rows: int, columns: int) -> Iterator[Shape]:
+    """Yield what rows may stand for: themselves, flattened entries of a batch, or one entry."""
+    yield rows, columns
+    entry = spec.shape[1:]
+    if -1 not in entry and prod(entry) == columns:
+        yield rows, *entry
+    if rows == 1:
+        yield (columns,)
+
+
+def _read_npy(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    return spec.datatype, read_npy(spec.datatype, body)
+
+
+def _read_image(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    """Take the file as it is: the core decodes it for a model that takes images."""
+    element = np.empty(1, dtype=np.object_)
+    element[0] = bytes(body)
+    return BYTES, element
+
+
+_READERS: Mapping[str, _Read] = MappingProxyType(
+    {
+        JSON_TYPE: _read_json,
+        CSV_TYPE: _read_csv,
+        NPY_TYPE: _read_npy,
+        IMAGE_TYPES: _read_image,
+        X_IMAGE_TYPE: _read_image,
+        JSONLINES_TYPE: _read_jsonlines,
+    }
+)
+
+PLAIN_TYPES = tuple(_READERS)
+"""The media types of bodies that are bare tensors."""
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def _write_json(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
+    try:
+        return [write_with_numbers(_predictions(info, response))]
+    except (OutputNotInForm, OutputNotText):
+        if rules == _STRICT:
+            raise
+    return [write_as_python(_predictions(info, response, rules))]
+
+
+def _predictions(info: ModelInfo, response: InferResponse, rules: JsonRules = _STRICT) -> Any:
+    values: dict[str, Any] = {o.name: _listed(response, o, rules) for o in response.outputs}
+    predictions: Any = values
+    if len(values) == 1:
+        (predictions,) = values.values()
+    elif info.max_batch_size:
+        names = tuple(values)
+        predictions = [
+            dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)
+        ]
+    return {"predictions": predictions}
+
+
+def _listed(response: InferResponse, output: InferOutput, rules: JsonRules) -> Any:
+    data = output.data
+    if output.datatype is BYTES:
+        return _texts(response, output, rules).tolist()
+    if output.datatype.kind is Kind.FLOAT:
+        # Floats without typed contents, such as BF16, have no Python numbers of their own.
+        data = data.astype(np.float32) if output.datatype.contents is None else data
+        if rules.strict and not np.isfinite(data).all():
+            form = f"JSON (strict_json), but {NPY_TYPE} can,"
+            raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity")
+    # A single element is no array.
+    return np.asarray(data, order="C")[()] if rules.strict else data.tolist()
+
+
+def _texts(response: InferResponse, output: InferOutput, rules: JsonRules = _STRICT) -> Tensor:
+    texts = np.empty(output.data.shape, dtype=np.object_)
+    read = escaped_text if rules.surrogates else text_of
+    try:
+        texts.reshape(-1)[:] = [read(element) for element in output.data.reshape(-1)]
+    except UnicodeError:
+        raise OutputNotText(response.model_name, output.name) from None
+    return texts
+
+
+def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
+    try:
+        return _lines(map(write_with_numbers, _rows(response)))
+    except (OutputNotInForm, OutputNotText):
+        if rules == _STRICT:
+            raise
+    return _lines(map(write_as_python, _rows(response, rules)))
+
+
+def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
+    """Return what each row was answered: its output, or an object where there are several."""
+    values = {o.name: _listed(response, o, rules) for o in response.outputs}
+    if len(values) == 1:
+        (rows,) = values.values()
+        return list(rows)
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def _lines(rows: Iterable[bytes]) -> list[Buffer]:
+    return [b"".join(row + b"\n" for row in rows)]
+
+
+def _write_csv(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
+    (output,) = response.outputs
+    data = _texts(response, output) if output.datatype is BYTES else output.data
+    rows = data if data.ndim > 1 else data.reshape(-1, 1)
+    written = io.StringIO(newline="")
+    # The elements of numpy write themselves in as few digits as tell them apart.
+    csv.writer(written, lineterminator="\n").writerows(map(str, row) for row in rows)
+    return [written.getvalue().encode()]
+
+
+def _write_npy(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
+    return write_npy(response.outputs[0].data)
+
+
+def _is_table(outputs: Sequence[TensorSpec]) -> bool:
+    return len(outputs) == 1 and len(outputs[0].shape) <= 2
+
+
+def _has_rows(outputs: Sequence[TensorSpec]) -> bool:
+    return all(len(output.shape) > 0 for output in outputs) and (
+        len(outputs) == 1 or all(output.shape[0] == -1 for output in outputs)
+    )
+
+
+def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
+    return len(outputs) == 1 and outputs[0].datatype is not BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One media type that an answer may have."""
+
+    media_type: str
+    can_hold: Callable[[Sequence[TensorSpec]], bool]
+    write: Callable[[ModelInfo, InferResponse, JsonRules], list[Buffer]]
+    """Returns the parts of a body; raises OutputNotInForm and OutputNotText."""
+
+
+FORMS: Sequence[Form] = (
+    Form(JSON_TYPE, lambda outputs: True, _write_json),
+    Form(CSV_TYPE, _is_table, _write_csv),
+    Form(NPY_TYPE, _is_numeric, _write_npy),
+    Form(JSONLINES_TYPE, _has_rows, _write_jsonlines),
+)
+
+
+def write_plain_response(
+    info: ModelInfo,
+    response: InferResponse,
+    media_type: str,
+    rules: JsonRules = DEFAULT_RULES,
+) -> HttpResponse:
+    """Write the outputs in a form that `choose_form` returned.
+
+    Raises OutputNotInForm and OutputNotText for what it cannot hold, JSON by the rules.
+
+    JSON is `{"predictions": ...}` as TensorFlow Serving answers: the only output as nested lists;
+    of several, an object for each row, or one in all where the model has no batches.
+    """
+    form = next(form for form in FORMS if form.media_type == media_type)
+    return HttpResponse(content_type=media_type, parts=form.write(info, response, rules))
+
+
+def choose_form(
+    outputs: Sequence[TensorSpec], accept: str, *, default: str, others: Sequence[str] = ()
+) -> str:
+    """Return the media type of an answer before anything is computed; raises NotAcceptable.
+
+    What the client leaves open, the default decides, or JSON where that cannot hold the outputs.
+    `others` are media types that the caller can write besides the FORMS.
+    """
+    offers = [form.media_type for form in FORMS if form.can_hold(outputs)] + list(others)
+    if accept in ("", ANY):
+        return preferred(default, offers) or JSON_TYPE
+    chosen = preferred(accept, offers)
+    if chosen is None:
+        raise NotAcceptable(accept, offers)
+    return chosen

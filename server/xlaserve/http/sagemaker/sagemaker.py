@@ -1,0 +1,310 @@
+"""The container contract of SageMaker: many models by url, or one, and invocations of both."""
+
+import re
+from base64 import b64decode, urlsafe_b64encode
+from functools import partial
+from http import HTTPStatus
+
+import msgspec
+
+from xlaserve.errors import InvalidParameter
+from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules
+from xlaserve.http.messages import (
+    JSON_TYPE,
+    HttpRequest,
+    HttpResponse,
+    Nothing,
+    json_response,
+    read_json,
+)
+from xlaserve.http.parsing import parsed_bytes
+from xlaserve.http.routing import Body, Header, QueryParameter, Route
+from xlaserve.http.sagemaker.plain_tensors import FORMS, PLAIN_TYPES, write_plain_response
+from xlaserve.http.sagemaker.sagemaker_bodies import (
+    BINARY_TYPES,
+    PARAMETER_HEADERS,
+    SAGEMAKER_BINARY_TYPE,
+    InvocationReader,
+    parameters_of,
+    text_of,
+    v2_answer,
+)
+from xlaserve.http.threads import OffLoop
+from xlaserve.http.v2.infer_request import BINARY_OUTPUT
+from xlaserve.http.v2.infer_response import HEADER_LENGTH, write_infer_response
+from xlaserve.residence.platforms.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
+from xlaserve.serving.call import Api, Operation
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.made_arrays import made_bytes
+
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
+_INVOKE_HEADERS = (
+    _LENGTH,
+    *(
+        Header(header, str, f"The model is given it as parameter `{name}`.")
+        for header, name in PARAMETER_HEADERS.items()
+    ),
+)
+_EXAMPLE = {"instances": [list(range(16))]}
+"""For the model `identity` of the examples."""
+_LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
+
+_SHOWN = 80
+_TAG = "SageMaker"
+_PROTOCOL = "SageMaker"
+
+
+class LoadRequest(msgspec.Struct):
+    """A model to load, and the name that it gets; nothing follows from the name."""
+
+    model_name: str
+    url: str
+
+
+class Model(msgspec.Struct, rename="camel"):
+    """One model that is loaded."""
+
+    model_name: str
+    model_url: str
+
+
+class ModelList(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One page of the models that are loaded, by name."""
+
+    models: list[Model]
+    next_page_token: str = ""
+    """There where another page follows."""
+
+
+class Health(msgspec.Struct):
+    """Whether the container can take requests."""
+
+    status: str
+
+
+def sagemaker_routes(
+    container: MultiModelContainer,
+    engine: Engine,
+    threads: OffLoop,
+    *,
+    max_json_depth: int,
+    default_accept: str = JSON_TYPE,
+    json_rules: JsonRules = DEFAULT_RULES,
+) -> list[Route]:
+    """Return the rows of the contract (SageMaker, Container Contract for Multi-Model Endpoints)."""
+    handlers = SageMakerRoutes(
+        container,
+        engine,
+        threads,
+        max_json_depth=max_json_depth,
+        default_accept=default_accept,
+        json_rules=json_rules,
+    )
+    return [*handlers.model_rows(), *handlers.invocation_rows()]
+
+
+class SageMakerRoutes:
+    """The handlers of the contract; each decides nothing."""
+
+    def __init__(
+        self,
+        container: MultiModelContainer,
+        engine: Engine,
+        threads: OffLoop,
+        *,
+        max_json_depth: int,
+        default_accept: str,
+        json_rules: JsonRules,
+    ) -> None:
+        self._json_rules = json_rules
+        self._threads = threads
+        self._container = container
+        self._engine = engine
+        self._max_json_depth = max_json_depth
+        self._reader = InvocationReader(max_json_depth, default_accept)
+
+    def model_rows(self) -> list[Route]:
+        """Return the rows that load, list and unload."""
+        return [
+            Route(
+                "POST",
+                "/models",
+                Operation.MANAGE,
+                self.load,
+                "Load a model from a url",
+                _TAG,
+                Body(Nothing),
+                takes=Body(LoadRequest, example=_LOAD_EXAMPLE),
+                errors=(400, 403, 408, 409, 413, 501, 503, 507),
+            ),
+            Route(
+                "GET",
+                "/models",
+                Operation.METADATA,
+                self.list,
+                "List the loaded models",
+                _TAG,
+                Body(ModelList),
+                query=(
+                    QueryParameter("limit", int, f"Models on a page, at most {MAX_PAGE}."),
+                    QueryParameter("next_page_token", str, "The nextPageToken of a page."),
+                ),
+                errors=(400,),
+                api=Api.MODEL_REPOSITORY,
+            ),
+            Route(
+                "GET",
+                "/models/{model}",
+                Operation.METADATA,
+                self.get,
+                "Show a loaded model",
+                _TAG,
+                Body(Model),
+                errors=(404,),
+                api=Api.MODEL_REPOSITORY,
+            ),
+            Route(
+                "DELETE",
+                "/models/{model}",
+                Operation.MANAGE,
+                self.unload,
+                "Unload a model",
+                _TAG,
+                Body(Nothing),
+                errors=(403, 404, 503),
+            ),
+        ]
+
+    def invocation_rows(self) -> list[Route]:
+        """Return the rows that infer, and the one that tells whether that would work."""
+        takes = (*PLAIN_TYPES, *BINARY_TYPES)
+        answer = (*(form.media_type for form in FORMS), SAGEMAKER_BINARY_TYPE)
+        rows = (
+            ("/models/{model}/invoke", self.invoke, "Invoke a loaded model"),
+            ("/invocations", self.invoke_default, "Invoke the only model, or the default one"),
+        )
+        return [
+            Route(
+                "GET",
+                "/ping",
+                Operation.HEALTH,
+                self.ping,
+                "Health",
+                _TAG,
+                Body(Health),
+                other={503: "Not ready."},
+            ),
+            *(
+                Route(
+                    "POST",
+                    path,
+                    Operation.INFER,
+                    handle,
+                    summary,
+                    _TAG,
+                    Body(media_types=answer, headers=(_LENGTH,)),
+                    takes=Body(media_types=takes, headers=_INVOKE_HEADERS, example=_EXAMPLE),
+                    errors=(400, 403, 404, 406, 408, 413, 415, 501, 503, 507),
+                )
+                for path, handle, summary in rows
+            ),
+        ]
+
+    # --- models ---
+
+    async def load(self, request: HttpRequest) -> HttpResponse:
+        """Load a model and answer once it is ready (Load Model API)."""
+        request.call.protocol = _PROTOCOL
+        asked: LoadRequest = read_json(
+            await request.read(), LoadRequest, max_depth=self._max_json_depth
+        )
+        await self._container.load(asked.model_name, asked.url)
+        return json_response(Nothing())
+
+    async def list(self, request: HttpRequest) -> HttpResponse:
+        """List a page of the loaded models (List Model API)."""
+        page = self._container.page(
+            _limit(request.query.get("limit", "")),
+            _name_of(request.query.get("next_page_token", "")),
+        )
+        return json_response(ModelList([_model(m) for m in page.models], _token_of(page.last)))
+
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        """Show name and url of a loaded model (Get Model API)."""
+        return json_response(_model(self._container.get(request.names["model"])))
+
+    async def unload(self, request: HttpRequest) -> HttpResponse:
+        """Unload a model and answer once its memory is free (Unload Model API)."""
+        request.call.protocol = _PROTOCOL
+        await self._container.unload(request.names["model"])
+        return json_response(Nothing())
+
+    # --- invocations ---
+
+    async def ping(self, request: HttpRequest) -> HttpResponse:
+        """Tell whether the container is healthy; one that waits for models is."""
+        if self._container.healthy:
+            return json_response(Health("Healthy"))
+        return json_response(Health("Unhealthy"), HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def invoke(self, request: HttpRequest) -> HttpResponse:
+        """Run one inference on the model that the path names (Invoke Model API)."""
+        return await self._invoke(request.names["model"], request)
+
+    async def invoke_default(self, request: HttpRequest) -> HttpResponse:
+        """Run one inference on the default model, or on the only one."""
+        return await self._invoke(self._container.default(), request)
+
+    async def _invoke(self, model: str, request: HttpRequest) -> HttpResponse:
+        with self._engine.require(model) as info:
+            parameters = parameters_of(model, request)
+            body = await request.read()
+            text = text_of(request, body)
+            request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
+            read = partial(self._reader.read, info, model, request, body)
+            asked = await self._threads.run(len(body), read)
+            if len(text) < len(body):
+                # Of what is not text nothing was counted beforehand.
+                request.grow(made_bytes(asked.inference.inputs), "the tensors")
+        if asked.form in BINARY_TYPES:
+            parameters[BINARY_OUTPUT] = True
+        inference = msgspec.structs.replace(
+            asked.inference, parameters={**asked.inference.parameters, **parameters}
+        )
+        response = await self._engine.infer(inference)
+        size = sum(output.data.nbytes for output in response.outputs)
+        if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
+            write = partial(write_infer_response, inference, response, self._json_rules)
+            return v2_answer(await self._threads.run(size, write))
+        return await self._threads.run(
+            size,
+            partial(write_plain_response, info, response, asked.form, self._json_rules),
+        )
+
+
+def _limit(text: str) -> int:
+    if not text:
+        return MAX_PAGE
+    if not _DIGITS.fullmatch(text.removeprefix("-")):
+        raise InvalidParameter("limit", "an integer", repr(text[:_SHOWN]))
+    return int(text)
+
+
+def _token_of(name: str) -> str:
+    return urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_of(token: str) -> str:
+    """Return the name that a token stands for; raises InvalidParameter for one of nobody's."""
+    try:
+        return b64decode(token, altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise InvalidParameter(
+            "next_page_token", "the nextPageToken of a page", repr(token[:_SHOWN])
+        ) from None
+
+
+def _model(model: HostedModel) -> Model:
+    return Model(model.name, model.url)

@@ -1,0 +1,154 @@
+"""The generate extension: a request and its answers as plain objects of JSON."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from xlaserve.errors import NotOneAnswer
+from xlaserve.errors.panics import ENDS
+from xlaserve.http.edge import translate
+from xlaserve.http.events import EVENT_STREAM_TYPE, EventCall
+from xlaserve.http.json.json_tensors import JsonRules
+from xlaserve.http.messages import HttpRequest, HttpResponse, HttpStream
+from xlaserve.http.parsing import parsed_bytes
+from xlaserve.http.routing import Body, Route
+from xlaserve.http.threads import OffLoop
+from xlaserve.http.v2.generate_json import has_text, read_generate_request, write_generate_answer
+from xlaserve.http.v2.infer_response import output_bytes
+from xlaserve.serving.call import Headers, Operation, Peer
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.inference import InferResponse
+
+_CONTENT_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
+_TAG = "inference"
+_ERRORS = (400, 404, 408, 413, 500, 501, 503, 507)
+_EXAMPLE = {"x": list(range(16))}
+"""For the model `identity` of the examples."""
+
+
+class GenerateRoutes:
+    """The handlers of `generate` and `generate_stream`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        threads: OffLoop,
+        *,
+        max_json_depth: int,
+        json_rules: JsonRules,
+        max_stream_bytes: int,
+    ) -> None:
+        """`max_stream_bytes` of answers may wait for a client; its model pauses then."""
+        self._engine = engine
+        self._threads = threads
+        self._max_json_depth = max_json_depth
+        self._json_rules = json_rules
+        self._max_stream_bytes = max_stream_bytes
+
+    def table(self) -> list[Route]:
+        """Return the rows of these handlers."""
+        takes = Body(dict[str, Any], example=_EXAMPLE)
+        rows = []
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            rows += [
+                Route(
+                    "POST",
+                    f"{model}/generate",
+                    Operation.INFER,
+                    self.generate,
+                    "Generate: fields are tensors, with one answer",
+                    _TAG,
+                    Body(dict[str, Any]),
+                    takes=takes,
+                    errors=_ERRORS,
+                    make_call=self.make_call,
+                ),
+                Route(
+                    "POST",
+                    f"{model}/generate_stream",
+                    Operation.INFER,
+                    self.generate_stream,
+                    "Generate: fields are tensors, with any number of answers",
+                    _TAG,
+                    Body(dict[str, Any], (EVENT_STREAM_TYPE,)),
+                    takes=takes,
+                    errors=_ERRORS,
+                    make_call=self.make_call,
+                ),
+            ]
+        return rows
+
+    async def generate(self, request: HttpRequest) -> HttpResponse:
+        """Answer once; raises NotOneAnswer for a model that gave another number of answers."""
+        call, is_text = await self._begin(request, whole=True)
+        found: InferResponse | None = None
+        async with aclosing(call.answers()) as answers:
+            async for response, _ in answers:
+                if not response.outputs:
+                    continue
+                if found is not None:
+                    raise NotOneAnswer(call.model, "more")
+                found = response
+        if found is None:
+            raise NotOneAnswer(call.model, "none")
+        return await self._write(found, is_text)
+
+    async def generate_stream(self, request: HttpRequest) -> HttpStream:
+        """Send each answer as an event, as it comes."""
+        call, is_text = await self._begin(request)
+        path = f"/v2/models/{call.model}/generate_stream"
+        return HttpStream(_CONTENT_TYPE, self._events(call, path, is_text))
+
+    def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
+        """Make the call of a request, which may be given any number of answers."""
+        return EventCall(names, headers, peer, self._max_stream_bytes)
+
+    async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:
+        """Begin a call, and tell whether its model takes and gives text."""
+        name, version = request.names["model"], request.names.get("version", "")
+        call = request.call
+        assert isinstance(call, EventCall)
+        call.wants_whole = whole
+        with self._engine.require(name, version) as info:
+            body = await request.read()
+            request.grow(await parsed_bytes(self._threads, info, body), "the parsed body")
+            depth = self._max_json_depth
+            read = partial(read_generate_request, info, name, version, body, max_depth=depth)
+            inference = await self._threads.run(len(body), read)
+            is_text = has_text(info)
+        call.grow = request.grow
+        self._engine.begin(call, inference)
+        return call, is_text
+
+    async def _write(self, response: InferResponse, is_text: bool) -> HttpResponse:
+        write = partial(write_generate_answer, response, self._json_rules, is_text=is_text)
+        return await self._threads.run(output_bytes(response), write)
+
+    async def _events(
+        self, call: EventCall, path: str, is_text: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a call, each when the one before it was sent.
+
+        Raises the error of a call that fails before its first answer, so that it has its own
+        status. A last answer without outputs is no event.
+        """
+        has_begun = False
+        try:
+            async with aclosing(call.answers()) as answers:
+                async for response, _ in answers:
+                    if response.outputs:
+                        event = _event(await self._write(response, is_text))
+                        has_begun = True
+                        yield event
+        except ENDS:
+            raise
+        except BaseException as error:
+            if not has_begun or isinstance(error, ConnectionError):
+                raise
+            yield _event(translate(error, method="POST", path=path))
+
+
+def _event(answer: HttpResponse) -> bytes:
+    """Write an answer that is an object of JSON, which holds no end of a line."""
+    return b"data: %b\n\n" % b"".join(answer.parts)

@@ -1,0 +1,181 @@
+"""The JSON of the generate extension: fields that are tensors or parameters, and outputs as fields.
+
+{"text_input": "hello", "parameters": {"temperature": 0}}
+{"model_name": "m", "model_version": "1", "text_output": "hello world"}
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+
+from xlaserve.errors import InvalidBody, InvalidTensor
+from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules, list_sizes, read_elements
+from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.messages import HttpResponse
+from xlaserve.http.v2.infer_request import read_parameters
+from xlaserve.http.v2.infer_response import elements_of
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.inference import (
+    DetailedResponse,
+    InferInput,
+    InferOutput,
+    InferRequest,
+    InferResponse,
+)
+from xlaserve.tensors import Buffer, Parameter, Shape, TensorDataError, TensorSpec, describe
+
+TEXT, TEXT_INPUT, TEXT_OUTPUT = "text", "text_input", "text_output"
+"""A tensor of language models, and the fields that clients of Triton have for it."""
+
+_ID = "id"
+_STOP = "stop"
+_PARAMETERS = "parameters"
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANY = msgspec.json.Decoder()
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_generate_request(
+    info: ModelInfo, model: str, version: str, body: memoryview, *, max_depth: int
+) -> InferRequest:
+    """Read a request (generate extension, Generate Request JSON Object).
+
+    A field that is called as an input of the model is that tensor: a value by itself is one
+    element, and a list has the shape of the input, whose open size follows from the number of
+    elements. All others are parameters, also those in the object `parameters`; but `id` is that of
+    the request.
+    Raises InvalidBody, InvalidTensor and others of InvalidRequest, and nothing else.
+    """
+    check_depth(body, max_depth)
+    inputs = {spec.name: spec for spec in info.inputs}
+    is_text = has_text(info)
+    if is_text:
+        inputs[TEXT_INPUT] = inputs[TEXT]
+    tensors: list[InferInput] = []
+    parameters: dict[str, Any] = {}
+    identity = ""
+    for name, value in _fields(_object(body), inputs):
+        spec = inputs.get(name)
+        if spec is not None:
+            tensors.append(_tensor(model, spec, bytes(value), is_batched=bool(info.max_batch_size)))
+        elif name == _ID:
+            identity = _identity(_value(value))
+        else:
+            parameters[name] = _value(value)
+    stop = parameters.get(_STOP)
+    if is_text and isinstance(stop, list):
+        # A parameter is no list: such a one is written as the model reads it.
+        parameters[_STOP] = _ENCODER.encode(stop).decode()
+    return InferRequest(
+        model, version, identity, tuple(tensors), parameters=read_parameters(parameters)
+    )
+
+
+def _object(text: memoryview | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    try:
+        return _OBJECT.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a generate request, an object of JSON: {error}") from error
+    except RecursionError:
+        raise InvalidBody("the JSON is nested too deeply") from None
+
+
+def _fields(
+    fields: Mapping[str, msgspec.Raw], inputs: Mapping[str, TensorSpec]
+) -> Iterator[tuple[str, msgspec.Raw]]:
+    """Yield the fields of a request, those of the object `parameters` in its place."""
+    for name, value in fields.items():
+        is_object = bytes(value).lstrip()[:1] == b"{"
+        if name == _PARAMETERS and name not in inputs and is_object:
+            yield from _object(value).items()
+        else:
+            yield name, value
+
+
+def _value(value: msgspec.Raw) -> Any:
+    try:
+        return _ANY.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a generate request in JSON: {error}") from error
+    except RecursionError:
+        raise InvalidBody("the JSON is nested too deeply") from None
+
+
+def _identity(value: Any) -> str:
+    # As a number too: clients of Triton send either.
+    if value is None or isinstance(value, str):
+        return value or ""
+    if type(value) is int:
+        return str(value)
+    raise InvalidBody(f"expected '{_ID}' as a string or an integer, got {type(value).__name__}")
+
+
+def _tensor(model: str, spec: TensorSpec, text: bytes, *, is_batched: bool) -> InferInput:
+    listed = text if text[:1] == b"[" else b"[%b]" % text
+    try:
+        shape = _shape(spec, list_sizes(spec.datatype, listed), is_batched=is_batched)
+        return InferInput(spec.name, spec.datatype, read_elements(spec.datatype, shape, listed))
+    except TensorDataError as error:
+        raise InvalidTensor(model, "input", spec.name, error.expected, error.got) from error
+
+
+def _shape(spec: TensorSpec, sizes: Shape, *, is_batched: bool) -> Shape:
+    wanted = spec.shape
+    if len(sizes) == len(wanted):
+        return sizes
+    rows: Shape = (1,) if is_batched else ()
+    if len(sizes) == len(wanted) - len(rows):
+        return (*rows, *sizes)
+    rest, count = wanted[len(rows) :], prod(sizes)
+    if sum(size == -1 for size in rest) > 1:
+        raise TensorDataError(
+            f"lists as {describe(spec.datatype, wanted)} has dimensions, of which several are open",
+            f"{len(sizes)} levels of lists",
+        )
+    known = prod(size for size in rest if size != -1)
+    free = count // known if known else 0
+    return (*rows, *(free if size == -1 else size for size in rest))
+
+
+def has_text(info: ModelInfo) -> bool:
+    """Tell whether a model takes and gives text: it has `text_input` and `text_output` then."""
+    return info.generation is not None and info.generation.is_text_offered
+
+
+def write_generate_answer(
+    response: InferResponse, rules: JsonRules = DEFAULT_RULES, *, is_text: bool = False
+) -> HttpResponse:
+    """Write an answer (generate extension, Generate Response JSON Object).
+
+    Each output is a field: its only element, or all of its elements in one list. With `is_text`
+    the output `text` is the field `text_output`.
+    Raises InvalidTensor for FP16 and BF16, OutputNotInForm and OutputNotText for what the rules
+    refuse, see `write_elements`.
+    """
+    head: dict[str, Parameter] = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+    }
+    if response.id:
+        head[_ID] = response.id
+    if isinstance(response, DetailedResponse):
+        # Fields too, but for those that are called as something else.
+        taken = {"model_name", "model_version", _ID, *(o.name for o in response.outputs)}
+        head |= {n: value for n, value in response.parameters.items() if n not in taken}
+    parts: list[Buffer] = [_ENCODER.encode(head)[:-1]]
+    for output in response.outputs:
+        name = TEXT_OUTPUT if is_text and output.name == TEXT else output.name
+        parts += (b",%b:" % _ENCODER.encode(name), *_elements(response, output, rules))
+    parts.append(b"}")
+    return HttpResponse(parts=parts)
+
+
+def _elements(response: InferResponse, output: InferOutput, rules: JsonRules) -> list[Buffer]:
+    elements = elements_of(response.model_name, output, rules)
+    if output.data.size == 1:
+        (only,) = elements
+        return [memoryview(only)[1:-1]]
+    return elements

@@ -1,0 +1,64 @@
+"""The health of the server over HTTP, for clients and for probes (KServe: Server Live, Ready)."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+
+import msgspec
+
+from xlaserve.http.edge import RETRY
+from xlaserve.http.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.http.routing import Body, Route
+from xlaserve.http.v2.v2_schemas import Live, Ready
+from xlaserve.residence.following import RepositoryFollower
+from xlaserve.serving.call import Operation
+
+STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
+    {True: HTTPStatus.OK, False: HTTPStatus.BAD_REQUEST}
+)
+"""Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
+
+
+class HealthRoutes:
+    """Answers where HTTP is served, and where metrics are alone: a probe has no certificate."""
+
+    def __init__(self, follower: RepositoryFollower) -> None:
+        self._follower = follower
+
+    def table(self) -> list[Route]:
+        """Return the rows of these handlers."""
+        return [
+            Route(
+                "GET",
+                "/v2/health/live",
+                Operation.HEALTH,
+                self.live,
+                "Server live",
+                "server",
+                Body(Live),
+            ),
+            Route(
+                "GET",
+                "/v2/health/ready",
+                Operation.HEALTH,
+                self.ready,
+                "Server ready",
+                "server",
+                Body(Ready),
+                other={400: "Not ready."},
+            ),
+        ]
+
+    async def live(self, request: HttpRequest) -> HttpResponse:
+        """Answer true: who answers is live."""
+        return json_response(Live(live=True))
+
+    async def ready(self, request: HttpRequest) -> HttpResponse:
+        """Tell whether the start is complete, as the readiness setting defines it."""
+        ready = self._follower.server_ready
+        answer = json_response(Ready(ready), STATUS_OF_READY[ready])
+        return (
+            answer
+            if ready
+            else msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})
+        )

@@ -1,0 +1,175 @@
+"""Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+import msgspec
+
+from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
+from xlaserve.http.json.json_numbers import write_with_numbers
+from xlaserve.http.json.json_tensors import (
+    DEFAULT_RULES,
+    JsonRules,
+    NotInJson,
+    NotUtf8,
+    write_elements,
+)
+from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from xlaserve.http.v2.infer_request import BINARY_DATA, BINARY_OUTPUT
+from xlaserve.serving.inference import DetailedResponse, InferOutput, InferRequest, InferResponse
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
+
+_BINARY_SIZE = "binary_data_size"
+_NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Says how many bytes of JSON there are in front of binary tensors."""
+
+
+class InferBody(msgspec.Struct, frozen=True, gc=False):
+    """The body of an answer."""
+
+    parts: list[Buffer]
+    """Sent one after the other; binary tensors are views of their arrays where these are dense."""
+    header_length: int | None
+    """Bytes of JSON at its start; None where all is JSON."""
+
+
+_Parameters: TypeAlias = Mapping[str, Parameter] | msgspec.UnsetType
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: _Parameters = msgspec.UNSET
+
+
+class _Response(msgspec.Struct):
+    model_name: str
+    model_version: str
+    id: str | msgspec.UnsetType
+    parameters: _Parameters = msgspec.UNSET
+
+
+_SHORT_NAMES = frozenset(
+    row.name for row in DATATYPES.values() if row.contents is not None and row is not BYTES
+)
+_SHORT_ELEMENTS = 1 << 10
+"""Elements of an output that is written with all that is around it."""
+_ENCODER = msgspec.json.Encoder()
+_JOINED_BYTES = 64 << 10
+"""Bytes up to which a copy is cheaper than pieces."""
+
+
+def write_infer_response(
+    request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
+) -> InferBody:
+    """Write a response, each output in the form that the request asks for.
+
+    Binary is an output whose own `binary_data` says so, or else the `binary_data_output` of the
+    request (binary tensor data extension). There is an `id` where the request has one.
+    Raises InvalidTensor for an output that must be binary and is wanted in JSON, OutputNotInForm
+    and OutputNotText for elements that the rules refuse; see `write_elements`.
+    """
+    detailed = response if isinstance(response, DetailedResponse) else None
+    if not (request.outputs or request.parameters or detailed):
+        short = _write_short(response)
+        if short is not None:
+            return InferBody([short], None)
+    default = request.parameters.get(BINARY_OUTPUT) is True
+    outputs = request.outputs
+    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in outputs} if outputs else {}
+    identity = response.id or msgspec.UNSET
+    own = (detailed and detailed.parameters) or msgspec.UNSET
+    of_outputs = detailed.output_parameters if detailed else _NO_PARAMETERS
+    head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity, own))
+    json: list[Buffer] = [head[:-1] + b',"outputs":[']
+    tensors: list[Buffer] = []
+    for index, output in enumerate(response.outputs):
+        if index:
+            json.append(b",")
+        parameters = of_outputs.get(output.name) or msgspec.UNSET
+        if type(output) is not InferOutput:
+            json.append(_describe(output, parameters))  # it is in shared memory
+        elif wanted.get(output.name, default):
+            tensors.append(to_bytes(output.datatype, output.data))
+            size: Mapping[str, Parameter] = {_BINARY_SIZE: len(tensors[-1])}
+            json.append(_describe(output, {**parameters, **size} if parameters else size))
+        else:
+            json += _with_data(response.model_name, output, parameters, rules)
+    json.append(b"]}")
+    length = sum(map(len, json))
+    if length <= _JOINED_BYTES:
+        json = [b"".join(json)]
+    return InferBody(json + tensors, length if tensors else None)
+
+
+def _write_short(response: InferResponse) -> bytes | None:
+    """Write a response of few numbers; None for any other."""
+    outputs: list[Mapping[str, object]] = []
+    for output in response.outputs:
+        data, kind = output.data, output.datatype.name
+        if kind not in _SHORT_NAMES or data.size > _SHORT_ELEMENTS:
+            return None
+        outputs.append(
+            {"name": output.name, "datatype": kind, "shape": data.shape, "data": data.ravel()}
+        )
+    fields: dict[str, object] = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+    }
+    if response.id:
+        fields["id"] = response.id
+    fields["outputs"] = outputs
+    written = write_with_numbers(fields)
+    # NaN and infinities are written as null.
+    return None if b"null" in written else written
+
+
+def write_infer_answer(
+    request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
+) -> HttpResponse:
+    """Write a response, with the length of its JSON where binary tensors follow.
+
+    Raises as `write_infer_response` does.
+    """
+    body = write_infer_response(request, response, rules)
+    if body.header_length is None:
+        return HttpResponse(content_type=JSON_TYPE, parts=body.parts)
+    headers = {HEADER_LENGTH: str(body.header_length)}
+    return HttpResponse(content_type=BINARY_TYPE, parts=body.parts, headers=headers)
+
+
+def output_bytes(response: InferResponse) -> int:
+    """Return how many bytes of tensors there are to write, or were to shared memory."""
+    size = 0
+    for output in response.outputs:
+        size += output.data.nbytes
+    return size
+
+
+def _describe(output: InferOutput, parameters: _Parameters) -> bytes:
+    shape = output.data.shape
+    return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
+
+
+def _with_data(
+    model: str, output: InferOutput, parameters: _Parameters, rules: JsonRules
+) -> list[Buffer]:
+    elements = elements_of(model, output, rules)
+    return [_describe(output, parameters)[:-1] + b',"data":', *elements, b"}"]
+
+
+def elements_of(model: str, output: InferOutput, rules: JsonRules) -> list[Buffer]:
+    """Return the elements of an output as `write_elements` does; its errors name the output."""
+    try:
+        return write_elements(output.datatype, output.data, rules)
+    except NotInJson as error:
+        form = "JSON (strict_json), but binary_data can,"
+        raise OutputNotInForm(model, output.name, form, str(error)) from error
+    except NotUtf8 as error:
+        raise OutputNotText(model, output.name) from error
+    except TensorDataError as error:
+        raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error

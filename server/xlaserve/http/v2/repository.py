@@ -1,0 +1,143 @@
+"""The model repository extension over HTTP: index, load, unload."""
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+
+from xlaserve.errors import InvalidParameter, Unsupported
+from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
+from xlaserve.http.routing import Body, Route
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.repository.overrides import CONFIG, FILE_PREFIX, LoadParameter
+from xlaserve.serving.call import Api, Operation
+
+_TAG = "repository"
+_SHOWN = 80
+
+
+class IndexRequest(msgspec.Struct):
+    """The filter of a list."""
+
+    ready: bool = False
+    """Only versions that answer."""
+
+
+class IndexRow(msgspec.Struct, omit_defaults=True):
+    """One version that is known, or one model of the repository that was never loaded."""
+
+    name: str
+    state: str
+    reason: str
+    version: str = ""
+
+
+class ControlRequest(msgspec.Struct):
+    """A load or an unload; see the model repository extension for its parameters."""
+
+    parameters: dict[str, Any] = {}
+
+
+class RepositoryRoutes:
+    """The handlers of the model repository extension."""
+
+    def __init__(self, control: ModelControl, *, max_json_depth: int) -> None:
+        self._control = control
+        self._max_json_depth = max_json_depth
+
+    def table(self) -> list[Route]:
+        """Return the rows of these handlers, and those that name a repository."""
+        rows = []
+        for repository in ("/v2/repository", "/v2/repository/{repository}"):
+            rows.append(
+                Route(
+                    "POST",
+                    f"{repository}/index",
+                    Operation.METADATA,
+                    self.index,
+                    "Repository index",
+                    _TAG,
+                    Body(list[IndexRow]),
+                    takes=Body(IndexRequest, required=False, example={"ready": True}),
+                    errors=(400, 403, 408, 413, 501),
+                    api=Api.MODEL_REPOSITORY,
+                )
+            )
+            rows += [
+                Route(
+                    "POST",
+                    f"{repository}/models/{{model}}/{verb.__name__}",
+                    Operation.MANAGE,
+                    verb,
+                    summary,
+                    _TAG,
+                    Body(Nothing),
+                    takes=Body(ControlRequest, required=False, example={"parameters": {}}),
+                    errors=errors,
+                )
+                for verb, summary, errors in (
+                    (self.load, "Load or reload a model", _LOAD_ERRORS),
+                    (self.unload, "Unload a model", _UNLOAD_ERRORS),
+                )
+            ]
+        return rows
+
+    async def index(self, request: HttpRequest) -> HttpResponse:
+        """List the models that are, or could be, loaded."""
+        _refuse_repository(request)
+        asked: IndexRequest = await self._read(request, IndexRequest)
+        rows = await self._control.of_all.index(ready=asked.ready)
+        return json_response(
+            [IndexRow(row.name, row.state, row.reason, version=row.version) for row in rows]
+        )
+
+    async def load(self, request: HttpRequest) -> HttpResponse:
+        """Load or reload a model, and answer once it is ready."""
+        _refuse_repository(request)
+        await self._control.load(request.names["model"], await self._parameters(request))
+        return json_response(Nothing())
+
+    async def unload(self, request: HttpRequest) -> HttpResponse:
+        """Unload a model, and answer once its memory is free."""
+        _refuse_repository(request)
+        await self._control.unload(request.names["model"], await self._parameters(request))
+        return json_response(Nothing())
+
+    async def _parameters(self, request: HttpRequest) -> dict[str, LoadParameter]:
+        asked: ControlRequest = await self._read(request, ControlRequest)
+        return {name: _parameter(name, value) for name, value in asked.parameters.items()}
+
+    async def _read(self, request: HttpRequest, kind: type) -> Any:
+        return read_json(await request.read(), kind, max_depth=self._max_json_depth)
+
+
+_UNLOAD_ERRORS = (400, 403, 404, 408, 413, 501, 503)
+_LOAD_ERRORS = (*_UNLOAD_ERRORS, 507)
+
+
+def _refuse_repository(request: HttpRequest) -> None:
+    if "repository" in request.names:
+        raise Unsupported("choosing a repository by name")
+
+
+def _parameter(name: str, value: Any) -> LoadParameter:
+    if name == CONFIG and isinstance(value, dict):
+        return msgspec.json.encode(value).decode()  # written by hand, as it reads in examples
+    if name.startswith(FILE_PREFIX) and isinstance(value, str):
+        return _decoded(name, value)
+    if isinstance(value, bool | int | str):
+        return value
+    raise InvalidParameter(name[:_SHOWN], "a string, a number or a boolean", _kind(value))
+
+
+def _decoded(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode(), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidParameter(name[:_SHOWN], "base64", str(error)) from None
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "an array", float: "a fraction", type(None): "null"}
+    return kinds[type(value)]

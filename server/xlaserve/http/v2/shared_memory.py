@@ -1,0 +1,185 @@
+"""The shared memory extension over HTTP: status, register, unregister."""
+
+from base64 import b64decode
+from typing import Annotated, Any
+
+import msgspec
+
+from xlaserve.errors import InvalidRegion, Unsupported
+from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
+from xlaserve.http.routing import Body, Route
+from xlaserve.serving.access.sight import require_all_seen
+from xlaserve.serving.call import Api, Operation
+from xlaserve.serving.inputs.cuda_regions import CudaRegions
+from xlaserve.serving.inputs.shared_memory import Region, Regions, shown
+
+_TAG = "shared memory"
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RegisterRequest(msgspec.Struct):
+    """A region to be registered."""
+
+    key: str
+    """The name of the shared memory, as `shm_open` takes it."""
+    byte_size: _Count
+    offset: _Count = 0
+
+
+class RawHandle(msgspec.Struct):
+    """A handle of CUDA memory."""
+
+    b64: str
+    """A cudaIpcMemHandle_t in base64."""
+
+
+class CudaRegisterRequest(msgspec.Struct):
+    """CUDA memory to be registered."""
+
+    raw_handle: RawHandle
+    byte_size: _Count
+    device_id: _Count = 0
+
+
+class CudaRegionRow(msgspec.Struct):
+    """CUDA memory that is registered."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class RegionRow(msgspec.Struct):
+    """A region that is registered."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class SharedMemoryRoutes:
+    """The handlers of the shared memory extension."""
+
+    def __init__(self, regions: Regions, *, max_json_depth: int) -> None:
+        self._regions = regions
+        self._cuda = CudaRegions(regions)
+        self._max_json_depth = max_json_depth
+
+    def table(self) -> list[Route]:
+        """Return the rows of these handlers."""
+        cuda = {"raw_handle": {"b64": "A" * 88}, "device_id": 0, "byte_size": 64}
+        example = {"key": "/input", "offset": 0, "byte_size": 64}
+        rows = [
+            Route(
+                "POST",
+                f"{_SYSTEM}/region/{{region}}/register",
+                Operation.MANAGE,
+                self.register,
+                "Register system shared memory",
+                _TAG,
+                Body(Nothing),
+                takes=Body(RegisterRequest, example=example),
+                errors=(400, 403, 408, 409, 413, 501, 503),
+                api=Api.SHARED_MEMORY,
+            ),
+            Route(
+                "POST",
+                f"{_CUDA}/region/{{region}}/register",
+                Operation.MANAGE,
+                self.register_cuda,
+                "Register CUDA shared memory; not implemented where JAX does not run on CUDA",
+                _TAG,
+                Body(Nothing),
+                takes=Body(CudaRegisterRequest, example=cuda),
+                errors=(400, 403, 408, 409, 413, 501, 503),
+                api=Api.SHARED_MEMORY,
+            ),
+        ]
+        for root, kind, status, unregister, row in (
+            (_SYSTEM, "system", self.status, self.unregister, RegionRow),
+            (_CUDA, "CUDA", self.status_cuda, self.unregister_cuda, CudaRegionRow),
+        ):
+            for path, errors in ((root, ()), (f"{root}/region/{{region}}", (404,))):
+                rows.append(
+                    Route(
+                        "GET",
+                        f"{path}/status",
+                        Operation.METADATA,
+                        status,
+                        f"Status of {kind} shared memory",
+                        _TAG,
+                        Body(list[row]),  # type: ignore[valid-type]
+                        errors=errors,
+                        api=Api.SHARED_MEMORY,
+                    )
+                )
+                rows.append(
+                    Route(
+                        "POST",
+                        f"{path}/unregister",
+                        Operation.MANAGE,
+                        unregister,
+                        f"Unregister {kind} shared memory",
+                        _TAG,
+                        Body(Nothing),
+                        errors=(403,),
+                        api=Api.SHARED_MEMORY,
+                    )
+                )
+        return rows
+
+    async def register(self, request: HttpRequest) -> HttpResponse:
+        """Register a region under the name in the path."""
+        body = await request.read()
+        asked: Any = read_json(body, RegisterRequest, max_depth=self._max_json_depth)
+        name = request.names["region"]
+        await self._regions.register_everywhere(
+            request.call.peer, name, asked.key, asked.offset, asked.byte_size
+        )
+        return json_response(Nothing())
+
+    async def status(self, request: HttpRequest) -> HttpResponse:
+        """List the regions, or the one that the path names."""
+        return json_response(
+            [_row(r) for r in self._regions.status(request.names.get("region", ""))]
+        )
+
+    async def unregister(self, request: HttpRequest) -> HttpResponse:
+        """Have a region, or all, registered no more."""
+        await self._regions.unregister_everywhere(
+            request.call.peer, request.names.get("region", "")
+        )
+        return json_response(Nothing())
+
+    async def register_cuda(self, request: HttpRequest) -> HttpResponse:
+        """Open a handle of CUDA memory under the name in the path."""
+        require_all_seen()
+        if self._regions.driver is None:
+            raise Unsupported("CUDA shared memory")  # whatever the body says
+        body = await request.read()
+        asked: Any = read_json(body, CudaRegisterRequest, max_depth=self._max_json_depth)
+        name, handle = request.names["region"], asked.raw_handle.b64
+        try:
+            raw = b64decode(handle, validate=True)
+        except ValueError as error:
+            raise InvalidRegion(shown(name), "a raw_handle in base64", f"{error}") from error
+        self._cuda.register(request.call.peer, name, raw, asked.device_id, asked.byte_size)
+        return json_response(Nothing())
+
+    async def status_cuda(self, request: HttpRequest) -> HttpResponse:
+        """List the regions of CUDA memory, or the one that the path names."""
+        found = self._cuda.status(request.names.get("region", ""))
+        return json_response([CudaRegionRow(r.name, r.device, r.byte_size) for r in found])
+
+    async def unregister_cuda(self, request: HttpRequest) -> HttpResponse:
+        """Have a region of CUDA memory, or all, registered no more."""
+        self._cuda.unregister(request.call.peer, request.names.get("region", ""))
+        return json_response(Nothing())
+
+
+def _row(region: Region) -> RegionRow:
+    return RegionRow(region.name, region.key, region.offset, region.byte_size)

@@ -1,0 +1,184 @@
+"""Configuration and statistics of a model as JSON, in the spelling of Triton's endpoints."""
+
+import math
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import betterproto
+import msgspec
+
+from xlaserve.model_config.schema import Field, schema_of
+from xlaserve.residence.reports.monitor import VersionReport
+from xlaserve.runtime.config_served import ServedConfig
+from xlaserve.serving.statistics import Duration, Totals
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+# --- configuration ---
+
+
+def config_json(config: ServedConfig) -> dict[str, Json]:
+    """Return a configuration as proto-JSON: names as in the contract, 64-bit integers as numbers.
+
+    Every field is there, but for messages that were not given.
+    """
+    return _message(config.message())
+
+
+def _message(message: betterproto.Message) -> dict[str, Json]:
+    members: dict[str, Json] = {}
+    for field in schema_of(type(message)).by_name.values():
+        if field.oneof and betterproto.which_one_of(message, field.oneof)[0] != field.attribute:
+            continue
+        value = getattr(message, field.attribute)
+        if field.kind == "map":
+            members[field.name] = {str(key): _one(field, each) for key, each in value.items()}
+        elif field.repeated:
+            members[field.name] = [_one(field, each) for each in value]
+        elif field.kind != "message" or betterproto.serialized_on_wire(value):
+            members[field.name] = _one(field, value)
+    return members
+
+
+def _one(field: Field, value: Any) -> Json:
+    if isinstance(value, betterproto.Message):
+        return _message(value)
+    if field.kind == "enum":
+        return str(value.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NOT_FINITE.get(value, "NaN")
+    assert isinstance(value, bool | int | float | str)
+    return value
+
+
+_NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
+
+# --- statistics ---
+
+
+class StatisticDuration(msgspec.Struct):
+    """The count and the total duration of an event."""
+
+    count: int
+    ns: int
+
+
+class InferStatistics(msgspec.Struct):
+    """Durations of a model's requests."""
+
+    success: StatisticDuration
+    fail: StatisticDuration
+    queue: StatisticDuration
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
+    cache_hit: StatisticDuration
+    cache_miss: StatisticDuration
+
+
+class BatchStatistics(msgspec.Struct):
+    """Durations of executions of one batch size."""
+
+    batch_size: int
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
+
+
+class MemoryUsage(msgspec.Struct):
+    """Bytes of a model in one memory."""
+
+    type: str
+    id: int
+    byte_size: int
+
+
+class CompileStatistics(msgspec.Struct):
+    """Durations of compiling and executing one batch size: a member that only we have."""
+
+    batch_size: int
+    sizes: list[int]
+    """Sizes of the open dimensions of the model besides the batch."""
+    compile_ns: int
+    execution_ns: int
+    """One execution, the quickest of the warm-up."""
+
+
+class ModelStatistics(msgspec.Struct):
+    """Counts and durations of one model version."""
+
+    name: str
+    version: str
+    last_inference: int
+    """Milliseconds since the epoch."""
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    response_stats: dict[str, StatisticDuration]
+    """Empty: only for models that answer a request more than once."""
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[MemoryUsage]
+    compile_stats: list[CompileStatistics]
+
+
+class Statistics(msgspec.Struct):
+    """The statistics of some model versions."""
+
+    model_stats: list[ModelStatistics]
+
+
+def statistics_json(reports: Iterable[VersionReport]) -> Statistics:
+    """Return statistics in the members of Triton's answer, ready for msgspec to write."""
+    return Statistics([_statistics(report) for report in reports])
+
+
+def _statistics(report: VersionReport) -> ModelStatistics:
+    totals = report.totals
+    return ModelStatistics(
+        report.name,
+        report.version,
+        totals.last_inference_ms,
+        totals.inference_count,
+        totals.execution_count,
+        _inference(totals),
+        response_stats={},
+        batch_stats=[
+            BatchStatistics(
+                batch.batch_size,
+                _duration(batch.compute_input),
+                _duration(batch.compute_infer),
+                _duration(batch.compute_output),
+            )
+            for batch in totals.batches
+        ],
+        memory_usage=[
+            MemoryUsage(use.kind, use.device_id, use.size_bytes) for use in report.memory
+        ],
+        compile_stats=[
+            CompileStatistics(
+                bucket.rows,
+                list(bucket.sizes),
+                round(bucket.compile_seconds * 1e9),
+                round(bucket.seconds * 1e9),
+            )
+            for bucket in report.buckets
+        ],
+    )
+
+
+def _inference(totals: Totals) -> InferStatistics:
+    return InferStatistics(
+        success=_duration(totals.success),
+        fail=_duration(totals.fail),
+        queue=_duration(totals.queue),
+        compute_input=_duration(totals.compute_input),
+        compute_infer=_duration(totals.compute_infer),
+        compute_output=_duration(totals.compute_output),
+        cache_hit=_duration(totals.cache_hit),
+        cache_miss=_duration(totals.cache_miss),
+    )
+
+
+def _duration(duration: Duration) -> StatisticDuration:
+    return StatisticDuration(duration.count, duration.ns)

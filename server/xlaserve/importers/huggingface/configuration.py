@@ -1,0 +1,274 @@
+"""The form of a decoder out of config.json; all that it says is obeyed, or refused by name."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.importers.huggingface import rope
+from xlaserve.importers.huggingface.families import (
+    FAMILIES,
+    MLP_BIAS,
+    OUTPUT_BIAS,
+    QKV_BIAS,
+    Family,
+    keys_of,
+)
+from xlaserve.importers.huggingface.form import Experts, Form, Rope, Stored
+
+CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_LAYERS = 1024
+_MAX_EXPERTS = 4096
+_MAX_SIZE = 1 << 31
+
+_OBEYED = keys_of(
+    "architectures vocab_size hidden_size num_attention_heads intermediate_size num_hidden_layers "
+    "max_position_embeddings rms_norm_eps hidden_act tie_word_embeddings eos_token_id"
+)
+_WITHOUT_EFFECT = keys_of(
+    # Other programs, training, and what a server decides itself.
+    "model_type dtype torch_dtype transformers_version use_cache bos_token_id pad_token_id "
+    "initializer_range attention_dropout resid_pdrop embd_pdrop _name_or_path cache_implementation "
+    "output_attentions output_hidden_states return_dict id2label label2id problem_type "
+    "chunk_size_feed_forward _attn_implementation"
+)
+_ONLY: Mapping[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False,),
+    "quantization_config": (None,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+    "pretraining_tp": (1, None),
+    "use_bidirectional_attention": (False, None),
+}
+"""Keys that are obeyed by refusing all values but these."""
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+def read(directory: Path) -> Form:
+    """Return the form of the model of a directory. Raises InvalidModel."""
+    with files.opened(directory, CONFIG, limit_bytes=_MAX_CONFIG_BYTES) as (file, _):
+        text = file.read(_MAX_CONFIG_BYTES)
+    try:
+        return form_of(msgspec.json.decode(text, type=dict[str, object]))
+    except msgspec.MsgspecError as error:
+        raise InvalidModel(f"{CONFIG}: expected an object: {error}") from error
+
+
+def form_of(config: Mapping[str, object]) -> Form:
+    """Return the form that a decoded config.json describes. Raises InvalidModel."""
+    family = _family(config)
+    _check_keys(config, family)
+    key = family.key
+    hidden, heads = _size(config, key("hidden_size")), _size(config, key("num_attention_heads"))
+    kv_heads = _size(config, "num_key_value_heads", heads if family.optional_kv_heads else None)
+    head_dim = _size(config, "head_dim", hidden // heads if family.optional_head_dim else None)
+    if heads % kv_heads:
+        raise _refused("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
+    widened = family.default_widening and family.default_widening * hidden
+    layers = _size(config, key("num_hidden_layers"), most=_MAX_LAYERS)
+    kinds = _kinds(config, family, layers)
+    scale = _positive(config, "query_pre_attn_scalar") if family.gemma else head_dim
+    return Form(
+        vocab=_size(config, "vocab_size"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=_size(config, key("intermediate_size"), widened),
+        max_length=_size(config, key("max_position_embeddings")),
+        windows=tuple(_size(config, "sliding_window") if slides else None for slides in kinds),
+        ropes=_ropes(config, family, head_dim, kinds),
+        norm_epsilon=_positive(config, key("rms_norm_eps")),
+        centred=family.centred,
+        norm_offset=1.0 if family.gemma else 0.0,
+        attention_scale=scale**-0.5,
+        attention_cap=_cap(config, "attn_logit_softcapping"),
+        logit_cap=_cap(config, "final_logit_softcapping"),
+        embedding_scale=math.sqrt(hidden) if family.gemma else 1.0,
+        activation=_activation(config, key("hidden_act")),
+        post_norms=family.gemma,
+        tied=_flag(config, "tie_word_embeddings", default=family.tied),
+        stop_tokens=_stop_tokens(config),
+        layout=replace(family.layout, layer=_layer(config, family)),
+        experts=_experts(config, family, layers) if family.experts else None,
+    )
+
+
+def _family(config: Mapping[str, object]) -> Family:
+    named = config.get("architectures")
+    if isinstance(named, list) and len(named) == 1 and str(named[0]) in FAMILIES:
+        return FAMILIES[str(named[0])]
+    raise _refused("architectures", f"one of {', '.join(FAMILIES)}", named)
+
+
+def _check_keys(config: Mapping[str, object], family: Family) -> None:
+    known = family.obeyed(_OBEYED) | _WITHOUT_EFFECT | _ONLY.keys()
+    unknown = sorted(config.keys() - known)
+    if unknown:
+        shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
+        raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
+    for name, allowed in _ONLY.items():
+        if name in config and config[name] not in allowed:
+            raise _refused(name, f"{allowed[0]}", config[name])
+
+
+def _layer(config: Mapping[str, object], family: Family) -> tuple[Stored, ...]:
+    tensors = list(family.layout.layer)
+    if _flag(config, "qkv_bias", default="qkv_bias" in family.keys):
+        tensors += QKV_BIAS
+    if _flag(config, "attention_bias"):
+        tensors += [*QKV_BIAS, *OUTPUT_BIAS]
+    if _flag(config, "mlp_bias"):
+        tensors += MLP_BIAS
+    return tuple(tensors)
+
+
+def _experts(config: Mapping[str, object], family: Family, layers: int) -> Experts:
+    """Return the mixture of experts; what a family has no key for is as it is in all its models."""
+    count, keys = _count_of_experts(config, family), family.keys
+    step = _size(config, "decoder_sparse_step", 1)
+    dense = _layers_named(config, "mlp_only_layers", layers)
+    has_sizes = "moe_intermediate_size" in keys
+    return Experts(
+        count,
+        _size(config, "num_experts_per_tok", most=count),
+        _flag(config, "norm_topk_prob", default="norm_topk_prob" not in keys),
+        _size(config, "moe_intermediate_size" if has_sizes else "intermediate_size"),
+        _size(config, "shared_expert_intermediate_size")
+        if "shared_expert_intermediate_size" in keys
+        else 0,
+        tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
+    )
+
+
+def _count_of_experts(config: Mapping[str, object], family: Family) -> int:
+    given = [name for name in family.experts if config.get(name) is not None]
+    counts = {_size(config, name, most=_MAX_EXPERTS) for name in given or family.experts[:1]}
+    if len(counts) > 1:
+        raise _refused(given[1], f"{config[given[0]]} as in {given[0]}", config[given[1]])
+    return counts.pop()
+
+
+def _layers_named(config: Mapping[str, object], name: str, layers: int) -> frozenset[int]:
+    found = config.get(name)
+    try:
+        named = frozenset(msgspec.convert([] if found is None else found, list[int]))
+    except msgspec.ValidationError:
+        named = frozenset({-1})
+    if not named <= set(range(layers)):
+        raise _refused(name, f"numbers of layers from 0 to {layers - 1}", found)
+    return named
+
+
+def _kinds(config: Mapping[str, object], family: Family, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it has a window."""
+    # A missing window changes no frequencies: two kinds of them need layers of two kinds.
+    is_off = config.get("sliding_window") is None and not family.local_rope
+    if is_off or not _flag(config, "use_sliding_window", default=not _switched(family)):
+        return (False,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None and not family.named_windows:
+        return tuple(_slides(config, family, layer) for layer in range(layers))
+    known = {"sliding_attention": True, "full_attention": False}
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not known.keys() >= set(map(str, kinds))
+    ):
+        raise _refused("layer_types", f"{layers} times one of {', '.join(known)}", kinds)
+    return tuple(known[str(kind)] for kind in kinds)
+
+
+def _ropes(
+    config: Mapping[str, object], family: Family, head_dim: int, kinds: tuple[bool, ...]
+) -> tuple[Rope, ...]:
+    if not family.rotary:
+        return (Rope(),) * len(kinds)
+    if not family.local_rope:
+        return (rope.read(config, head_dim),) * len(kinds)
+    local, full = rope.read_both(config, head_dim)
+    return tuple(local if slides else full for slides in kinds)
+
+
+def _switched(family: Family) -> bool:
+    return "use_sliding_window" in family.keys
+
+
+def _slides(config: Mapping[str, object], family: Family, layer: int) -> bool:
+    """Return whether a layer has a window in a family whose config.json names no layer types."""
+    if family.window_everywhere:
+        first = config.get("max_window_layers")
+        if first:
+            raise _refused("max_window_layers", "0 or none beside a sliding window", first)
+        return True
+    if family.full_every > 1:
+        # The underscore is of transformers 5.
+        key = "_" * ("sliding_window_pattern" not in config) + "sliding_window_pattern"
+        return (layer + 1) % _size(config, key, family.full_every) != 0
+    return not _switched(family) or layer >= _size(config, "max_window_layers", least=0)
+
+
+def _activation(config: Mapping[str, object], key: str) -> str:
+    found = _ACTIVATIONS.get(str(config.get(key)))
+    if found is None:
+        raise _refused(key, f"one of {', '.join(_ACTIVATIONS)}", config.get(key))
+    return found
+
+
+def _stop_tokens(config: Mapping[str, object]) -> tuple[int, ...]:
+    found = config.get("eos_token_id")
+    if found is None:
+        return ()
+    try:
+        return tuple(msgspec.convert(found if isinstance(found, list) else [found], list[int]))
+    except msgspec.ValidationError:
+        raise _refused("eos_token_id", "token numbers", found) from None
+
+
+def _size(
+    config: Mapping[str, object],
+    name: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = _MAX_SIZE,
+) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, f"a whole number from {least} to {most}", value)
+    return value
+
+
+def _positive(config: Mapping[str, object], name: str) -> float:
+    value = config.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise _refused(name, "a number above 0", value)
+
+
+def _cap(config: Mapping[str, object], name: str) -> float | None:
+    return None if config.get(name) is None else _positive(config, name)
+
+
+def _flag(config: Mapping[str, object], name: str, *, default: bool = False) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise _refused(name, "true or false", value)
+    return value
+
+
+def _refused(name: str, expected: str, got: object) -> InvalidModel:
+    return InvalidModel(f"{CONFIG}: {name}: expected {expected}, got {got!r:.200}")

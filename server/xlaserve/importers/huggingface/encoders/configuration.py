@@ -1,0 +1,157 @@
+"""The form of an encoder out of config.json; all that it says is obeyed, or refused by name."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.importers.huggingface.encoders import sentences
+from xlaserve.importers.huggingface.encoders.families import ENCODERS, EncoderFamily
+from xlaserve.importers.huggingface.encoders.form import EncoderForm
+from xlaserve.importers.huggingface.families import keys_of
+
+CONFIG = "config.json"
+_MAX_BYTES = 1 << 20
+_MOST = 1 << 31
+_MOST_LAYERS = 1024
+
+_OBEYED = (
+    "architectures",
+    *("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers"),
+    *("intermediate_size", "hidden_act", "max_position_embeddings", "pad_token_id"),
+)
+_WITHOUT_EFFECT = keys_of(
+    # Training, heads that are left out, and what a server decides itself.
+    "model_type dtype torch_dtype transformers_version use_cache bos_token_id eos_token_id "
+    "sep_token_id cls_token_id mask_token_id decoder_start_token_id initializer_range "
+    "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout dropout attention_dropout "
+    "qa_dropout seq_classif_dropout gradient_checkpointing _name_or_path output_past "
+    "output_attentions output_hidden_states return_dict id2label label2id problem_type "
+    "tie_word_embeddings tie_weights_ sinusoidal_pos_embds directionality "
+    "chunk_size_feed_forward _attn_implementation"
+)
+_ONLY: Mapping[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False,),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute",),
+    "quantization_config": (None,),
+    "embedding_size": (None,),
+}
+"""Keys that are obeyed by refusing all values but these."""
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def is_encoder(directory: Path) -> bool:
+    """Tell whether a directory's config.json names an encoder; raises InvalidModel."""
+    named = _read(directory).get("architectures")
+    return isinstance(named, list) and len(named) == 1 and str(named[0]) in ENCODERS
+
+
+def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
+    """Return the form of the encoder of a directory, and its family. Raises InvalidModel."""
+    config = _read(directory)
+    family = ENCODERS[str(config["architectures"][0])]  # type: ignore[index]
+    _check_keys(config, family)
+    key = family.key
+    hidden, heads = _size(config, key("hidden_size")), _size(config, key("num_attention_heads"))
+    if hidden % heads:
+        raise _refused(key("num_attention_heads"), f"a divisor of {hidden}", heads)
+    positions, pad = _size(config, "max_position_embeddings"), _size(config, "pad_token_id", 0)
+    before = pad if family.padding_position is None else family.padding_position
+    first = before + 1 if family.is_offset else 0
+    found = sentences.read(directory, hidden)
+    most = positions - first
+    if most < 1 or (found.max_tokens or 1) > most:
+        raise InvalidModel(
+            f"max_seq_length of {sentences.TRANSFORMER}, or model_max_length of "
+            f"{sentences.TOKENIZER}: expected at most {most}, which {CONFIG} has positions for, "
+            f"got {found.max_tokens}"
+        )
+    has_types = "type_vocab_size" in family.more
+    has_distances = "relative_attention_num_buckets" in family.more
+    return (
+        EncoderForm(
+            vocab=_size(config, "vocab_size"),
+            hidden=hidden,
+            heads=heads,
+            intermediate=_size(config, key("intermediate_size")),
+            layers=_size(config, key("num_hidden_layers"), most=_MOST_LAYERS),
+            positions=positions,
+            first_position=first,
+            types=_size(config, "type_vocab_size") if has_types else 0,
+            relative=_buckets(config) if has_distances else 0,
+            norm_epsilon=family.epsilon or _epsilon(config),
+            activation=_activation(config, key("hidden_act")),
+            poolings=found.poolings,
+            is_normalised=found.is_normalised,
+            max_tokens=found.max_tokens or most,
+            pad=pad,
+            prompt=found.prompt,
+            ends=family.ends,
+            layer=family.layer,
+            layer_name=family.layer_name,
+        ),
+        family,
+    )
+
+
+def _read(directory: Path) -> dict[str, object]:
+    with files.opened(directory, CONFIG, limit_bytes=_MAX_BYTES) as (file, _):
+        text = file.read(_MAX_BYTES)
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        raise InvalidModel(f"{CONFIG}: expected an object: {error}") from error
+
+
+def _check_keys(config: Mapping[str, object], family: EncoderFamily) -> None:
+    known = {*map(family.key, _OBEYED), *family.more, *_WITHOUT_EFFECT, *_ONLY}
+    unknown = sorted(config.keys() - known)
+    if unknown:
+        shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
+        raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
+    for name, allowed in _ONLY.items():
+        if name in config and config[name] not in allowed:
+            raise _refused(name, f"{allowed[0]}", config[name])
+
+
+def _buckets(config: Mapping[str, object]) -> int:
+    name = "relative_attention_num_buckets"
+    found = _size(config, name, least=4)
+    if found % 4:
+        raise _refused(name, "a multiple of 4", found)
+    return found
+
+
+def _activation(config: Mapping[str, object], key: str) -> str:
+    found = _ACTIVATIONS.get(str(config.get(key)))
+    if found is None:
+        raise _refused(key, f"one of {', '.join(_ACTIVATIONS)}", config.get(key))
+    return found
+
+
+def _size(config: Mapping[str, object], name: str, least: int = 1, *, most: int = _MOST) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, f"a whole number from {least} to {most}", value)
+    return value
+
+
+def _epsilon(config: Mapping[str, object]) -> float:
+    value = config.get("layer_norm_eps")
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise _refused("layer_norm_eps", "a number above 0", value)
+
+
+def _refused(name: str, expected: str, got: object) -> InvalidModel:
+    return InvalidModel(f"{CONFIG}: {name}: expected {expected}, got {got!r:.200}")

@@ -1,0 +1,137 @@
+"""The differences between families of encoders, a table by the name of the architecture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from xlaserve.importers.huggingface.families import keys_of
+from xlaserve.importers.huggingface.form import Stored
+
+
+def _pair(role: str, name: str, out: str, into: str) -> tuple[Stored, ...]:
+    return (
+        Stored(role, f"{name}.weight", (out, into)),
+        Stored(f"{role}_bias", f"{name}.bias", (out,)),
+    )
+
+
+def _norm(role: str, name: str) -> tuple[Stored, ...]:
+    return (
+        Stored(role, f"{name}.weight", ("hidden",)),
+        Stored(f"{role}_bias", f"{name}.bias", ("hidden",)),
+    )
+
+
+def _layer(*names: str) -> tuple[Stored, ...]:
+    """Return the tensors of a layer by the names of q, k, v, o, up, down and both norms."""
+    q, k, v, o, up, down, first, second = names
+    return (
+        *_pair("q", q, "hidden", "hidden"),
+        *_pair("k", k, "hidden", "hidden"),
+        *_pair("v", v, "hidden", "hidden"),
+        *_pair("o", o, "hidden", "hidden"),
+        *_norm("attention_norm", first),
+        *_pair("up", up, "intermediate", "hidden"),
+        *_pair("down", down, "hidden", "intermediate"),
+        *_norm("feed_forward_norm", second),
+    )
+
+
+_TABLES = (
+    Stored("embedding", "embeddings.word_embeddings.weight", ("vocab", "hidden")),
+    Stored("positions", "embeddings.position_embeddings.weight", ("positions", "hidden")),
+    *_norm("norm", "embeddings.LayerNorm"),
+)
+_TYPES = (Stored("types", "embeddings.token_type_embeddings.weight", ("types", "hidden")),)
+_DISTANCES = (Stored("distances", "encoder.relative_attention_bias.weight", ("buckets", "heads")),)
+_FEED_FORWARD = ("intermediate.dense", "output.dense")
+_BERT_LAYER = _layer(
+    *(f"attention.self.{name}" for name in ("query", "key", "value")),
+    *("attention.output.dense", *_FEED_FORWARD),
+    *("attention.output.LayerNorm", "output.LayerNorm"),
+)
+_MPNET_LAYER = _layer(
+    *(f"attention.attn.{name}" for name in ("q", "k", "v", "o")),
+    *(*_FEED_FORWARD, "attention.LayerNorm", "output.LayerNorm"),
+)
+_DISTIL_LAYER = _layer(
+    *(f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
+    *("ffn.lin1", "ffn.lin2", "sa_layer_norm", "output_layer_norm"),
+)
+_DISTIL_KEYS = {
+    "hidden_size": "dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """One kind of encoder, with the heads that checkpoints have beside it."""
+
+    prefix: str
+    """The beginning of the names where the encoder is a part of a model."""
+    ends: tuple[Stored, ...]
+    layer: tuple[Stored, ...]
+    layer_name: str = "encoder.layer"
+    heads: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "vocab_")
+    """Beginnings of names of what stands behind the encoder, and gives no embedding."""
+    keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The names that config.json has for a key, where they are others."""
+    is_offset: bool = False
+    """Whether positions begin behind that of padding."""
+    padding_position: int | None = None
+    """That position, where it is not the token id of padding."""
+    epsilon: float | None = None
+    """The epsilon of norms, where config.json does not say it."""
+    more: frozenset[str] = frozenset()
+    """Keys of config.json that only it has, and that are obeyed."""
+
+    def key(self, name: str) -> str:
+        """Return the name that config.json has for a key."""
+        return self.keys.get(name, name)
+
+
+_BERT = EncoderFamily(
+    "bert.", (*_TABLES, *_TYPES), _BERT_LAYER, more=keys_of("type_vocab_size layer_norm_eps")
+)
+_ROBERTA = EncoderFamily(
+    "roberta.",
+    (*_TABLES, *_TYPES),
+    _BERT_LAYER,
+    is_offset=True,
+    more=keys_of("type_vocab_size layer_norm_eps"),
+)
+_MPNET = EncoderFamily(
+    "mpnet.",
+    (*_TABLES, *_DISTANCES),
+    _MPNET_LAYER,
+    is_offset=True,
+    padding_position=1,
+    more=keys_of("relative_attention_num_buckets layer_norm_eps"),
+)
+_DISTIL = EncoderFamily(
+    "distilbert.",
+    _TABLES,
+    _DISTIL_LAYER,
+    "transformer.layer",
+    keys=MappingProxyType(_DISTIL_KEYS),
+    epsilon=1e-12,
+)
+
+ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
+    {
+        f"{name}{kind}": family
+        for name, family in {
+            "Bert": _BERT,
+            "Roberta": _ROBERTA,
+            "XLMRoberta": _ROBERTA,
+            "MPNet": _MPNET,
+            "DistilBert": _DISTIL,
+        }.items()
+        for kind in ("Model", "ForMaskedLM")
+    }
+)
+"""Families of encoders by their name in `architectures`."""

@@ -1,0 +1,108 @@
+"""Writes a directory with an encoder as a version directory: an ordinary model, of embeddings."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import msgspec
+
+from xlaserve.artifact import version_numbers
+from xlaserve.authoring import read_back
+from xlaserve.authoring.export import Exportable
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.importers.huggingface.encoders import configuration, forward, parameters
+from xlaserve.importers.huggingface.encoders.form import EncoderForm
+from xlaserve.runtime.embedding import declared
+from xlaserve.runtime.embedding.declared import Declaration
+
+TOKENS = "tokens"
+"""The name of the dimension that stays open."""
+DEFAULT_ROWS = 16
+_LEAST_TOKENS = 32
+_OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedEncoder:
+    """An encoder that was imported."""
+
+    path: Path
+    """The version directory."""
+    form: EncoderForm
+    lengths: Sequence[int]
+    """Numbers of tokens that its programs are compiled for."""
+    dtype: str
+    parameters_bytes: int
+    files: Sequence[str]
+    """The files of the tokenizer that are beside it."""
+    left_out: Sequence[str]
+    """Tensors of the checkpoint that stand behind the encoder."""
+
+
+def import_encoder(
+    source: Path,
+    directory: Path,
+    version: int | None = None,
+    max_batch_size: int | None = None,
+    lengths: Sequence[int] | None = None,
+) -> ImportedEncoder:
+    """Import an encoder to a version of the model's directory, the next one if not given.
+
+    Parameters keep their datatype. `lengths` are the numbers of tokens to compile, else powers of
+    two. Raises InvalidModel for what is not supported, by its name, and FileExistsError.
+    """
+    target = version_numbers.target(directory, version)
+    form, family = configuration.read(source)
+    params, left_out = parameters.read(source, form, family)
+    sizes = _lengths(form, lengths)
+    ids = ("INT32", [-1, TOKENS])
+    model = Exportable(
+        partial(_embed, form),
+        params,
+        {"input_ids": ids, "attention_mask": ids},
+        max_batch_size=DEFAULT_ROWS if max_batch_size is None else max_batch_size,
+        compiled_shapes={TOKENS: sizes},
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target.parent)
+    beside = [name for name in _OF_TEXT if (source / name).is_file()]
+    with TemporaryDirectory(target.parent) as temporary:
+        made = model.write(temporary.path / target.name)
+        for name in beside:
+            shutil.copyfile(source / name, made / name)
+        said = Declaration(max_tokens=sizes[-1], vocab=form.vocab, pad=form.pad, prompt=form.prompt)
+        text = msgspec.json.format(msgspec.json.encode(said), indent=2)
+        files.write_atomically(made / declared.FILE_NAME, [text, b"\n"])
+        read_back.check(made)
+        temporary.replace(made, target)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    dtype = params["embedding"].dtype.name
+    return ImportedEncoder(target, form, sizes, dtype, size, tuple(beside), left_out)
+
+
+def _embed(
+    form: EncoderForm, params: forward.Parameters, input_ids: jax.Array, attention_mask: jax.Array
+) -> dict[str, jax.Array]:
+    return {"embedding": forward.embed(form, params, input_ids, attention_mask)}
+
+
+def _lengths(form: EncoderForm, asked: Sequence[int] | None) -> list[int]:
+    """Return the numbers of tokens to compile, ascending; raises InvalidModel."""
+    if asked is None:
+        found = {form.max_tokens}
+        power = _LEAST_TOKENS
+        while power < form.max_tokens:
+            found.add(power)
+            power *= 2
+        return sorted(found)
+    if not all(1 <= one <= form.max_tokens for one in asked):
+        raise InvalidModel(
+            f"--dim {TOKENS}: expected 1 to {form.max_tokens}, which the model was made for, got "
+            f"{', '.join(map(str, asked))}"
+        )
+    return sorted(set(asked))

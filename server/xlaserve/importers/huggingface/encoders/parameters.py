@@ -1,0 +1,74 @@
+"""Parameters of an encoder out of the safetensors of a directory, mapped and never copied."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.huggingface import checkpoint
+from xlaserve.importers.huggingface.encoders.families import EncoderFamily
+from xlaserve.importers.huggingface.encoders.form import EncoderForm
+from xlaserve.importers.huggingface.form import Stored
+from xlaserve.tensors import Tensor, describe
+
+_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+_DERIVED = ("position_ids", "token_type_ids")
+"""Ends of names of what config.json says already: older checkpoints store it too."""
+
+
+def read(
+    directory: Path, form: EncoderForm, family: EncoderFamily
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Return the parameters that `forward` takes, and the names of tensors that it has no use for.
+
+    Those are of heads behind the encoder. Raises InvalidModel for others, and for what is missing.
+    """
+    tensors = {
+        name.removeprefix(family.prefix): array
+        for name, array in checkpoint.tensors_of(directory).items()
+    }
+    params: dict[str, Any] = {one.role: _taken(tensors, one, one.name, form) for one in form.ends}
+    params["layers"] = [
+        {
+            one.role: _taken(tensors, one, f"{form.layer_name}.{number}.{one.name}", form)
+            for one in form.layer
+        }
+        for number in range(form.layers)
+    ]
+    left = sorted(name for name in tensors if not name.endswith(_DERIVED))
+    extra = [name for name in left if not name.startswith(family.heads)]
+    if extra:
+        first = tensors[extra[0]]
+        raise InvalidModel(
+            f"tensor '{extra[0]}' {describe(first.dtype.name, first.shape)} and {len(extra) - 1} "
+            "more are in the checkpoint, expected none: config.json describes no use of them"
+        )
+    _check_dtypes(params)
+    return params, left
+
+
+def _taken(tensors: dict[str, Tensor], stored: Stored, name: str, form: EncoderForm) -> Tensor:
+    shape = tuple(form.sizes[size] for size in stored.shape)
+    array = tensors.pop(name, None)
+    if array is None or array.shape != shape:
+        got = "none" if array is None else str(list(array.shape))
+        raise InvalidModel(
+            f"tensor '{name}': expected shape {list(shape)}, the checkpoint has {got}"
+        )
+    if array.dtype.name not in _DTYPES:
+        known = ", ".join(sorted(_DTYPES))
+        raise InvalidModel(f"tensor '{name}': expected one of {known}, got {array.dtype.name}")
+    return array
+
+
+def _check_dtypes(params: dict[str, Any]) -> None:
+    """Refuse a checkpoint of several dtypes: nothing would say in which one to compute."""
+    wanted = params["embedding"].dtype
+    ends = {role: array for role, array in params.items() if role != "layers"}
+    for among in (ends, *params["layers"]):
+        for role, array in among.items():
+            if array.dtype != wanted:
+                raise InvalidModel(
+                    f"tensor '{role}': expected {wanted.name} as the embedding, got "
+                    f"{array.dtype.name}"
+                )

@@ -1,0 +1,313 @@
+"""The differences between families of decoders, a table by the name of the architecture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from xlaserve.importers.huggingface.form import Layout, Stored
+
+_NORMS = (
+    Stored("input_norm", "input_layernorm.weight", ("hidden",)),
+    Stored("feed_forward_norm", "post_attention_layernorm.weight", ("hidden",)),
+)
+_GEMMA_NORMS = (
+    Stored("input_norm", "input_layernorm.weight", ("hidden",)),
+    Stored("attention_post_norm", "post_attention_layernorm.weight", ("hidden",)),
+    Stored("feed_forward_norm", "pre_feedforward_layernorm.weight", ("hidden",)),
+    Stored("feed_forward_post_norm", "post_feedforward_layernorm.weight", ("hidden",)),
+)
+_OUTPUTS = (
+    Stored("o", "self_attn.o_proj.weight", ("hidden", "queries")),
+    Stored("down", "mlp.down_proj.weight", ("hidden", "intermediate")),
+)
+_ATTENTION = (
+    Stored("q", "self_attn.q_proj.weight", ("queries", "hidden")),
+    Stored("k", "self_attn.k_proj.weight", ("keys", "hidden")),
+    Stored("v", "self_attn.v_proj.weight", ("keys", "hidden")),
+    _OUTPUTS[0],
+)
+_FEED_FORWARD = (
+    Stored("gate", "mlp.gate_proj.weight", ("intermediate", "hidden")),
+    Stored("up", "mlp.up_proj.weight", ("intermediate", "hidden")),
+    _OUTPUTS[1],
+)
+_PROJECTIONS = (*_ATTENTION, *_FEED_FORWARD)
+_FUSED = (
+    Stored(
+        "qkv",
+        "self_attn.qkv_proj.weight",
+        ("queries+keys+values", "hidden"),
+        (("q", "queries"), ("k", "keys"), ("v", "keys")),
+    ),
+    Stored(
+        "gate_up",
+        "mlp.gate_up_proj.weight",
+        ("gate+up", "hidden"),
+        (("gate", "intermediate"), ("up", "intermediate")),
+    ),
+    *_OUTPUTS,
+)
+_HEAD_NORMS = (
+    Stored("q_norm", "self_attn.q_norm.weight", ("head_dim",)),
+    Stored("k_norm", "self_attn.k_norm.weight", ("head_dim",)),
+)
+QKV_BIAS = (
+    Stored("q_bias", "self_attn.q_proj.bias", ("queries",)),
+    Stored("k_bias", "self_attn.k_proj.bias", ("keys",)),
+    Stored("v_bias", "self_attn.v_proj.bias", ("keys",)),
+)
+OUTPUT_BIAS = (Stored("o_bias", "self_attn.o_proj.bias", ("hidden",)),)
+MLP_BIAS = (
+    Stored("gate_bias", "mlp.gate_proj.bias", ("intermediate",)),
+    Stored("up_bias", "mlp.up_proj.bias", ("intermediate",)),
+    Stored("down_bias", "mlp.down_proj.bias", ("hidden",)),
+)
+
+
+def _experts(place: str, *names: str) -> tuple[Stored, ...]:
+    """Return the tensors of a layer whose experts are stored one by one: gate, up and down."""
+    gate, up, down = (f"{place}.experts.*.{name}.weight" for name in names)
+    return (
+        Stored("router", f"{place}.gate.weight", ("experts", "hidden")),
+        Stored("expert_gate", gate, ("experts", "of_expert", "hidden")),
+        Stored("expert_up", up, ("experts", "of_expert", "hidden")),
+        Stored("expert_down", down, ("experts", "hidden", "of_expert")),
+    )
+
+
+_STACKED_EXPERTS = (
+    Stored("router", "mlp.gate.weight", ("experts", "hidden")),
+    Stored(
+        "expert_gate_up",
+        "mlp.experts.gate_up_proj",
+        ("experts", "gates+ups", "hidden"),
+        (("expert_gate", "of_expert"), ("expert_up", "of_expert")),
+        fused_at=1,
+    ),
+    Stored("expert_down", "mlp.experts.down_proj", ("experts", "hidden", "of_expert")),
+)
+"""As transformers 5 has them in memory, and stores them where it is asked to."""
+_QWEN_EXPERTS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_SHARED_EXPERT = (
+    Stored("shared_router", "mlp.shared_expert_gate.weight", ("one", "hidden")),
+    Stored("shared_gate", "mlp.shared_expert.gate_proj.weight", ("of_shared", "hidden")),
+    Stored("shared_up", "mlp.shared_expert.up_proj.weight", ("of_shared", "hidden")),
+    Stored("shared_down", "mlp.shared_expert.down_proj.weight", ("hidden", "of_shared")),
+)
+
+_ENDS = (
+    Stored("embedding", "model.embed_tokens.weight", ("vocab", "hidden")),
+    Stored("norm", "model.norm.weight", ("hidden",)),
+)
+
+
+def _decoder(*layer: Stored) -> Layout:
+    return Layout(layer, _ENDS, "model.layers", (".rotary_emb.inv_freq",))
+
+
+def _mixture(layer: tuple[Stored, ...], *experts: tuple[Stored, ...]) -> Layout:
+    return replace(_decoder(*_NORMS, *layer), feed_forward=_FEED_FORWARD, experts=experts)
+
+
+_GPT2 = Layout(
+    (
+        Stored("input_norm", "ln_1.weight", ("hidden",)),
+        Stored("input_norm_bias", "ln_1.bias", ("hidden",)),
+        Stored(
+            "qkv",
+            "attn.c_attn.weight",
+            ("queries+keys+values", "hidden"),
+            (("q", "queries"), ("k", "keys"), ("v", "keys")),
+            transposed=True,
+        ),
+        Stored(
+            "qkv_bias",
+            "attn.c_attn.bias",
+            ("queries+keys+values",),
+            (("q_bias", "queries"), ("k_bias", "keys"), ("v_bias", "keys")),
+        ),
+        Stored("o", "attn.c_proj.weight", ("hidden", "queries"), transposed=True),
+        Stored("o_bias", "attn.c_proj.bias", ("hidden",)),
+        Stored("feed_forward_norm", "ln_2.weight", ("hidden",)),
+        Stored("feed_forward_norm_bias", "ln_2.bias", ("hidden",)),
+        Stored("up", "mlp.c_fc.weight", ("intermediate", "hidden"), transposed=True),
+        Stored("up_bias", "mlp.c_fc.bias", ("intermediate",)),
+        Stored("down", "mlp.c_proj.weight", ("hidden", "intermediate"), transposed=True),
+        Stored("down_bias", "mlp.c_proj.bias", ("hidden",)),
+    ),
+    (
+        Stored("embedding", "transformer.wte.weight", ("vocab", "hidden")),
+        Stored("positions", "transformer.wpe.weight", ("length", "hidden")),
+        Stored("norm", "transformer.ln_f.weight", ("hidden",)),
+        Stored("norm_bias", "transformer.ln_f.bias", ("hidden",)),
+    ),
+    "transformer.h",
+    (".attn.bias", ".attn.masked_bias"),
+    "transformer.",
+)
+
+
+def keys_of(text: str) -> frozenset[str]:
+    """Return the keys that a text names, with spaces between them."""
+    return frozenset(text.split())
+
+
+_ROTARY = keys_of("num_key_value_heads head_dim rope_theta rope_scaling rope_parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The switches and the tensors of one architecture."""
+
+    layout: Layout
+    keys: frozenset[str]
+    """The keys of config.json, beside those of all families, that this one obeys."""
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The names of keys of all families that are others in this one."""
+    tied: bool = False
+    """Whether embeddings are tied where config.json does not say."""
+    optional_kv_heads: bool = False
+    """Whether a missing `num_key_value_heads` is the number of heads."""
+    optional_head_dim: bool = True
+    """Whether a missing `head_dim` is the hidden size divided by the number of heads."""
+    default_widening: int | None = None
+    """The intermediate size where config.json has none, in hidden sizes; None to demand it."""
+    gemma: bool = False
+    """Whether norms are stored around 0, stand behind too, and embeddings are scaled."""
+    centred: bool = False
+    """Whether norms subtract the mean."""
+    rotary: bool = True
+    """Whether positions are rotated, and not an embedding of their own."""
+    full_every: int = 1
+    """One layer of so many has no window, where config.json has a window and no layer types."""
+    local_rope: bool = False
+    """Whether layers with a window have rotary positions of their own."""
+    window_everywhere: bool = False
+    """Whether all layers have the window, where config.json has one."""
+    named_windows: bool = False
+    """Whether layer types have to say which layers have a window: releases of transformers differ
+    in what they take where nothing says it."""
+    experts: tuple[str, ...] = ()
+    """The keys that the number of experts may have; none where no layer has any."""
+
+    def key(self, name: str) -> str:
+        """Return the name that this family has for a key of all families."""
+        return self.renamed.get(name, name)
+
+    def obeyed(self, common: frozenset[str]) -> frozenset[str]:
+        """Return the keys of config.json that are obeyed, of those of all families and its own."""
+        rotary = _ROTARY if self.rotary else frozenset[str]()
+        return (common - self.renamed.keys()) | {*self.renamed.values(), *rotary, *self.keys}
+
+
+_GEMMA_KEYS = keys_of(
+    "sliding_window layer_types query_pre_attn_scalar attn_logit_softcapping attention_bias "
+    "final_logit_softcapping use_bidirectional_attention"
+)
+_GEMMA = MappingProxyType({"hidden_act": "hidden_activation"})
+_QWEN_WINDOW = keys_of("use_sliding_window sliding_window max_window_layers layer_types")
+_OF_ROUTER = keys_of("num_experts_per_tok output_router_logits router_aux_loss_coef")
+"""The first one decides; the loss is of training, and nobody is given the logits of a router."""
+_QWEN_ROUTER = keys_of(
+    "num_experts num_local_experts moe_intermediate_size norm_topk_prob decoder_sparse_step "
+    "mlp_only_layers"
+)
+_GPT2_NAMES = MappingProxyType(
+    {
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+        "intermediate_size": "n_inner",
+        "hidden_act": "activation_function",
+        "rms_norm_eps": "layer_norm_epsilon",
+    }
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Family(
+            _decoder(*_NORMS, *_PROJECTIONS),
+            keys_of("attention_bias mlp_bias pretraining_tp"),
+            optional_kv_heads=True,
+        ),
+        "MistralForCausalLM": Family(
+            _decoder(*_NORMS, *_PROJECTIONS), keys_of("sliding_window layer_types")
+        ),
+        "Qwen2ForCausalLM": Family(_decoder(*_NORMS, *_PROJECTIONS, *QKV_BIAS), _QWEN_WINDOW),
+        "Qwen3ForCausalLM": Family(
+            _decoder(*_NORMS, *_PROJECTIONS, *_HEAD_NORMS),
+            _QWEN_WINDOW | {"attention_bias"},
+            optional_head_dim=False,
+        ),
+        "MixtralForCausalLM": Family(
+            _mixture(_ATTENTION, _experts("block_sparse_moe", "w1", "w3", "w2"), _STACKED_EXPERTS),
+            keys_of("sliding_window num_local_experts router_jitter_noise") | _OF_ROUTER,
+            experts=("num_local_experts",),
+        ),
+        "Qwen2MoeForCausalLM": Family(
+            _mixture(
+                _ATTENTION,
+                (*_QWEN_EXPERTS, *_SHARED_EXPERT),
+                (*_STACKED_EXPERTS, *_SHARED_EXPERT),
+            ),
+            keys_of("qkv_bias shared_expert_intermediate_size")
+            | _QWEN_WINDOW
+            | _QWEN_ROUTER
+            | _OF_ROUTER,
+            named_windows=True,
+            experts=("num_experts", "num_local_experts"),
+        ),
+        "Qwen3MoeForCausalLM": Family(
+            _mixture((*_ATTENTION, *_HEAD_NORMS), _QWEN_EXPERTS, _STACKED_EXPERTS),
+            keys_of("use_sliding_window sliding_window max_window_layers attention_bias")
+            | _QWEN_ROUTER
+            | _OF_ROUTER,
+            window_everywhere=True,
+            experts=("num_experts", "num_local_experts"),
+        ),
+        "Phi3ForCausalLM": Family(
+            _decoder(*_NORMS, *_FUSED),
+            keys_of(
+                "sliding_window layer_types original_max_position_embeddings partial_rotary_factor"
+            ),
+            optional_kv_heads=True,
+        ),
+        "Gemma2ForCausalLM": Family(
+            _decoder(*_GEMMA_NORMS, *_PROJECTIONS),
+            _GEMMA_KEYS,
+            _GEMMA,
+            tied=True,
+            optional_head_dim=False,
+            gemma=True,
+            full_every=2,
+        ),
+        "Gemma3ForCausalLM": Family(
+            _decoder(*_GEMMA_NORMS, *_PROJECTIONS, *_HEAD_NORMS),
+            _GEMMA_KEYS
+            | keys_of("rope_local_base_freq sliding_window_pattern _sliding_window_pattern"),
+            _GEMMA,
+            tied=True,
+            optional_head_dim=False,
+            gemma=True,
+            full_every=6,
+            local_rope=True,
+        ),
+        "GPT2LMHeadModel": Family(
+            _GPT2,
+            # The second line is of training, of classification, and a bound that was never used.
+            keys_of(
+                "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn "
+                "add_cross_attention attn_pdrop n_ctx task_specific_params summary_type "
+                "summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout"
+            ),
+            _GPT2_NAMES,
+            tied=True,
+            optional_kv_heads=True,
+            default_widening=4,
+            centred=True,
+            rotary=False,
+        ),
+    }
+)
+"""The architectures that are imported."""

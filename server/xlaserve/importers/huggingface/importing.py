@@ -1,0 +1,91 @@
+"""Writes a directory as Hugging Face has it as a version directory: a generator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlaserve.artifact import version_numbers
+from xlaserve.errors import InvalidModel
+from xlaserve.generation.exporting import export_generator
+from xlaserve.importers.huggingface import agreement as agreement_of
+from xlaserve.importers.huggingface import checkpoint, configuration, forward, quantising
+from xlaserve.importers.huggingface.agreement import Agreement
+from xlaserve.importers.huggingface.form import Form
+
+CONFIG = "config.json"
+_OF_TEXT = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""Files that are copied where they are there: the arithmetic needs none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedLanguage:
+    """A language model that was imported."""
+
+    path: Path
+    """The version directory."""
+    form: Form
+    dtype: str
+    """Datatype of the parameters, as the checkpoint has them."""
+    checkpoint_bytes: int
+    """The size of the parameters there."""
+    parameters_bytes: int
+    """Their size as they are imported."""
+    agreement: Agreement | None
+    """How far quantised ones are off."""
+    files: Sequence[str]
+    """The files of the tokenizer that are beside it."""
+
+
+def import_checkpoint(
+    source: Path, directory: Path, version: int | None = None, quantise: str | None = None
+) -> ImportedLanguage:
+    """Import a checkpoint to a version of the model's directory, the next one if not given.
+
+    Parameters keep their datatype, or are quantised to one of `quantising.KINDS`. Raises
+    InvalidModel for what is not supported, by its name, and FileExistsError.
+    """
+    target = version_numbers.target(directory, version)
+    form = configuration.read(source)
+    # Where there is space for the model: temporary files may be in memory.
+    scratch = next(place for place in target.absolute().parents if place.is_dir())
+    params = checkpoint.read(source, form, scratch)
+    if not form.stop_tokens:
+        raise InvalidModel(f"{CONFIG}: expected an eos_token_id, which ends an answer, got none")
+    dtype, before, agreement = params["embedding"].dtype, _bytes(params), None
+    if quantise is not None:
+        plain, params = params, quantising.quantised(params, quantise)
+        agreement = agreement_of.measure(form, plain, params)
+        del plain
+
+    def init_cache(_: object, slots: int, length: int) -> Any:
+        return forward.init_cache(form, dtype, slots, length)
+
+    beside = {name: source / name for name in _OF_TEXT if (source / name).is_file()}
+    path = export_generator(
+        partial(forward.decode, form),
+        partial(forward.chunk, form),
+        init_cache,
+        params,
+        target,
+        vocab=form.vocab,
+        max_length=form.max_length,
+        stop_tokens=form.stop_tokens,
+        files=beside,
+    )
+    return ImportedLanguage(
+        path, form, dtype.name, before, _bytes(params), agreement, tuple(beside)
+    )
+
+
+def _bytes(params: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))

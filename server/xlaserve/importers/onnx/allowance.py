@@ -1,0 +1,115 @@
+"""The difference that a comparison allows, which is larger where a model rounds to few bits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlaserve.importers.onnx.graph import Graph, Node
+from xlaserve.tensors import Tensor, TensorSpec
+
+STEPS = 4
+"""Steps of its quantisation that an output may be off. Where a number lies between two steps, the
+last bit of it decides, and products are summed in another order here; each layer may add one."""
+
+_LEVELS = 255
+"""Steps between the least and the largest number of 8 bits."""
+
+_NARROW = {"FP16": 1e-2, "BF16": 5e-2}
+"""Least tolerances of narrow outputs, by datatype."""
+
+_ROUNDING = frozenset(
+    {
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeLinear",
+        "DynamicQuantizeMatMul",
+        "QAttention",
+        "QGemm",
+        "QuantizeLinear",
+    }
+)
+"""Operators that round what is computed to 8 bits; so do all whose name begins with QLinear."""
+
+_OF_SCALE = {"QuantizeLinear": 1, "QLinearConv": 6, "QLinearMatMul": 6}
+"""Operators whose output has a step that is known, and the input that is it."""
+
+_KEEPING = frozenset(
+    {
+        "DequantizeLinear",
+        "Flatten",
+        "Identity",
+        "MaxPool",
+        "Relu",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Operators whose output has the steps of their first input."""
+
+
+_SIGMOID_STEP = 2.0**-23
+"""The step of FP32 at 1. onnxruntime computes a Sigmoid as a fraction plus a half: it is off by
+some of these, however small the result is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The most that an output may differ by."""
+
+    relative: float
+    """In parts of its largest number."""
+    absolute: float = 0.0
+    """In its own unit; enough by itself."""
+    why: str = ""
+    """The steps of the model that it comes from; empty for what was asked for."""
+
+    def covers(self, absolute: float, relative: float) -> bool:
+        """Tell whether a difference is allowed."""
+        return relative <= self.relative or absolute <= self.absolute
+
+    def __str__(self) -> str:
+        if self.why:
+            return self.why
+        least = f", or {self.absolute:.3g}, as a Sigmoid is" if self.absolute else ""
+        return f"{self.relative:.3g} of its largest number (--tolerance){least}"
+
+
+def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
+    """Return what an output of a model may differ by, `tolerance` at least."""
+    relative = max(tolerance, _NARROW.get(spec.datatype.name, 0.0))
+    if not any(map(_rounds, graph.nodes)):
+        ends = _maker(graph, spec.name)
+        is_sigmoid = ends is not None and ends.operator == "Sigmoid"
+        return Allowance(relative, STEPS * _SIGMOID_STEP if is_sigmoid else 0.0)
+    step = 1.0 if spec.datatype.itemsize == 1 else _step(graph, spec.name)
+    if step is not None:
+        said = f"{STEPS} steps of its quantisation, of {step:.3g} each"
+        return Allowance(relative, STEPS * step, said)
+    return Allowance(
+        max(relative, STEPS / _LEVELS),
+        why=f"{STEPS} of the {_LEVELS} steps of 8 bits, to which the model rounds what it computes",
+    )
+
+
+def _rounds(node: Node) -> bool:
+    return node.operator in _ROUNDING or node.operator.startswith("QLinear")
+
+
+def _step(graph: Graph, name: str) -> float | None:
+    """Return the distance of two neighbouring numbers of an output, None where it is not known."""
+    node = _maker(graph, name)
+    if node is None or node.operator not in _OF_SCALE:
+        return None
+    scale: Tensor | None = graph.constants.get(node.inputs[_OF_SCALE[node.operator]])
+    return None if scale is None else float(np.max(np.abs(scale.astype(np.float64)), initial=0.0))
+
+
+def _maker(graph: Graph, name: str) -> Node | None:
+    """Return the node that computes an output, above those that keep its numbers."""
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+    node = makers.get(name)
+    while node is not None and node.operator in _KEEPING:
+        node = makers.get(node.inputs[0])
+    return node

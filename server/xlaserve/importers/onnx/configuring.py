@@ -1,0 +1,102 @@
+"""The configuration that an import writes beside the versions: labels, and the form of images."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from xlaserve.artifact.manifest import Manifest
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.labels import Labels
+from xlaserve.tensors import TensorSpec
+
+FILE_NAME = "labels.txt"
+CONFIG_NAME = "config.pbtxt"
+_CHANNELS = (1, 3, 4)
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def write(
+    directory: Path, described: Manifest, labels: Labels, parameters: Mapping[str, str] = NONE
+) -> str:
+    """Write labels beside the versions of a model, and a configuration that names their file.
+
+    `parameters` are those of the configuration. Returns what is to be said of them. Nothing that
+    is there is changed: then it says what to add.
+    """
+    found = {spec.name: spec for spec in described.outputs if _fits(spec, labels)}
+    if not found and not parameters:
+        return ""
+    said, to_add = [], []
+    if found:
+        shown = ", ".join(f"'{name}'" for name in found)
+        said.append(f"the classes of {shown} are the lines of {FILE_NAME}, by number")
+        text = "\n".join(labels[next(iter(found))]) + "\n"
+        if not _put(directory / FILE_NAME, text):
+            return f"{said[0]}, but another {FILE_NAME} is there; write them to a file of its own"
+        to_add.append(f'label_filename: "{FILE_NAME}" to these outputs')
+    if parameters:
+        shown = ", ".join(f"{name} {value}" for name, value in parameters.items())
+        said.append(f"images are taken as {shown}")
+        to_add.append("these parameters")
+    if not _put(directory / CONFIG_NAME, "\n".join(_lines(described, found, parameters)) + "\n"):
+        return f"{'; '.join(said)}; add {' and '.join(to_add)} in {CONFIG_NAME}, which is there"
+    return "; ".join(said)
+
+
+def named(described: Manifest, classes: Sequence[str]) -> Labels:
+    """Return which outputs have one number for each class; raises InvalidModel where none has."""
+    found = {
+        spec.name: tuple(classes)
+        for spec in described.outputs
+        if spec.shape[-1:] == (len(classes),) and spec.datatype.dtype.kind in "fV"
+    }
+    if not found:
+        shown = ", ".join(f"'{spec.name}' {spec}" for spec in described.outputs)
+        raise InvalidModel(
+            f"labels: there are {len(classes)}, and no output has a number for each, but {shown}"
+        )
+    return found
+
+
+def _fits(spec: TensorSpec, labels: Labels) -> bool:
+    """Tell whether an output is the number of a class, or has a column for each."""
+    of = labels.get(spec.name, ())
+    return bool(of) and (spec.datatype.name == "INT64" or spec.shape[-1:] == (len(of),))
+
+
+def _put(path: Path, text: str) -> bool:
+    """Write a file, or tell whether this text is in it already."""
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except FileExistsError:
+        return path.is_file() and path.read_bytes() == text.encode()
+    return True
+
+
+def _lines(
+    described: Manifest, labelled: Mapping[str, TensorSpec], parameters: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a configuration in protobuf's text format."""
+    yield f"max_batch_size: {described.max_batch_size}"
+    for key, value in parameters.items():
+        shown = f"{{ string_value: {json.dumps(value)} }}"
+        yield f"parameters {{ key: {json.dumps(key)} value: {shown} }}"
+    for spec in described.inputs if parameters else ():
+        # The operators of ONNX have the channels first, whatever the sizes.
+        if len(spec.shape) == len("NCHW") and spec.shape[1] in _CHANNELS:
+            dims = ", ".join(map(str, _shape(described, spec)))
+            said = f"name: {json.dumps(spec.name)} data_type: {spec.datatype.config_name}"
+            yield f"input {{ {said} dims: [ {dims} ] format: FORMAT_NCHW }}"
+    for spec in described.outputs if labelled else ():
+        dims = ", ".join(map(str, _shape(described, spec)))
+        label = f' label_filename: "{FILE_NAME}"' if spec.name in labelled else ""
+        # Escapes of JSON are escapes of protobuf's text, where all of it is ASCII.
+        name, kind = json.dumps(spec.name), spec.datatype.config_name
+        yield f"output {{ name: {name} data_type: {kind} dims: [ {dims} ]{label} }}"
+
+
+def _shape(described: Manifest, spec: TensorSpec) -> Sequence[int]:
+    """Return the dimensions of a tensor as a configuration has them."""
+    return spec.shape[1:] if described.max_batch_size else spec.shape

@@ -1,0 +1,174 @@
+"""Tensors of which the data say how many rows there are: computed to a bound, with a count.
+
+The rows beyond the count are padding, which no answer may depend on. So such a value passes only
+through operators that compute each row from itself alone; every other one refuses it by name.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.graph import Node
+from xlaserve.importers.onnx.sequences import AnyValue, Counted, tensor_of
+from xlaserve.importers.onnx.values import Value, axis_of, integers_of
+from xlaserve.tensors import Tensor
+
+_SUFFIX = ".count"
+
+
+def count_name(output: str) -> str:
+    """Return the name of the output that has the number of rows of another."""
+    return f"{output}{_SUFFIX}"
+
+
+def filled(value: Counted) -> jax.Array:
+    """Return the rows, of which those beyond the count are -1; 0 where there is no -1."""
+    rows = value.rows
+    place = jax.lax.broadcasted_iota(jnp.int64, rows.shape, value.axis)
+    padding = jnp.asarray(0 if rows.dtype.kind in "ub" else -1).astype(rows.dtype)
+    return jnp.where(place < value.count, rows, padding)
+
+
+def known(value: Counted) -> Tensor:
+    """Return the rows that are real, of a value that was computed from constants alone."""
+    return _first(np.asarray(value.rows), int(value.count), value.axis)
+
+
+def cut(found: Mapping[str, Tensor], axes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return outputs by name without padding and counts; `axes` has the axis of those with rows."""
+    counts = {count_name(name): name for name in axes}
+    return {
+        name: _first(x, int(found[count_name(name)].item()), axes[name]) if name in axes else x
+        for name, x in found.items()
+        if name not in counts
+    }
+
+
+def _first(x: Tensor, count: int, axis: int) -> Tensor:
+    return x[(slice(None),) * axis + (slice(count),)]
+
+
+# --- operators that rows pass through ----------------------------------------------------------
+
+_Rule: TypeAlias = Callable[[Node, Counted, Sequence[AnyValue | None]], int]
+"""Returns the axis that the rows have in the result; raises InvalidModel where they mix."""
+
+_MIXED = (
+    "it computes with all rows of its input, whose number depends on the data, and would count the "
+    "padding among them; end the graph before it, and compute the rest from the rows up to the "
+    "count"
+)
+
+
+def through(node: Node, arguments: Sequence[AnyValue | None]) -> "_Passing":
+    """Return what computes a node whose arguments have counted rows; raises InvalidModel."""
+    counted = [value for value in arguments if isinstance(value, Counted)]
+    rule = None if node.domain else _ROW_WISE.get(node.operator)
+    if rule is None or len(counted) != 1:
+        raise InvalidModel(_MIXED)
+    return _Passing(counted[0], rule(node, counted[0], arguments))
+
+
+class _Passing:
+    """The rows that pass through an operator."""
+
+    def __init__(self, counted: Counted, axis: int) -> None:
+        self._counted = counted
+        self._axis = axis
+
+    def unwrapped(self, arguments: Sequence[AnyValue | None]) -> list[AnyValue | None]:
+        """Return the arguments with the padded tensor in place of the counted one."""
+        return [value.rows if isinstance(value, Counted) else value for value in arguments]
+
+    def wrapped(self, result: Value) -> Counted:
+        """Return the result with the count of the rows that it was computed from."""
+        return Counted(jnp.asarray(result), self._counted.count, self._axis)
+
+
+def _same(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    if arguments[0] is not counted:
+        raise InvalidModel(_MIXED)
+    return counted.axis
+
+
+def _gather(node: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    """Pick columns of the rows, or for each row what it asks of a table."""
+    x, indices = arguments
+    if x is not counted:
+        return axis_of(node.integer("axis", 0), tensor_of(_present(x), "it").ndim) + counted.axis
+    axis = axis_of(node.integer("axis", 0), counted.rows.ndim)
+    if axis == counted.axis:
+        raise InvalidModel(_MIXED)
+    added = tensor_of(_present(indices), "it").ndim - 1
+    return counted.axis + (added if axis < counted.axis else 0)
+
+
+def _gather_nd(node: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    is_place = counted.axis == counted.rows.ndim - 1
+    if arguments[1] is not counted or is_place or node.integer("batch_dims", 0):
+        raise InvalidModel(_MIXED)
+    return counted.axis
+
+
+def _slice(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    starts, axes = arguments[1], arguments[3] if len(arguments) > len("xse") else None
+    along = range(len(_integers(starts))) if axes is None else _integers(axes)
+    if counted.axis in [axis_of(axis, counted.rows.ndim) for axis in along]:
+        raise InvalidModel(_MIXED)
+    return counted.axis
+
+
+def _squeeze(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    # Without axes the dimension of the rows would go as well, when one is found.
+    if len(arguments) == 1 or arguments[1] is None:
+        raise InvalidModel(_MIXED)
+    gone = [axis_of(axis, counted.rows.ndim) for axis in _integers(arguments[1])]
+    if counted.axis in gone:
+        raise InvalidModel(_MIXED)
+    return counted.axis - sum(axis < counted.axis for axis in gone)
+
+
+def _unsqueeze(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
+    added = _integers(arguments[1])
+    rank = counted.rows.ndim + len(added)
+    new = {axis_of(axis, rank) for axis in added}
+    return [axis for axis in range(rank) if axis not in new][counted.axis]
+
+
+def _transpose(node: Node, counted: Counted, _: Sequence[AnyValue | None]) -> int:
+    rank = counted.rows.ndim
+    return node.integers("perm", tuple(range(rank))[::-1]).index(counted.axis)
+
+
+def _integers(value: AnyValue | None) -> list[int]:
+    return integers_of(tensor_of(_present(value), "it"))
+
+
+def _present(value: AnyValue | None) -> AnyValue:
+    if value is None:
+        raise InvalidModel("an input that it needs is left out")
+    return value
+
+
+_ROW_WISE: Mapping[str, _Rule] = MappingProxyType(
+    {
+        "Cast": _same,
+        "CastLike": _same,
+        "Gather": _gather,
+        "GatherND": _gather_nd,
+        "Identity": _same,
+        "Slice": _slice,
+        "Squeeze": _squeeze,
+        "Transpose": _transpose,
+        "Unsqueeze": _unsqueeze,
+    }
+)
+"""Operators that compute each row from itself alone, and where the rows are afterwards."""

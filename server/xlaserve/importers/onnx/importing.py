@@ -1,0 +1,248 @@
+"""The import of an ONNX file as a version directory that was seen to give the same answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from xlaserve.artifact import manifest, version_numbers
+from xlaserve.artifact.manifest import Manifest
+from xlaserve.authoring.cpu.optimizing import optimize
+from xlaserve.authoring.export import Exportable
+from xlaserve.errors import InvalidModel
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.importers.onnx import checking, configuring, edges, planning, signature
+from xlaserve.importers.onnx.checking import Checked
+from xlaserve.importers.onnx.given import with_constants
+from xlaserve.importers.onnx.graph import DEFAULT_LIMIT_BYTES, Graph, Model
+from xlaserve.importers.onnx.labels import Labels, with_numbers
+from xlaserve.importers.onnx.planning import Plan
+from xlaserve.importers.onnx.signature import Inputs
+from xlaserve.importers.onnx.texts import Texts, refuse, without_casts
+from xlaserve.runtime.loaded import Stage
+
+OnStage = Callable[[Stage], None]
+
+DEFAULT_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of an import."""
+
+    version: int | None = None
+    """None for the one after the highest that is there."""
+    max_batch_size: int | None = None
+    """None for 32 where every input has an open first dimension, else 0. With 0 such inputs take
+    any number of rows, and no request is put together with another."""
+    dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sizes of open dimensions, by the names that the model has for them; the model is compiled for
+    each of several."""
+    shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    """Shapes of inputs that replace those of the model; -1 is the batch, and a name is for
+    `dimensions`."""
+    constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Numbers of inputs that are none any more, as text."""
+    batch_axes: Mapping[str, int] = field(default_factory=dict)
+    """The dimension that is the batch, of inputs and outputs that do not have it first."""
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sizes of inputs by a configuration, -1 for an open one: only what the model leaves open is
+    taken from there."""
+    outputs: Sequence[str] = ()
+    """Those that are kept, all if there is none."""
+    platforms: Sequence[str] | None = None
+    """None for those that have every kernel, of the CPU, CUDA and TPUs."""
+    check: bool = True
+    """Whether to compare with onnxruntime, where that is installed."""
+    tolerance: float = DEFAULT_TOLERANCE
+    """Most that an output may differ by, in parts of its largest number."""
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    """Most bytes of the model and its external data together."""
+    labels: Sequence[str] = ()
+    """The classes of the output that has a number for each."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the configuration that is written beside the versions."""
+    batch_independent: bool | None = None
+    """Declaration about the rows of a batch; None for what is proved of them."""
+    with_texts: bool = False
+    """Whether texts at the edges of the graph are read and written by who loads it."""
+    roots: Roots = ANYWHERE
+    """Directories that the file may lie in, wherever links lead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The result of an import."""
+
+    path: Path
+    manifest: Manifest
+    producer: str
+    opset: int
+    nodes: int
+    """Operators that are left once everything known is computed."""
+    checked: Checked | None
+    """None where nothing was compared."""
+    notice: str = ""
+    """Why requests will not be put together, and what it will not run on; empty for neither."""
+    texts: Texts = field(default_factory=Texts)
+    """Tensors that are numbers here, and texts in the model."""
+    labels: str = ""
+    """The files beside the versions that were written, and what is to be added to them; empty for
+    none."""
+
+
+def import_model(
+    path: Path,
+    directory: Path,
+    options: Options | None = None,
+    on_stage: OnStage = lambda stage: None,
+) -> Imported:
+    """Convert a model to a version directory of `directory` (REPOSITORY/NAME) and return it.
+
+    It is there with all its files, after it was compared with onnxruntime, or not at all. Raises
+    InvalidModel, or FileExistsError where the version is there already.
+    """
+    options = options or Options()
+    read = _reader()
+    target = version_numbers.target(directory, options.version)
+    on_stage(Stage("reading"))
+    model = read(path, options.limit_bytes, options.roots)
+    texts = Texts()
+    labels: Labels = {}
+    if options.with_texts:
+        graph, texts = without_casts(model.graph)
+    else:
+        graph, labels = with_numbers(model.graph)
+    model = replace(model, graph=graph)
+    refuse(model.graph)
+    graph, constants = with_constants(model.graph, options.constants)
+    _check_axes(graph, options.batch_axes)
+    inputs = signature.resolve(
+        graph.inputs,
+        shapes=options.shapes,
+        dimensions=options.dimensions,
+        sizes=options.sizes,
+        max_batch_size=options.max_batch_size,
+        batch_axes=options.batch_axes,
+    )
+    inputs = replace(inputs, constants=constants)
+    with jax.enable_x64(True):
+        plan = planning.plan(
+            graph,
+            inputs.abstract(),
+            options.outputs,
+            lambda step, steps: on_stage(Stage("converting", step, steps)),
+        )
+    _check_counted(plan, inputs)
+    on_stage(Stage("exporting"))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory.parent)
+    notices: list[str] = []
+    made = exportable(plan, inputs, options.platforms, batch_independent=options.batch_independent)
+    with TemporaryDirectory(directory.parent) as staging:
+        written = made.write(staging.path / target.name, on_notice=notices.append)
+        checked = None
+        if options.check and not texts:  # onnxruntime would have to be given them
+            checked = checking.check(
+                path,
+                written,
+                graph,
+                inputs,
+                tolerance=options.tolerance,
+                on_batch=lambda step, steps: on_stage(Stage("checking", step, steps)),
+                labels=labels,
+                counted_axes=plan.counted,
+            )
+        if options.labels:
+            labels = configuring.named(manifest.read(written), options.labels)
+        _publish(written, target)
+    described = manifest.read(target)
+    said = configuring.write(directory, described, labels, options.parameters)
+    return Imported(
+        target,
+        described,
+        model.producer,
+        model.opset,
+        len(plan.nodes),
+        checked,
+        notice="; ".join(filter(None, (*notices, edges.said_of(graph)))),
+        texts=texts,
+        labels=said,
+    )
+
+
+def exportable(
+    plan: Plan,
+    inputs: Inputs,
+    platforms: Sequence[str] | None = None,
+    *,
+    batch_independent: bool | None = None,
+) -> Exportable:
+    """Return a plan as what `xlaserve export` writes: its parameters are arguments."""
+    names = [spec.name for spec in inputs.specs]
+
+    axes = inputs.batch_axes
+
+    def model(parameters: dict[str, jax.Array], *tensors: jax.Array) -> dict[str, jax.Array]:
+        given = {
+            name: jnp.moveaxis(tensor, 0, axes[name]) if axes.get(name) else tensor
+            for name, tensor in zip(names, tensors, strict=True)
+        }
+        return {
+            name: jnp.moveaxis(tensor, axes[name], 0) if axes.get(name) else tensor
+            for name, tensor in plan(parameters, given).items()
+        }
+
+    return Exportable(
+        optimize(model),
+        plan.parameters,
+        inputs.exported(),
+        plan.outputs,
+        inputs.max_batch_size,
+        platforms,
+        # ONNX has 64-bit integers everywhere, in the answers too.
+        x64=True,
+        batch_independent=batch_independent,
+        compiled_shapes=inputs.compiled or None,
+    )
+
+
+def _check_counted(plan: Plan, inputs: Inputs) -> None:
+    """Raise InvalidModel where rows are counted over a batch, which no request could be told."""
+    if plan.counted and inputs.is_open:
+        raise InvalidModel(
+            f"output '{next(iter(plan.counted))}' has a number of rows that depends on the data, "
+            f"and is none of input '{inputs.specs[0].name}', whose first dimension is open: give "
+            "that a size, with --shape or --dim"
+        )
+
+
+def _check_axes(graph: Graph, axes: Mapping[str, int]) -> None:
+    known = [*(item.name for item in graph.inputs), *graph.outputs]
+    for name in axes:
+        if name not in known:
+            raise InvalidModel(
+                f"the model has no input or output '{name}', it has {', '.join(known)}"
+            )
+
+
+def _reader() -> Callable[[Path, int, Roots], Model]:
+    """Return what reads a file; raises InvalidModel where the package onnx is not installed."""
+    try:
+        from xlaserve.importers.onnx import reading
+    except ImportError as error:
+        raise InvalidModel(
+            f"reading ONNX files needs more packages: pip install 'xlaserve[onnx]' ({error})"
+        ) from error
+    return reading.read
+
+
+def _publish(written: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        written.rename(target)
+    except OSError as error:
+        raise FileExistsError(f"{target} exists already: {error.strerror}") from error

@@ -1,0 +1,159 @@
+"""Labels that are texts, as the numbers of a list of them: XLA has no texts.
+
+A classifier whose classes are texts gives the number of the class instead, and the list goes with
+the model, from which clients read the name of a class.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+
+from xlaserve.importers.onnx.graph import ML_DOMAIN, Attribute, Graph, Node, reads_of
+from xlaserve.tensors import Tensor
+
+Labels: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Texts by output, each at its number."""
+
+_NUMBERS_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "LinearClassifier": "classlabels_ints",
+        "SVMClassifier": "classlabels_ints",
+        "TreeEnsembleClassifier": "classlabels_int64s",
+    }
+)
+"""Attributes in which a classifier of ai.onnx.ml has classes that are numbers."""
+
+_TEXTS = "classlabels_strings"
+
+_MOVES: Mapping[tuple[str, str], frozenset[int] | None] = MappingProxyType(
+    {
+        (ML_DOMAIN, "ArrayFeatureExtractor"): frozenset({0}),
+        ("", "Concat"): None,
+        ("", "Flatten"): frozenset({0}),
+        ("", "Gather"): frozenset({0}),
+        ("", "Identity"): frozenset({0}),
+        ("", "Reshape"): frozenset({0}),
+        ("", "Squeeze"): frozenset({0}),
+        ("", "Transpose"): frozenset({0}),
+        ("", "Unsqueeze"): frozenset({0}),
+        ("", "Where"): frozenset({1, 2}),
+    }
+)
+"""Operators that move texts without looking at them, and the inputs that may be; None for all."""
+
+_PASSES = frozenset({(ML_DOMAIN, "ZipMap"), ("", "Identity")})
+"""Operators after which scores are still those of the classes."""
+
+
+def with_numbers(graph: Graph) -> tuple[Graph, Labels]:
+    """Return a graph whose labels are numbers, and the texts that they stand for by output.
+
+    The graph is as it was where its texts are not the classes of one list that are only moved: who
+    converts it says what is in the way.
+    """
+    lists = {found for node in graph.nodes if (found := _classes(node, graph))}
+    if len(lists) != 1:
+        return graph, {}
+    (classes,) = lists
+    if len(set(classes)) != len(classes) or any(_breaks(text) for text in classes):
+        return graph, {}
+    coding = _Coding(graph, classes)
+    nodes = [coding.coded(node) for node in graph.nodes]
+    if coding.failed or not coding.numbers & set(graph.outputs):
+        return graph, {}
+    constants = MappingProxyType({**graph.constants, **coding.constants})
+    known = coding.numbers | coding.scores
+    labels = {name: classes for name in graph.outputs if name in known}
+    return replace(graph, nodes=tuple(nodes), constants=constants), labels
+
+
+def _breaks(text: str) -> bool:
+    """Tell whether a text takes more than one line of a file, or none."""
+    return text.encode().splitlines() != [text.encode()]
+
+
+def _is_text(value: Tensor | None) -> bool:
+    return value is not None and value.dtype.kind == "U"
+
+
+def _classes(node: Node, graph: Graph) -> tuple[str, ...]:
+    """Return the texts that a node takes its labels from; empty for none."""
+    if node.domain == ML_DOMAIN and node.operator in _NUMBERS_OF and node.needs(0):
+        return replace(node, _read=set()).texts(_TEXTS)
+    if (node.domain, node.operator) in _MOVES and node.operator in (
+        "ArrayFeatureExtractor",
+        "Gather",
+    ):
+        table = graph.constants.get(node.inputs[0])
+        if table is not None and _is_text(table):
+            return tuple(map(str, table.reshape(-1)))
+    return ()
+
+
+@dataclass(slots=True)
+class _Coding:
+    """Replaces texts by numbers, node by node."""
+
+    graph: Graph
+    classes: Sequence[str]
+    numbers: set[str] = field(default_factory=set)
+    """Values that are numbers of classes now."""
+    scores: set[str] = field(default_factory=set)
+    """Values with a column for each class."""
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    failed: bool = False
+
+    def coded(self, node: Node) -> Node:
+        """Return a node that gives numbers where it gave texts."""
+        kind = (node.domain, node.operator)
+        if kind in _PASSES and node.inputs[0] in self.scores:
+            self.scores.update(node.outputs)
+        texts = [name for name in reads_of(node) if self._stands_for_text(name)]
+        if node.domain == ML_DOMAIN and node.operator in _NUMBERS_OF and node.needs(0):
+            return self._classifier(node)
+        if not texts:
+            return node
+        places = _MOVES.get(kind, frozenset())
+        moved = [
+            name
+            for place, name in enumerate(node.inputs)
+            if self._stands_for_text(name) and (places is None or place in places)
+        ]
+        # Any other place, and a graph within the node, looks at texts.
+        if len(moved) != len(texts):
+            self.failed = True
+            return node
+        self.numbers.update(filter(None, node.outputs))
+        return replace(node, inputs=tuple(map(self._number, node.inputs)))
+
+    def _stands_for_text(self, name: str) -> bool:
+        return name in self.numbers or _is_text(self.graph.constants.get(name))
+
+    def _number(self, name: str) -> str:
+        """Return the name of a constant of numbers in place of one of texts."""
+        texts = self.graph.constants.get(name)
+        if texts is None or not _is_text(texts):
+            return name
+        known = {text: number for number, text in enumerate(self.classes)}
+        found = [known.get(str(text), -1) for text in texts.reshape(-1)]
+        self.failed |= -1 in found
+        made = f"{name}/numbers"
+        self.failed |= made in self.graph.constants
+        self.constants[made] = np.asarray(found, np.int64).reshape(texts.shape)
+        return made
+
+    def _classifier(self, node: Node) -> Node:
+        if not node.attributes.get(_TEXTS):
+            return node
+        attributes: dict[str, Attribute] = {
+            name: value for name, value in node.attributes.items() if name != _TEXTS
+        }
+        attributes[_NUMBERS_OF[node.operator]] = tuple(range(len(self.classes)))
+        self.numbers.add(node.outputs[0])
+        if node.operator == "SVMClassifier" and not node.attributes.get("prob_a"):
+            return replace(node, attributes=attributes, _read=set())  # its scores are of pairs
+        self.scores.update(name for name in node.outputs[1:] if name)
+        return replace(node, attributes=attributes, _read=set())

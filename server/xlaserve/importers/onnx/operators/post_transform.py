@@ -1,0 +1,79 @@
+"""The functions that classifiers and regressors of ai.onnx.ml apply to their scores."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.graph import Node
+
+Transform = Callable[[jax.Array], jax.Array]
+
+_ZERO = 1e-7
+"""SOFTMAX_ZERO leaves alone what is not farther from 0."""
+
+
+def logistic(x: jax.Array) -> jax.Array:
+    """Return 1 / (1 + exp(-x)), as onnxruntime calculates it."""
+    found = 1 / (1 + jnp.exp(-jnp.abs(x)))
+    return jnp.where(x < 0, 1 - found, found)
+
+
+def probit(x: jax.Array) -> jax.Array:
+    """Return the quantile of the normal distribution, as roughly as onnxruntime has it."""
+    y = 2 * x - 1
+    log = jnp.log((1 - y) * (1 + y))
+    half = 2 / (3.14159 * 0.147) + 0.5 * log
+    root = jnp.sqrt(-half + jnp.sqrt(half * half - log / 0.147))
+    return 1.41421356 * jnp.where(y < 0, -root, root)
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    """Return the softmax over the last axis."""
+    return jax.nn.softmax(x, axis=-1)
+
+
+def softmax_zero(x: jax.Array) -> jax.Array:
+    """Return the softmax over the last axis of what is not 0; what is 0 stays so."""
+    highest = jnp.max(x, axis=-1, keepdims=True)
+    is_zero = jnp.abs(x) <= _ZERO
+    raised = jnp.where(is_zero, x * jnp.exp(-highest), jnp.exp(x - highest))
+    total = jnp.sum(jnp.where(is_zero, 0, raised), axis=-1, keepdims=True)
+    return raised / total
+
+
+NAMES: MappingProxyType[str, Transform] = MappingProxyType(
+    {
+        "NONE": lambda x: x,
+        "SOFTMAX": softmax,
+        "LOGISTIC": logistic,
+        "SOFTMAX_ZERO": softmax_zero,
+        "PROBIT": probit,
+    }
+)
+"""In the order of the numbers that TreeEnsemble gives them."""
+
+
+def name_of(node: Node) -> str:
+    """Return the name of a node's post_transform; raises InvalidModel for an unknown one."""
+    name = node.text("post_transform", "NONE")
+    if name not in NAMES:
+        raise InvalidModel(f"post_transform: expected {', '.join(NAMES)}, got {name}")
+    return name
+
+
+def of_two(score: jax.Array, name: str) -> jax.Array:
+    """Return scores of two classes from that of the second one, a column, as onnxruntime has them.
+
+    Raises InvalidModel for PROBIT, of which it gives one alone.
+    """
+    if name == "PROBIT":
+        raise InvalidModel("PROBIT of one score for two classes: nothing says what it is")
+    if name == "LOGISTIC":
+        return logistic(jnp.concatenate([-score, score], axis=-1))
+    return jnp.concatenate([1 - score, score], axis=-1)

@@ -1,0 +1,78 @@
+"""Windows that move over an image: strides, dilations and padding of convolution and pooling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window, with one entry for each spatial dimension."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    """In front and behind."""
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Return what it covers, the gaps of its dilation included."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+
+def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
+    """Read the window of a node over an image of these sizes; raises InvalidModel."""
+    rank = len(sizes)
+    strides = node.integers("strides", (1,) * rank)
+    dilations = node.integers("dilations", (1,) * rank)
+    pads = node.integers("pads", (0,) * 2 * rank)
+    if len(kernel) != rank or {len(strides), len(dilations), len(pads) / 2} != {rank}:
+        raise InvalidModel(f"its window does not fit the {rank} spatial dimensions of its input")
+    plain = Window(tuple(kernel), strides, dilations, tuple(zip(pads, pads[rank:], strict=False)))
+    automatic = node.text("auto_pad", "NOTSET")
+    if automatic not in _AUTOMATIC:
+        raise InvalidModel(f"auto_pad: expected {', '.join(_AUTOMATIC)}, got {automatic}")
+    behind = _AUTOMATIC[automatic]
+    if behind is None:
+        none = ((0, 0),) * rank
+        return plain if automatic == "NOTSET" else Window(plain.kernel, strides, dilations, none)
+    same = tuple(
+        halves(same_padding(size, extent, stride), more_behind=behind)
+        for size, extent, stride in zip(sizes, plain.extents, strides, strict=True)
+    )
+    return Window(plain.kernel, strides, dilations, same)
+
+
+_AUTOMATIC = {"NOTSET": None, "VALID": None, "SAME_UPPER": True, "SAME_LOWER": False}
+"""The values of auto_pad, and for SAME whether the odd row of padding is behind."""
+
+
+def same_padding(size: int, extent: int, stride: int) -> int:
+    """Return the padding with which there are as many windows as strides begin in the image."""
+    outputs = -(-size // stride)
+    return max((outputs - 1) * stride + extent - size, 0)
+
+
+def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
+    """Split padding into what is in front and what is behind."""
+    small, large = total // 2, total - total // 2
+    return (small, large) if more_behind else (large, small)
+
+
+def rounded_up(window: Window, sizes: Sequence[int]) -> Window:
+    """Return the window with the padding behind that its last, incomplete position needs.
+
+    A position that would begin behind the image and its padding in front does not count.
+    """
+    pads = []
+    for size, extent, stride, (low, high) in zip(
+        sizes, window.extents, window.strides, window.pads, strict=True
+    ):
+        last = -(-(size + low + high - extent) // stride) * stride
+        if last >= size + low:
+            last -= stride
+        pads.append((low, high + max(last + extent - (size + low + high), 0)))
+    return Window(window.kernel, window.strides, window.dilations, tuple(pads))

@@ -1,0 +1,60 @@
+"""Attributes of nodes that are tables, as constants that the nodes take as inputs.
+
+A forest is megabytes of attributes. As constants of the graph they become parameters of what is
+exported, beside the program, and not numbers in it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.graph import ML_DOMAIN, Graph, Node
+from xlaserve.importers.onnx.operators import support_vectors, tree_ensemble
+from xlaserve.tensors import DATATYPES, Tensor
+
+_Tables = Callable[..., tuple[Node, dict[str, Tensor]]]
+
+_TABLES: Mapping[str, _Tables] = MappingProxyType(
+    {
+        **dict.fromkeys(support_vectors.SUPPORT_VECTORS, support_vectors.with_tables),
+        **dict.fromkeys(tree_ensemble.TREES, tree_ensemble.with_tables),
+    }
+)
+"""Operators of ai.onnx.ml whose attributes are tables."""
+
+_DOUBLE = 11
+"""TensorProto.DOUBLE"""
+
+
+def as_constants(graph: Graph) -> Graph:
+    """Return a graph whose nodes take their tables as inputs.
+
+    A node whose attributes are wrong is left as it is: who converts it says so, if it is needed.
+    """
+    wide = _has_doubles(graph)
+    nodes: list[Node] = []
+    constants = dict(graph.constants)
+    for node in graph.nodes:
+        made, tables = _apart(node, wide=wide)
+        if tables.keys() & constants.keys():
+            made, tables = node, {}
+        nodes.append(made)
+        constants.update(tables)
+    return replace(graph, nodes=tuple(nodes), constants=MappingProxyType(constants))
+
+
+def _has_doubles(graph: Graph) -> bool:
+    return any(item.datatype is DATATYPES["FP64"] for item in graph.inputs) or any(
+        node.operator == "Cast" and node.attributes.get("to") == _DOUBLE for node in graph.nodes
+    )
+
+
+def _apart(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
+    tabled = _TABLES.get(node.operator) if node.domain == ML_DOMAIN else None
+    if tabled is None:
+        return node, {}
+    try:
+        return tabled(node, wide=wide)
+    except InvalidModel:
+        return replace(node, _read=set()), {}

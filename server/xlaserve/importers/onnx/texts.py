@@ -1,0 +1,129 @@
+"""Texts at the edges of a graph, which are read as numbers or written from numbers by a Cast.
+
+XLA has no texts. A graph that casts them to numbers before anything else, and numbers to texts as
+the last thing, is converted without these casts: the server makes them, on the host.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import msgspec
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.importers.onnx.datatypes import STRING, dtype_of
+from xlaserve.importers.onnx.graph import Graph, GraphInput, Node, reads_of
+from xlaserve.tensors import DATATYPES, Datatype, datatype_of
+
+FILE_NAME = "texts.json"
+"""The name of the record in the version directory of a converted model."""
+
+BYTES = DATATYPES["BYTES"]
+
+_KINDS = "iuf"
+"""Kinds of numbers that a text is read as."""
+
+_LIMIT_BYTES = 1 << 20
+
+_Casts: TypeAlias = Mapping[str, Datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The tensors of a model that clients see as texts, and the graph as numbers."""
+
+    inputs: _Casts = field(default_factory=lambda: MappingProxyType({}))
+    """Datatypes that texts are read as, by input."""
+    outputs: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: dict[str, str]
+    outputs: list[str]
+
+
+def refuse(graph: Graph) -> None:
+    """Raise InvalidModel if an input is of text."""
+    for item in graph.inputs:
+        if item.datatype is BYTES:
+            try:
+                dtype_of(STRING)
+            except InvalidModel as error:
+                raise InvalidModel(f"input '{item.name}': {error}") from None
+
+
+def without_casts(graph: Graph) -> tuple[Graph, Texts]:
+    """Return a graph whose edges are numbers, and what was text; raises InvalidModel.
+
+    An input of text must be read by casts to one datatype alone.
+    """
+    read = {item.name: _read_as(graph, item) for item in graph.inputs if item.datatype is BYTES}
+    written = frozenset(
+        name for node in graph.nodes if _casts_to(node) == STRING for name in node.outputs
+    ) & frozenset(graph.outputs)
+    inner = {name for node in graph.nodes for name in reads_of(node)}
+    if written & inner:
+        raise InvalidModel(f"output '{min(written & inner)}' is text that another node reads")
+    edges = read.keys() | written
+    nodes = tuple(_plain(node, edges) for node in graph.nodes)
+    inputs = tuple(
+        replace(item, datatype=read[item.name]) if item.name in read else item
+        for item in graph.inputs
+    )
+    return replace(graph, inputs=inputs, nodes=nodes), Texts(MappingProxyType(read), written)
+
+
+def _read_as(graph: Graph, item: GraphInput) -> Datatype:
+    readers = [node for node in graph.nodes if item.name in reads_of(node)]
+    numbers = {_casts_to(node) for node in readers}
+    if len(numbers) != 1 or None in numbers or item.name in graph.outputs:
+        others = [str(node) for node in readers if _casts_to(node) is None]
+        said = f"it is read by {others[0]}" if others else "it is cast to several datatypes"
+        raise InvalidModel(
+            f"input '{item.name}' is text, expected one that is cast to numbers at once: {said}"
+        )
+    dtype = dtype_of(numbers.pop() or 0)
+    datatype = datatype_of(dtype)
+    if datatype is None or dtype.kind not in _KINDS:
+        raise InvalidModel(f"input '{item.name}' is text that is read as {dtype.name}")
+    return datatype
+
+
+def _casts_to(node: Node) -> int | None:
+    """Return the number of the datatype that a Cast makes; None for any other node."""
+    to = node.attributes.get("to")
+    is_cast = node.operator == "Cast" and not node.domain and isinstance(to, int)
+    return to if is_cast and isinstance(to, int) else None
+
+
+def _plain(node: Node, edges: Iterable[str]) -> Node:
+    if _casts_to(node) is None or not {*node.inputs, *node.outputs} & set(edges):
+        return node
+    return replace(node, operator="Identity", attributes=MappingProxyType({}))
+
+
+def write(directory: Path, texts: Texts) -> None:
+    """Keep what was text beside a converted model."""
+    inputs = {name: datatype.name for name, datatype in texts.inputs.items()}
+    record = _Record(inputs, sorted(texts.outputs))
+    files.write_atomically(directory / FILE_NAME, [msgspec.json.encode(record)])
+
+
+def read(directory: Path, roots: Roots = ANYWHERE) -> Texts:
+    """Return what was text of a converted model; raises InvalidModel for a damaged record."""
+    if not (directory / FILE_NAME).exists():
+        return Texts()
+    data = files.read_checked(directory, FILE_NAME, limit_bytes=_LIMIT_BYTES, roots=roots)
+    try:
+        found = msgspec.json.decode(data, type=_Record)
+        inputs = {name: DATATYPES[datatype] for name, datatype in found.inputs.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        raise InvalidModel(f"{FILE_NAME}: {error}") from None
+    return Texts(MappingProxyType(inputs), frozenset(found.outputs))

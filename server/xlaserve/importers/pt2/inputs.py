@@ -1,0 +1,204 @@
+"""The shapes that an import gives the inputs of a program, and whether there is a batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from xlaserve.artifact.artifact import BATCH_DIMENSION
+from xlaserve.errors import InvalidModel
+from xlaserve.importers.onnx.signature import DEFAULT_MAX_BATCH_SIZE, Inputs
+from xlaserve.importers.pt2.guards import holds
+from xlaserve.importers.pt2.program import Program
+from xlaserve.tensors import TensorSpec, datatype_of
+
+_TRIED_BATCHES = 128
+"""Largest batch that conditions are tried with, where a batch may have any size."""
+_OF_PYTORCH = 2
+"""The least size that PyTorch itself gives a symbol, whose 1 it treats alike."""
+
+
+def resolve(
+    program: Program, dimensions: Mapping[str, Sequence[int]], max_batch_size: int | None
+) -> Inputs:
+    """Settle every size but that of the batch; raises InvalidModel that says what is missing.
+
+    The batch is the symbol that is first in every input, and nowhere else. `dimensions` gives a
+    size to symbols by their names, or several, for each of which the model is compiled.
+    """
+    shapes = _shapes(program)
+    symbols = _symbols(shapes)
+    for name, sizes in dimensions.items():
+        if name not in symbols:
+            known = ", ".join(symbols) or "none"
+            raise InvalidModel(f"the model has no dimension '{name}', it has {known}")
+        for size in sizes:
+            _check_range(program, name, size)
+    batch = _batch(shapes, dimensions)
+    settled: dict[str, tuple[int | str, ...]] = {
+        name: tuple(
+            -1 if size == batch else _size(name, size, dimensions, shapes) for size in shape
+        )
+        for name, shape in shapes.items()
+    }
+    compiled = {
+        _identifier(name): tuple(sizes) for name, sizes in dimensions.items() if len(sizes) > 1
+    }
+    specs = tuple(_spec(program, name, shape) for name, shape in settled.items())
+    rows = _max_batch(program, batch, max_batch_size)
+    inputs = Inputs(specs, rows, tuple(settled.values()) if compiled else (), compiled)
+    _check_guards(program, inputs)
+    return inputs
+
+
+def said_sizes(
+    program: Program, sizes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of open dimensions, by symbol, where shapes of inputs say them.
+
+    Raises InvalidModel for an input that is not there, another number of dimensions, or two sizes
+    of one symbol. What is fixed in the program is compared where the model is loaded.
+    """
+    shapes, found = _shapes(program), dict[str, tuple[int, ...]]()
+    for name, said in sizes.items():
+        if name not in shapes:
+            raise InvalidModel(f"there is no input '{name}', but {', '.join(shapes)}")
+        if len(said) != len(shapes[name]):
+            raise InvalidModel(
+                f"input '{name}': expected {len(shapes[name])} dimensions, got {len(said)}"
+            )
+        for size, symbol in zip(said, shapes[name], strict=True):
+            if size == -1 or not isinstance(symbol, str):
+                continue
+            if found.setdefault(symbol, (size,)) != (size,):
+                raise InvalidModel(
+                    f"input '{name}': its dimension '{symbol}' is {size}, and "
+                    f"{found[symbol][0]} elsewhere"
+                )
+    return found
+
+
+def _shapes(program: Program) -> dict[str, tuple[int | str, ...]]:
+    """Return the shape of each input: sizes, and names of symbols."""
+    found = {}
+    for name in program.inputs:
+        sizes = program.graph.tensors[name].sizes
+        for size in sizes:
+            if isinstance(size, str) and not size.isidentifier():
+                raise InvalidModel(
+                    f"input '{name}': its size {size[:200]} is computed from others: export it "
+                    "with a torch.export.Dim for each, or with fixed sizes"
+                )
+        found[name] = sizes
+    if not found:
+        raise InvalidModel("the model has no inputs")
+    return found
+
+
+def _symbols(shapes: Mapping[str, Sequence[int | str]]) -> list[str]:
+    listed = [size for shape in shapes.values() for size in shape if isinstance(size, str)]
+    return list(dict.fromkeys(listed))
+
+
+def _batch(
+    shapes: Mapping[str, Sequence[int | str]], dimensions: Mapping[str, Sequence[int]]
+) -> str | None:
+    """Return the symbol that is first in every input; None where there is none."""
+    first = {shape[0] if shape else 1 for shape in shapes.values()}
+    if len(first) != 1:
+        return None
+    symbol = first.pop()
+    if not isinstance(symbol, str) or symbol in dimensions:
+        return None
+    if any(symbol in shape[1:] for shape in shapes.values()):
+        return None
+    return symbol
+
+
+def _size(
+    name: str,
+    size: int | str,
+    dimensions: Mapping[str, Sequence[int]],
+    shapes: Mapping[str, Sequence[int | str]],
+) -> int | str:
+    if isinstance(size, int):
+        return size
+    sizes = dimensions.get(size, ())
+    if len(sizes) > 1:
+        return _identifier(size)
+    if sizes:
+        return sizes[0]
+    shown = ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items())
+    raise InvalidModel(
+        f"input '{name}': its dimension '{size}' is open, but only one that is first in every "
+        f"input may be: give it a size with --dim {size}=SIZE, or several with --dim "
+        f"{size}=SIZE,SIZE. The inputs are {shown}"
+    )
+
+
+def _identifier(name: str) -> str:
+    return f"_{name}" if name == BATCH_DIMENSION else name
+
+
+def _spec(program: Program, name: str, shape: Sequence[int | str]) -> TensorSpec:
+    dtype = program.graph.tensors[name].dtype
+    datatype = datatype_of(dtype)
+    if datatype is None:
+        raise InvalidModel(f"input '{name}' is {dtype}, which the V2 protocol does not have")
+    return TensorSpec(name, datatype, tuple(-1 if isinstance(s, str) else s for s in shape))
+
+
+def _check_range(program: Program, symbol: str, size: int) -> None:
+    least, most = program.ranges.get(symbol, (0, None))
+    if size < least or (most is not None and size > most):
+        upper = "more" if most is None else str(most)
+        raise InvalidModel(
+            f"--dim {symbol}={size}: the program was exported for {least} to {upper}"
+        )
+
+
+def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
+    """Return the most rows of a request, no more than the program was exported for."""
+    if batch is None:
+        if asked:
+            raise InvalidModel(
+                f"--max-batch-size {asked}: expected a dimension that is open and first in every "
+                "input: export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
+            )
+        return 0
+    least, most = program.ranges.get(batch, (0, None))
+    if least > _OF_PYTORCH:
+        raise InvalidModel(
+            f"the program was exported for batches of {least} and more: export it again with "
+            "torch.export.Dim('batch', min=1)"
+        )
+    rows = DEFAULT_MAX_BATCH_SIZE if asked is None else asked
+    if most is None:
+        return rows
+    if asked == 0 or (asked is not None and asked > most):
+        raise InvalidModel(
+            f"--max-batch-size {asked}: the program was exported for {most} rows at most"
+        )
+    return min(rows, most)
+
+
+def _check_guards(program: Program, inputs: Inputs) -> None:
+    """Raise InvalidModel where a condition does not hold for every size that may be asked for."""
+    for shapes in _asked(inputs):
+        for guard in program.guards:
+            if not holds(guard, shapes):
+                raise InvalidModel(
+                    f"the program was exported for shapes with {guard[:200]}, and they may be "
+                    f"{shapes}: give dimensions a size with --dim, or rows with --max-batch-size"
+                )
+
+
+def _asked(inputs: Inputs) -> Iterator[Mapping[str, Sequence[int]]]:
+    rows = range(1, (inputs.max_batch_size or _TRIED_BATCHES) + 1) if inputs.is_open else (1,)
+    counts = max((len(sizes) for sizes in inputs.compiled.values()), default=1)
+    for place in range(counts):
+        sizes = {name: s[min(place, len(s) - 1)] for name, s in inputs.compiled.items()}
+        specs = inputs.sized(MappingProxyType(sizes))
+        for batch in rows:
+            yield {
+                spec.name: tuple(batch if size == -1 else size for size in spec.shape)
+                for spec in specs
+            }

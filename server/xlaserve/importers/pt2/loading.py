@@ -1,0 +1,37 @@
+"""Programs of torch.export in a repository, converted at their first load, as ONNX models are."""
+
+from pathlib import Path
+
+from xlaserve.artifact.onnx_source import OnnxSource
+from xlaserve.importers.onnx import loading
+from xlaserve.importers.pt2.importing import Options, import_program
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+
+
+def load(directory: Path, context: LoadContext) -> LoadedModel:
+    """Convert the .pt2 file of a version directory, unless that was kept, and load it. Blocks.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    return loading.load_with(converted, directory, context)
+
+
+def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
+    """Convert a program to a version directory; raises InvalidModel that names it. Blocks."""
+
+    def on_stage(stage: Stage) -> None:
+        context.check_cancelled()
+        context.on_stage(stage)
+
+    options = Options(
+        version=1,
+        max_batch_size=0 if source.is_unbatched else None,
+        sizes=source.sizes,
+        limit_bytes=context.compilation.conversions.limits.model_bytes,
+        is_mapped=False,
+        roots=context.roots,
+    )
+    holder = target.with_name(f"{target.name}-import")
+    with loading.named(source, context):
+        made = import_program(source.path, holder, options, on_stage)
+    made.path.rename(target)

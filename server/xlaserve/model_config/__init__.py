@@ -1,0 +1,1 @@
+"""The configuration of a model: its forms, its fields, and what each asks for."""

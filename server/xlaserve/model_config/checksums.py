@@ -1,0 +1,44 @@
+"""The `checksum` agent of a model repository: files that must be the ones a configuration names."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.config import Checksum
+
+_CHUNK_BYTES = 1 << 20
+_ANY_SIZE = 1 << 62
+
+
+def verify(
+    directory: Path,
+    checksums: Iterable[Checksum],
+    roots: Roots = ANYWHERE,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> None:
+    """Return if each file of a model's directory has its checksum. Blocks.
+
+    Raises InvalidModel that names the file, what was expected and what came.
+    """
+    for expected in checksums:
+        got = _md5(directory / expected.file, roots, check_cancelled)
+        if got != expected.md5:
+            raise InvalidModel(
+                f"'{expected.file}' is not the file of its checksum (model_repository_agents): "
+                f"expected MD5 {expected.md5}, got {got}"
+            )
+
+
+def _md5(path: Path, roots: Roots, check_cancelled: Callable[[], None]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with files.opened(path.parent, path.name, limit_bytes=_ANY_SIZE, roots=roots) as (file, size):
+        left = size
+        while left:
+            check_cancelled()
+            chunk = files.read_exactly(file, min(left, _CHUNK_BYTES), path.name)
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,72 @@
+"""The graph of an ensemble's steps: every tensor made once, before it is used."""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from xlaserve.model_config.config import EnsembleStep
+from xlaserve.model_config.schema import BadConfig, shown
+
+
+def in_order(
+    steps: Sequence[EnsembleStep], inputs: Iterable[str], outputs: Iterable[str]
+) -> tuple[EnsembleStep, ...]:
+    """Return the steps so that each follows those whose tensors it takes, else as written.
+
+    Raises BadConfig for a tensor that nothing or more than one thing makes, and for a cycle.
+    """
+    made_by = _makers(steps, frozenset(inputs))
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for index, step in enumerate(steps):
+        sources = [_maker(made_by, tensor, _called(steps, index)) for tensor in _taken(step)]
+        sorter.add(index, *(source for source in sources if source is not None))
+    for tensor in outputs:
+        if _maker(made_by, tensor, "the ensemble's output") is None:
+            raise BadConfig(f"tensor {shown(tensor)} is both an input and an output")
+    return tuple(steps[index] for index in _sorted(sorter, steps))
+
+
+def _taken(step: EnsembleStep) -> Iterable[str]:
+    return step.input_map.values()
+
+
+def _called(steps: Sequence[EnsembleStep], index: int) -> str:
+    return f"step {index} ({shown(steps[index].model_name)})"
+
+
+def _makers(steps: Sequence[EnsembleStep], inputs: frozenset[str]) -> dict[str, int | None]:
+    """Map each tensor to the step that makes it, None for an input of the ensemble."""
+    made_by: dict[str, int | None] = dict.fromkeys(inputs)
+    for index, step in enumerate(steps):
+        for tensor in step.output_map.values():
+            if tensor in made_by:
+                first = made_by[tensor]
+                other = "an input" if first is None else _called(steps, first)
+                raise BadConfig(
+                    f"tensor {shown(tensor)} is made by {_called(steps, index)} "
+                    f"and already by {other}"
+                )
+            made_by[tensor] = index
+    return made_by
+
+
+def _maker(made_by: Mapping[str, int | None], tensor: str, taker: str) -> int | None:
+    if tensor not in made_by:
+        raise BadConfig(f"tensor {shown(tensor)} of {taker} is neither an input nor made by a step")
+    return made_by[tensor]
+
+
+def _sorted(sorter: TopologicalSorter[int], steps: Sequence[EnsembleStep]) -> Iterable[int]:
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        names = " -> ".join(_called(steps, index) for index in error.args[1][:8])
+        raise BadConfig(f"the steps wait for one another: {names}") from None
+    ready: list[int] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
+        # The first as written of those that can run: a list in a valid order stays as it is.
+        index = heapq.heappop(ready)
+        yield index
+        sorter.done(index)

@@ -1,0 +1,175 @@
+"""MLServer's `model-settings.json`, answered with the configuration that stands for it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.fields import CONTENT_TYPE
+from xlaserve.tensors import DATATYPES
+
+FILE_NAME = "model-settings.json"
+KIND = "mlserver"
+
+_LIMIT_BYTES = 1 << 20
+_SHOWN = 200
+_OF_RUNTIMES: Mapping[str, str] = MappingProxyType(
+    {
+        "mlserver_sklearn": "convert the model to ONNX (skl2onnx), or call it from a Python model",
+        "mlserver_xgboost": "convert it to ONNX (onnxmltools), or call it from a Python model",
+        "mlserver_lightgbm": "convert it to ONNX (onnxmltools), or call it from a Python model",
+        "mlserver_catboost": "save the model as ONNX, or call it from a Python model",
+        "mlserver_mlflow": "call the model from a Python model",
+        "mlserver_onnx": "put the ONNX file at 1/model.onnx, and leave the backend out",
+        "mlserver_huggingface": "call the pipeline from a Python model, or export it to ONNX",
+        "mlserver_alibi_explain": "call the explainer from a Python model",
+        "mlserver_alibi_detect": "call the detector from a Python model",
+    }
+)
+"""Advice for a model by the package of its `implementation`."""
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int] = []
+    parameters: dict[str, Any] | None = None
+
+
+class _Settings(msgspec.Struct):
+    name: str = ""
+    implementation: str = ""
+    platform: str = ""
+    inputs: list[_Tensor] = []
+    outputs: list[_Tensor] = []
+    max_batch_size: int = 0
+    max_batch_time: float = 0.0
+    parallel_workers: int | None = None
+    cache_enabled: bool = False
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether MLServer puts requests together: both a size and a time say so there."""
+        return self.max_batch_size > 1 and self.max_batch_time > 0
+
+    @property
+    def content_types(self) -> dict[str, str]:
+        """Return the content types that it says, by the parameter that says them here."""
+        tensors = (*self.inputs, *self.outputs)
+        said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
+        found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}
+        return {key: str(kind) for key, kind in found.items() if kind}
+
+
+def _of(tensor: _Tensor) -> str:
+    return f"{CONTENT_TYPE}.{tensor.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StandsFor:
+    """The configuration that stands for MLServer's settings."""
+
+    pbtxt: str
+    """In protobuf's text format, a `config.pbtxt`."""
+    notes: tuple[str, ...]
+    """Things that its owner has to do, and that no configuration says."""
+
+
+def read(directory: Path, roots: Roots = ANYWHERE) -> StandsFor | None:
+    """Return what stands for the settings in a model's directory; None where there are none.
+
+    Raises InvalidModel for settings that cannot be read, or lie outside of the roots.
+    """
+    if not (directory / FILE_NAME).exists():
+        return None
+    data = files.read_checked(directory, FILE_NAME, limit_bytes=_LIMIT_BYTES, roots=roots)
+    try:
+        found = msgspec.json.decode(data, type=_Settings)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidModel(f"{FILE_NAME}: {str(error)[:_SHOWN]}") from None
+    return StandsFor("\n".join(_lines(found)) + "\n", tuple(_notes(directory, found)))
+
+
+def _lines(found: _Settings) -> Iterator[str]:
+    if found.name:
+        yield f"name: {_text(found.name)}"
+    yield 'backend: "python"'
+    batch = found.max_batch_size if found.is_batched else 0
+    yield f"max_batch_size: {batch}"
+    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
+        for tensor in tensors:
+            yield f"{kind} [ {{ {_tensor(tensor, is_batched=bool(batch))} }} ]"
+    if batch:
+        delay = round(found.max_batch_time * 1e6)
+        yield f"dynamic_batching {{ max_queue_delay_microseconds: {delay} }}"
+    if found.parallel_workers and found.parallel_workers > 1:
+        yield f"instance_group [ {{ kind: KIND_CPU count: {found.parallel_workers} }} ]"
+    if found.cache_enabled:
+        yield "response_cache { enable: true }"
+    for key, kind in found.content_types.items():
+        yield f"parameters {{ key: {_text(key)} value {{ string_value: {_text(kind)} }} }}"
+
+
+def _tensor(tensor: _Tensor, *, is_batched: bool) -> str:
+    datatype = DATATYPES.get(tensor.datatype)
+    shape = tensor.shape[1:] if is_batched else tensor.shape
+    dims = ", ".join(map(str, shape or [1]))
+    kind = datatype.config_name if datatype else "TYPE_STRING"
+    return f"name: {_text(tensor.name)} data_type: {kind} dims: [ {dims} ]"
+
+
+def _text(value: str) -> str:
+    # Escapes of JSON are escapes of protobuf's text, where all of it is ASCII.
+    return json.dumps(value)
+
+
+def _notes(directory: Path, found: _Settings) -> Iterator[str]:
+    package = found.implementation.partition(".")[0]
+    if advice := _OF_RUNTIMES.get(package):
+        yield f"implementation {found.implementation}: {advice}"
+    elif found.implementation:
+        yield (
+            f"implementation {found.implementation}: put its code at 1/model.py, as a class of "
+            "xlaserve (docs/python-models.md), and write this configuration beside it"
+        )
+    yield from (text for holds, text in _NOT_SAID if holds(found))
+    for tensor in (*found.inputs, *found.outputs):
+        if tensor.datatype not in DATATYPES:
+            name, datatype = tensor.name[:_SHOWN], tensor.datatype[:_SHOWN]
+            yield f"tensor '{name}': there is no datatype '{datatype}'"
+
+
+_NOT_SAID: tuple[tuple[Callable[[_Settings], bool], str], ...] = (
+    (
+        lambda found: bool((found.parameters or {}).get("extra")),
+        "parameters.extra: read them in the code, from a file beside it",
+    ),
+    (
+        lambda found: bool(found.content_types),
+        "content_type: a class with decoded = True is given what its inputs stand for",
+    ),
+    (
+        lambda found: found.is_batched,
+        "max_batch_size: here it is the most rows of a request too",
+    ),
+    (
+        lambda found: bool((found.parameters or {}).get("version")),
+        "parameters.version: it is the name of the version directory here",
+    ),
+    (
+        lambda found: bool((found.parameters or {}).get("uri")),
+        "parameters.uri: what it names belongs into the version directory",
+    ),
+    (
+        lambda found: bool((found.parameters or {}).get("environment_tarball")),
+        "parameters.environment_tarball: install what it holds where the server runs",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Turns a directory into something callable; the only layer that imports jax."""

@@ -1,0 +1,1 @@
+"""Connections, whatever is spoken on them: memory, TLS, accepting, compression, statuses."""

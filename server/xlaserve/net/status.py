@@ -1,0 +1,255 @@
+"""The one table: error -> (gRPC status, HTTP status)."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+
+from grpclib import GRPCError
+from grpclib.const import Status
+
+from xlaserve import errors
+from xlaserve.errors import XlaserveError
+from xlaserve.errors import access as access_errors
+from xlaserve.errors import code as code_errors
+from xlaserve.errors import language as language_errors
+from xlaserve.errors import sequence as sequence_errors
+from xlaserve.errors.message import MalformedMessage, TooManyFields
+
+
+@dataclass(frozen=True, slots=True)
+class WireStatus:
+    """The statuses of one class of error in both transports."""
+
+    grpc: Status
+    http: HTTPStatus
+
+
+STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
+    {
+        errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
+        errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.StillStarting: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.StoreUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        # Triton's status for it, which its example simple_grpc_model_control asks for.
+        errors.FileNameTooLong: WireStatus(Status.INTERNAL, HTTPStatus.BAD_REQUEST),
+        errors.TooManyAbandoned: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.CompilationTimedOut: WireStatus(
+            Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT
+        ),
+        errors.ModelAlreadyLoaded: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        errors.InvalidModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.LoadCancelled: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.ModelControlForbidden: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.OutOfMemory: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
+        errors.OutOfSpace: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
+        errors.OutOfFiles: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.InvalidRequest: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        errors.UnsupportedMediaType: WireStatus(
+            Status.INVALID_ARGUMENT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        ),
+        errors.NotAcceptable: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.NOT_ACCEPTABLE),
+        errors.OutputNotInForm: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.NOT_ACCEPTABLE),
+        access_errors.Unauthenticated: WireStatus(Status.UNAUTHENTICATED, HTTPStatus.UNAUTHORIZED),
+        access_errors.NotPermitted: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        # As Triton answers.
+        access_errors.Restricted: WireStatus(Status.UNAVAILABLE, HTTPStatus.FORBIDDEN),
+        access_errors.QuotaExceeded: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
+        ),
+        access_errors.TooManyRequests: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
+        ),
+        access_errors.WrongHost: WireStatus(
+            Status.PERMISSION_DENIED, HTTPStatus.MISDIRECTED_REQUEST
+        ),
+        access_errors.WrongOrigin: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
+        errors.RegionNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
+        errors.RegionExists: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        errors.TooManyRegions: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.NotLocal: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        errors.SwitchedOff: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.NotOneAnswer: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        errors.TooManyAnswers: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.INTERNAL_SERVER_ERROR),
+        errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.TooManyChanges: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.BudgetExhausted: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        sequence_errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
+        errors.ExecutionStalled: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        sequence_errors.StatesLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
+        errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.WorkersSilent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.ProcessSilent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.EngineGone: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.EngineLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        # It may be what the process was lost by: whoever repeats it ends one process after another.
+        code_errors.ProcessLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        code_errors.ProcessAbsent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        # Not NOT_FOUND: a mesh would believe that the model is gone, and load it again.
+        code_errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
+        code_errors.ExistsForModel: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        code_errors.UnavailableToModel: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        code_errors.UnsupportedByModel: WireStatus(
+            Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED
+        ),
+        code_errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
+        code_errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
+        # Nobody who asks is to blame, and to ask again changes nothing.
+        language_errors.TemplateFailed: WireStatus(
+            Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        language_errors.TextProcessLost: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        language_errors.TooManyTexts: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.InvalidSettings: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        errors.StartFailed: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        errors.WorkerDied: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        errors.RepositoryUnreadable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.InvalidReference: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        errors.DeviceUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+    }
+)
+"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What is done behind a status by who could send the request elsewhere, or once more."""
+
+    tells: str
+    """What the status says of the request."""
+    mesh: str
+    """What ModelMesh does."""
+    clients: str
+    """What clients and proxies do that are told to retry."""
+    is_repeated: bool
+    """Whether any of them sends the request again by itself."""
+
+
+REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
+    {
+        Status.UNAVAILABLE: Reaction(
+            "it did not begin, or was not ended, for a reason of the moment; it ended no process",
+            "asks another copy of the model, or loads it elsewhere, up to eight times",
+            "send it again: `retries` of this client, retry policies of gRPC, proxies behind 503",
+            is_repeated=True,
+        ),
+        Status.RESOURCE_EXHAUSTED: Reaction(
+            "there was no room for it: in a queue, in memory, in a quota",
+            "asks another copy once",
+            "send it again after a pause: `retries` of this client, `Retry-After` over HTTP",
+            is_repeated=True,
+        ),
+        Status.NOT_FOUND: Reaction(
+            "the model, or the version, is not here",
+            "forgets that this server has the model, and loads it again, here or elsewhere",
+            "do not send it again",
+            is_repeated=True,
+        ),
+        Status.INTERNAL: Reaction(
+            "it was begun and failed, perhaps with the process that executed it",
+            "tells its client",
+            "do not send it again: what ended one process would end the next",
+            is_repeated=False,
+        ),
+        Status.ABORTED: Reaction(
+            "an earlier request of its sequence was not executed, so neither was this one",
+            "tells its client",
+            "do not send it again alone: the sequence goes on with the one before",
+            is_repeated=False,
+        ),
+        Status.DEADLINE_EXCEEDED: Reaction(
+            "its time was over",
+            "tells its client",
+            "do not send it again: nobody waits any more",
+            is_repeated=False,
+        ),
+    }
+)
+"""Every other status is told to the client, and the request is not sent again."""
+
+
+def wire_status(error: XlaserveError) -> WireStatus:
+    """Return the row of an error's class, or of its nearest parent that has one."""
+    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+
+
+_CLIENT_LEFT = 499
+"""The status that proxies log for a client that left before it was answered."""
+
+
+def told_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
+    """Name the status that the client of a call was told, in the words of its protocol.
+
+    `listener` is the setting of the endpoint that it came to, `http_status` that of an answer for
+    which nothing was raised; 0 for none.
+    """
+    if is_of_http(listener):
+        return str(int(_http_status(error, http_status)))
+    return _grpc_status(error).name
+
+
+_HTTP_LISTENERS = frozenset({"http_endpoint", "metrics_endpoint"})
+
+
+def is_of_http(listener: str) -> bool:
+    """Tell whether the endpoint of a setting speaks HTTP."""
+    return listener in _HTTP_LISTENERS
+
+
+def _http_status(error: BaseException | None, given: int) -> int:
+    if error is None:
+        return given or HTTPStatus.OK
+    if isinstance(error, XlaserveError):
+        return wire_status(error).http
+    if isinstance(error, asyncio.CancelledError | ConnectionError):
+        return _CLIENT_LEFT
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _grpc_status(error: BaseException | None) -> Status:
+    if error is None:
+        return Status.OK
+    if isinstance(error, XlaserveError):
+        return wire_status(error).grpc
+    if isinstance(error, asyncio.CancelledError):
+        return Status.CANCELLED
+    return rpc_status(error) or Status.INTERNAL
+
+
+def rpc_status(error: BaseException) -> Status | None:
+    """Return the status of what gRPC itself refuses; None for other errors."""
+    if isinstance(error, GRPCError):
+        return error.status
+    if isinstance(error, TooManyFields):
+        return Status.RESOURCE_EXHAUSTED
+    return Status.INTERNAL if isinstance(error, MalformedMessage) else None

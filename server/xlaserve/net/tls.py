@@ -1,0 +1,113 @@
+"""TLS of the listeners: one certificate for all of them, which can be read again at any time."""
+
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.net.alerts import AlertingContext
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import TlsEndpoint
+
+MakeContext: TypeAlias = Callable[[], ssl.SSLContext]
+"""Returns what a handshake that begins now is made with."""
+
+_PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
+    {
+        TlsEndpoint.GRPC: "h2",  # RFC 9113, 3.2
+        TlsEndpoint.HTTP: "http/1.1",
+        TlsEndpoint.METRICS: "http/1.1",
+    }
+)
+"""The protocols that ALPN agrees on, by endpoint (RFC 7301)."""
+
+_MOST_BYTES = 1 << 20
+"""Of a key and its chain that are looked at."""
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Those of TLS 1.2: forward secret and authenticated, so no CBC. TLS 1.3 has no others."""
+
+
+class ServerTls:
+    """Contexts by protocol, made of the files that the settings name; `reload` makes the first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        named = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+        self.files = tuple(Path(name) for name in named if name)
+        """The files that `reload` reads."""
+        self._contexts: Mapping[str, ssl.SSLContext] = {}
+
+    def reload(self) -> None:
+        """Have handshakes that begin from now on use the files as they are now.
+
+        Raises InvalidSettings with the setting whose file cannot be used, and then changes nothing:
+        it is a new context that is made, since one that has half of a new pair could not go back.
+        """
+        protocols = sorted(set(_PROTOCOLS.values()))
+        self._contexts = {protocol: _context(self._settings, protocol) for protocol in protocols}
+
+    def of(self, endpoint: TlsEndpoint) -> MakeContext | None:
+        """Return the maker of contexts of an endpoint; None where it is served in the clear."""
+        if endpoint not in self._settings.tls_endpoints:
+            return None
+        protocol = _PROTOCOLS[endpoint]
+        return lambda: self._contexts[protocol]
+
+
+def server_tls(settings: Settings) -> ServerTls | None:
+    """Return what listeners speak TLS with, still unread; None where no certificate is set."""
+    if not settings.tls_certificate:
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(settings, name):
+                raise InvalidSettings("tls_certificate", f"a file, as {name} is set", "")
+        return None
+    if not settings.tls_endpoints:
+        raise InvalidSettings("tls_endpoints", "an endpoint, as tls_certificate is set", "")
+    return ServerTls(settings)
+
+
+def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
+    context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols([protocol])
+    context.agreed = protocol
+    try:
+        # With a password, so that a key that needs one is an error and no question in a terminal.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password="")
+    except (OSError, ssl.SSLError) as error:
+        setting = "tls_key" if settings.tls_key else "tls_certificate"
+        key = settings.tls_key or settings.tls_certificate
+        if _has_password(Path(key)):
+            expected = "a key without a password: openssl pkey -in KEY -out KEY-WITHOUT-PASSWORD"
+            raise InvalidSettings(setting, expected, f"{key}, which has one") from error
+        got = f"{settings.tls_certificate}: {error}"
+        raise InvalidSettings("tls_certificate", "a certificate chain and its key", got) from error
+    if settings.tls_client_ca:
+        _ask_clients(context, settings.tls_client_ca)
+    return context
+
+
+def _has_password(key: Path) -> bool:
+    """Tell by the text of a file of PEM whether its key is encrypted (RFC 7468, 11; RFC 1421)."""
+    try:
+        with key.open("rb") as file:
+            return b"ENCRYPTED" in file.read(_MOST_BYTES)
+    except OSError:
+        return False
+
+
+def _ask_clients(context: ssl.SSLContext, authorities: str) -> None:
+    try:
+        context.load_verify_locations(authorities)
+    except (OSError, ssl.SSLError) as error:
+        got = f"{authorities}: {error}"
+        raise InvalidSettings("tls_client_ca", "certificates of authorities", got) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    # A session that is resumed shows no certificate, and so would outlive the client's.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0

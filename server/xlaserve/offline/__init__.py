@@ -1,0 +1,1 @@
+"""What is done with models without a server: plan, warm, check, compare."""

@@ -1,0 +1,203 @@
+"""The differences between two versions, two models or two repositories that lie on the disk."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel, InvalidRequest
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import CONFIG_FILES, read_config
+from xlaserve.offline import contents
+from xlaserve.offline.config_paths import config_paths
+from xlaserve.offline.contents import Contents, Item
+from xlaserve.residence.repository.listing import is_model, list_root, subdirectories
+from xlaserve.residence.repository.names import is_version
+from xlaserve.runtime import loaders
+
+_MAX_MODELS = 1_000_000
+
+
+class Level(StrEnum):
+    """The things that a path may be."""
+
+    VERSION = "a version"
+    MODEL = "a model"
+    REPOSITORY = "a repository"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same on both sides."""
+
+    at: str
+    """`MODEL/VERSION`, `MODEL`, or empty, as far as that is below what was compared."""
+    kind: str
+    """`model`, `version`, or a kind of `contents`."""
+    name: str
+    before: Item | None
+    """None where the first side has none."""
+    after: Item | None
+    """None where the second side has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome of a comparison."""
+
+    level: Level
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    """Remarks for people on parts that could not be compared by themselves."""
+
+
+def level_of(path: Path) -> Level:
+    """Tell what a path is by what lies there; raises InvalidRequest where nothing does."""
+    if path.is_file():
+        return Level.VERSION
+    if not path.is_dir():
+        raise InvalidRequest(f"expected a version, a model or a repository, got '{path}': nothing")
+    resolved = path.resolve()
+    if is_version(resolved.name) and is_model(resolved.parent):
+        return Level.VERSION
+    if is_model(path):
+        return Level.MODEL
+    inner = subdirectories(path)
+    is_empty = not any(path.iterdir())
+    return Level.REPOSITORY if is_empty or any(map(is_model, inner)) else Level.VERSION
+
+
+def compare(before: Path, after: Path, *, only: str = "") -> Comparison:
+    """Return the differences; every file is read to its end. Blocks.
+
+    `only` leaves out all other models of two repositories. Raises InvalidRequest unless both are
+    of the same level, and InvalidModel for files that cannot be read.
+    """
+    level, other = level_of(before), level_of(after)
+    if level is not other:
+        raise InvalidRequest(f"expected two of one kind, got {level} and {other}")
+    if only and level is not Level.REPOSITORY:
+        raise InvalidRequest(f"model '{only}': expected two repositories, got two of {level}")
+    notes: dict[str, None] = {}
+    differences = tuple(_COMPARE[level](before, after, only, notes))
+    return Comparison(level, differences, tuple(notes))
+
+
+# --- the levels ---
+
+Notes = dict[str, None]
+
+
+def _repositories(before: Path, after: Path, only: str, notes: Notes) -> Iterator[Difference]:
+    first, second = (_models(path, only) for path in (before, after))
+    if only and only not in first and only not in second:
+        raise InvalidRequest(f"model '{only}': expected one of '{before}' or '{after}'")
+    yield from _one_sided("", "model", first, second)
+    for name in sorted(first.keys() & second.keys()):
+        yield from _models_differ(name, first[name], second[name], notes)
+
+
+def _only_models(before: Path, after: Path, only: str, notes: Notes) -> Iterator[Difference]:
+    return _models_differ("", before, after, notes)
+
+
+def _models_differ(at: str, before: Path, after: Path, notes: Notes) -> Iterator[Difference]:
+    first, second = _Home.at(before, notes), _Home.at(after, notes)
+    yield from _differing(at, first.contents, second.contents)
+    old, new = _versions(before), _versions(after)
+    yield from _one_sided(at, "version", old, new)
+    for number in sorted(old.keys() & new.keys(), key=int):
+        place = f"{at}/{number}" if at else number
+        yield from _differing(place, first.read(old[number]), second.read(new[number]))
+
+
+def _only_versions(before: Path, after: Path, only: str, notes: Notes) -> Iterator[Difference]:
+    first, second = _Home.at(_home(before), notes), _Home.at(_home(after), notes)
+    if first.directory.resolve() != second.directory.resolve():
+        yield from _differing("", first.contents, second.contents)
+    yield from _differing("", first.read(before), second.read(after))
+
+
+_COMPARE = {
+    Level.REPOSITORY: _repositories,
+    Level.MODEL: _only_models,
+    Level.VERSION: _only_versions,
+}
+
+
+# --- what is there ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """A model's directory, or one that has versions and is none."""
+
+    directory: Path
+    config: ModelConfig
+    contents: Contents
+    """The configuration, and the files beside the versions."""
+    notes: Notes
+
+    @classmethod
+    def at(cls, directory: Path, notes: Notes) -> "_Home":
+        config, found = ModelConfig(), Contents()
+        if is_model(directory):
+            try:
+                config = read_config(directory)
+            except InvalidModel as error:
+                # Its file is compared as a whole nevertheless.
+                notes[f"{directory}: {error}"] = None
+            for path, value in config_paths(config).items():
+                found.add("configuration", path, value)
+            for name, item in contents.hash_files(directory).items():
+                # Two ways of writing the same are the same configuration.
+                if name not in CONFIG_FILES or config.message is None:
+                    found.add("file", name, item.text, item.sha256)
+        return cls(directory, config, found, notes)
+
+    def read(self, version: Path) -> Contents:
+        """Return the contents of a version of it."""
+        try:
+            kind = loaders.recognised(version, self.config)
+        except InvalidModel as error:
+            kind = ""
+            self.notes[f"{version}: {error}"] = None
+        found = contents.read(version, kind, self.config)
+        for note in found.notes:
+            self.notes[f"{version}: {note}"] = None
+        return found
+
+
+def _home(version: Path) -> Path:
+    return version.resolve().parent
+
+
+def _models(repository: Path, only: str) -> Mapping[str, Path]:
+    try:
+        names = list_root(repository, max_models=_MAX_MODELS).models
+    except OSError as error:
+        raise InvalidModel(f"'{repository}' cannot be read: {error.strerror}") from error
+    return {name: repository / name for name in names if only in ("", name)}
+
+
+def _versions(home: Path) -> Mapping[str, Path]:
+    return {path.name: path for path in subdirectories(home) if is_version(path.name)}
+
+
+def _one_sided(
+    at: str, kind: str, first: Mapping[str, Path], second: Mapping[str, Path]
+) -> Iterator[Difference]:
+    for name in sorted(first.keys() ^ second.keys()):
+        here = Item("")
+        yield Difference(
+            at, kind, name, here if name in first else None, here if name in second else None
+        )
+
+
+def _differing(at: str, first: Contents, second: Contents) -> Iterator[Difference]:
+    for kind in dict.fromkeys((*first.items, *second.items)):
+        old, new = first.items.get(kind, {}), second.items.get(kind, {})
+        for name in dict.fromkeys((*old, *new)):
+            before, after = old.get(name), new.get(name)
+            if before != after:
+                yield Difference(at, kind, name, before, after)

@@ -1,0 +1,269 @@
+"""Table of the places that evaluate or execute foreign data, with the limits that end them.
+
+`tools/security_page.py` writes it into docs/security.md. A test of each row has hostile data ended.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from xlaserve.artifact import dimensions, manifest, sizes, weights
+from xlaserve.artifact import generator_record as record
+from xlaserve.importers.onnx import checking
+from xlaserve.importers.pt2 import archive, guards
+from xlaserve.language import files, grammars, linear, tokenizing, turns
+from xlaserve.language.limited import Limits
+from xlaserve.language.templates import LIMITS as TEMPLATES
+from xlaserve.model_config import text as config_text
+from xlaserve.offline.targets import compiling
+from xlaserve.runtime import trial
+from xlaserve.runtime.programs import second_net, trials
+from xlaserve.runtime.programs.compilers import limits as compilers
+from xlaserve.settings import Settings
+
+_DEFAULTS = Settings(repository=Path())
+_MIB = 1 << 20
+_GIB = 1 << 30
+_NONE = "not limited"
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """One place."""
+
+    name: str
+    data: str
+    """What it reads, and whose that is."""
+    where: str
+    """The process or thread in which it runs."""
+    memory: str
+    seconds: str
+    files: str
+    defined: str
+    """The module that sets the limits."""
+
+
+def _process_memory(setting: str, value: int) -> str:
+    return f"{value // _GIB} GiB besides its start (`{setting}`)"
+
+
+def _answer(limits: Limits) -> str:
+    size = limits.output_bytes
+    return f", {size // _MIB} MiB of answer" if size >= _MIB else f", {size // 1024} KiB of answer"
+
+
+_TURNS = f", in turns of callers, of each of whom {turns.MOST_WAITING} wait"
+
+_COMPILER_FILES = (
+    f"{compilers.OPEN_FILES} open, {compilers.FILE_BYTES // _MIB} MiB each; no core dump"
+)
+_COMPILER_MEMORY = _process_memory("compile_process_bytes", _DEFAULTS.compile_process_bytes)
+
+PROCESSES: tuple[Confined, ...] = (
+    Confined(
+        "trial load",
+        "a model that a client sent",
+        "a process for each load",
+        _COMPILER_MEMORY,
+        f"{_DEFAULTS.trial_seconds:g} (`trial_seconds`), and as many of each core",
+        f"{trial.OPEN_FILES} open, {trial.FILE_BYTES // _GIB} GiB each; no core dump",
+        "runtime/trial.py",
+    ),
+    Confined(
+        "compilation, proof",
+        "the computation of a model",
+        "processes that compile for the CPU",
+        f"{_COMPILER_MEMORY}, and resident",
+        f"{_DEFAULTS.load_seconds:g} for each program (`load_seconds`)",
+        _COMPILER_FILES,
+        "runtime/programs/compilers/child.py",
+    ),
+    Confined(
+        "trial of rows, first execution",
+        "a computation with loops, and its parameters",
+        "the same processes; where there are none (`compile_processes` 0), one that ends when idle",
+        f"{_COMPILER_MEMORY}, and resident",
+        f"{_DEFAULTS.trial_seconds:g} of the processor (`trial_seconds`), "
+        "for the first execution as many of each core",
+        _COMPILER_FILES,
+        "runtime/programs/trials.py",
+    ),
+    Confined(
+        "trial at export",
+        "an author's function with loops",
+        "a process of the export",
+        f"{trials.MEMORY_BYTES // _GIB} GiB besides its start, and resident",
+        f"{trials.SECONDS:g} of the processor (`trial_seconds` of the export)",
+        _COMPILER_FILES,
+        "runtime/programs/trials.py",
+    ),
+    Confined(
+        "compilation for a target",
+        "the models that `plan`, `warm` and `export --target` name",
+        "processes of the command",
+        f"{compiling.MAX_BYTES // _GIB} GiB resident",
+        f"{compiling.JOB_SECONDS:g} for each version",
+        _NONE,
+        "offline/targets/compiling.py",
+    ),
+    Confined(
+        "chat template",
+        "the template of a model, with a client's messages",
+        f"a process for each model{_TURNS}",
+        f"{TEMPLATES.memory_bytes // _MIB} MiB besides its start{_answer(TEMPLATES)}",
+        f"{TEMPLATES.cpu_seconds:g} of the processor, {TEMPLATES.seconds:g} on the clock",
+        "none",
+        "language/template_process.py",
+    ),
+    Confined(
+        "grammar",
+        "JSON schemas, regular expressions and Lark grammars of clients",
+        "a process for each model, and a fork of it for grammars; then a thread of the model"
+        f"{_TURNS}",
+        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start{_answer(grammars.TRIAL)}; "
+        f"{grammars.MOST_KNOWN} verdicts kept; "
+        f"{grammars.LIMITS['max_grammar_size']} rules, "
+        f"{grammars.LIMITS['max_lexer_states']} states",
+        f"{grammars.TRIAL.cpu_seconds:g} of the processor, {grammars.TRIAL.seconds:g} on the "
+        f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
+        "none",
+        "language/grammars.py",
+    ),
+    Confined(
+        "tokenizer",
+        "any other tokenizer.json, with its regular expressions; a client's text",
+        f"a process for each model, and a fork of it for texts{_TURNS}",
+        f"{tokenizing.LIMITS.memory_bytes // _MIB} MiB besides its start"
+        f"{_answer(tokenizing.LIMITS)}; texts of {tokenizing.MOST_CHARACTERS} characters",
+        f"{tokenizing.LIMITS.cpu_seconds:g} of the processor, {tokenizing.LIMITS.seconds:g} on the "
+        "clock",
+        "none",
+        "language/tokenizer_process.py",
+    ),
+    Confined(
+        "Python model",
+        "the operator's code, with a client's tensors",
+        "a process for each copy, where the model asks for one",
+        f"{_DEFAULTS.python_process_bytes or _NONE} (`python_process_bytes`)",
+        f"{_DEFAULTS.python_process_seconds:g} of silence (`python_process_seconds`)",
+        _NONE,
+        "python_models/process/running.py",
+    ),
+)
+"""Those that are ended from outside, or by the system."""
+
+TEXTS: tuple[Confined, ...] = (
+    Confined(
+        "symbolic dimensions",
+        "model.json, files of `jax.export`",
+        "the thread of the load",
+        f"{dimensions.MAX_TERMS} terms, {dimensions.MAX_BITS} bits",
+        f"by {dimensions.MAX_CHARACTERS} characters a shape, "
+        f"{dimensions.MAX_TERMS_OF_ALL} terms an artifact",
+        "none",
+        "artifact/dimensions.py",
+    ),
+    Confined(
+        "conditions on sizes",
+        ".pt2 files",
+        "the thread of the load",
+        f"{guards.MAX_BITS} bits a number",
+        f"by {guards.MAX_CHARACTERS} characters",
+        "none",
+        "importers/pt2/guards.py",
+    ),
+    Confined(
+        "manifest",
+        "model.json",
+        "the thread of the load",
+        f"{manifest.LIMIT_BYTES // _MIB} MiB of text",
+        "by its length",
+        "one",
+        "artifact/manifest.py",
+    ),
+    Confined(
+        "configuration",
+        "config.pbtxt, config.json, `config` of a load",
+        "the thread of the load",
+        f"{config_text.LIMIT_BYTES // _MIB} MiB of text, nesting",
+        "by its length",
+        "one",
+        "model_config/text.py",
+    ),
+    Confined(
+        "header of parameters",
+        "*.safetensors",
+        "the thread of the load",
+        f"{weights.MAX_HEADER_BYTES // _MIB} MiB of text, {weights.MAX_TENSORS} tensors",
+        "by its length",
+        "one",
+        "artifact/weights.py",
+    ),
+    Confined(
+        "artifact",
+        "StableHLO, files of `jax.export`",
+        "the thread of the load; first a trial load, where a client sent it",
+        f"{sizes.LIMIT_ARTIFACT_BYTES // _MIB} MiB",
+        "by its length",
+        "one",
+        "artifact/artifact.py",
+    ),
+    Confined(
+        "program of PyTorch",
+        ".pt2 files",
+        "the thread of the load",
+        f"{archive.MAX_PROGRAM_BYTES // _MIB} MiB of JSON",
+        "by its length",
+        "one",
+        "importers/pt2/archive.py",
+    ),
+    Confined(
+        "generator",
+        "generator.json",
+        "the thread of the load",
+        f"{record.LIMIT_BYTES // _MIB} MiB of text",
+        "by its length",
+        "one",
+        "artifact/generator_record.py",
+    ),
+    Confined(
+        "quick tokenizer",
+        "tokenizer.json of parts that are known to be quick; a client's text",
+        "the library `tokenizers`, in threads of the server, in turns of the model",
+        f"{files.LIMITS[files.TOKENIZER] // _MIB} MiB of file, {linear.MOST_GROWTH} octets of one",
+        f"by {tokenizing.MOST_CHARACTERS} characters",
+        "one",
+        "language/linear.py",
+    ),
+)
+"""Those that are bounded before a library evaluates them."""
+
+EXECUTIONS: tuple[Confined, ...] = (
+    Confined(
+        "warm-up, samples of `model_warmup`",
+        "a model",
+        "the thread of the load, once a first execution of what has loops ended elsewhere",
+        "what was predicted",
+        f"{_DEFAULTS.load_seconds:g} (`load_seconds`), then the thread is abandoned",
+        "none",
+        "residence/load_runner.py",
+    ),
+    Confined(
+        "second net below a proof",
+        "a model without loops",
+        "the thread of the load",
+        "its largest batches",
+        f"{second_net.MAX_SECONDS:g} by what a warm-up measured",
+        "none",
+        "runtime/programs/second_net.py",
+    ),
+    Confined(
+        "comparison with onnxruntime",
+        "an ONNX file that an operator imports",
+        "the operator's command",
+        f"{checking.MEMORY_BYTES // _GIB} GiB more than before, between operators",
+        f"{checking.SECONDS:g} for each execution, between operators; reading executes none",
+        "a temporary directory",
+        "importers/onnx/checking.py",
+    ),
+)
+"""Executions outside of requests that have no process of their own."""

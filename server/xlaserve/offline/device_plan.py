@@ -1,0 +1,217 @@
+"""The plan of a repository on devices that are absent: what compiles, what fits, what goes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from xlaserve.errors import InvalidModel, InvalidSettings, OutOfMemory, XlaserveError
+from xlaserve.offline.targets.compiling import Compilers
+from xlaserve.offline.targets.jobs import Compiled, Job
+from xlaserve.residence.capacity import Capacity, Reservation, Sizes, greatest
+from xlaserve.residence.eviction import first_to_give
+from xlaserve.residence.host import capacity_bytes
+from xlaserve.residence.platforms.runtime import RuntimeLimits
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.sources import ModelSource, VersionSource
+from xlaserve.runtime import loaders
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.devices.target_kinds import Target
+from xlaserve.runtime.programs.compilation import XlaOptions
+from xlaserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVersion:
+    """One version of a model, compiled for the devices."""
+
+    name: str
+    version: str
+    compiled: Compiled
+    predicted: Sizes
+    """Bytes that its load reserves before it begins, as a mesh is told (predictModelSize);
+    empty where it cannot be loaded at all."""
+
+    @property
+    def reserved(self) -> Sizes:
+        """Return what it holds on each device once it is loaded; nothing where it does not load."""
+        return self.compiled.reserved.per_device if self.compiled.reserved else {}
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Return what a mesh is told before the load."""
+        return max(self.predicted.values(), default=0)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return what a mesh is told after it: the most that a device holds."""
+        return max(self.reserved.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoad:
+    """The outcome of a load, after all that came before it."""
+
+    name: str
+    version: str
+    evicted: tuple[str, ...] = ()
+    """Models that had to go for it, the least recently used first; `name/version`."""
+    refused: str = ""
+    """Why it was not loaded though it compiles; empty where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """The loads of a server that loads a whole repository, in the order of names."""
+
+    target: Target
+    count: int
+    capacity_bytes: int
+    """Bytes for models on each device."""
+    versions: tuple[PlannedVersion, ...]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Why a directory is no model, by its name."""
+    ensembles: tuple[str, ...] = ()
+    """Made of other models, and nothing to compile."""
+    loads: tuple[PlannedLoad, ...] = ()
+    resident: tuple[str, ...] = ()
+    """Models loaded in the end, in the order of their eviction."""
+    mesh_capacity_bytes: int = 0
+    """Bytes that a mesh is given (runtimeStatus); 0 where that is too little for one."""
+    mesh_problem: str = ""
+
+    @property
+    def fits_together(self) -> bool:
+        """Tell whether everything that compiles is loaded, and nothing had to go."""
+        return not any(load.evicted or load.refused for load in self.loads)
+
+
+class DevicePlanner:
+    """Makes plans of one repository."""
+
+    def __init__(self, settings: Settings, repository: Repository, compilers: Compilers) -> None:
+        self._settings = settings
+        self._repository = repository
+        self._compilers = compilers
+
+    def plan(
+        self,
+        target: Target,
+        count: int = 1,
+        *,
+        cache_directory: str = "",
+        on_done: Callable[[Compiled], None] = lambda done: None,
+    ) -> DevicePlan:
+        """Have everything compiled for so many of a target, and say what comes of it.
+
+        Raises DeviceUnavailable where nothing can be compiled for it.
+        """
+        unreadable: dict[str, str] = {}
+        sources = list(self._sources(unreadable))
+        found = [
+            (source, version)
+            for source in sources
+            if not source.config.is_ensemble
+            for version in source.versions
+        ]
+        jobs = [
+            Job(
+                source.name,
+                str(version.directory),
+                target.name,
+                count,
+                self._repository.url(source.name),
+                options=XlaOptions.of(self._settings),
+                cache_directory=cache_directory,
+            )
+            for source, version in found
+        ]
+        compiled = self._compilers.compile(jobs, on_done)
+        devices = Devices(target.platform, count, target.kind)
+        versions = tuple(
+            PlannedVersion(
+                source.name, str(version.number), done, _predicted(source, version, done, devices)
+            )
+            for (source, version), done in zip(found, compiled, strict=True)
+        )
+        ensembles = tuple(source.name for source in sources if source.config.is_ensemble)
+        placed = self._placed(target, devices, versions)
+        return replace(placed, unreadable=unreadable, ensembles=ensembles)
+
+    def _sources(self, unreadable: dict[str, str]) -> Iterator[ModelSource]:
+        for name in self._repository.names():
+            try:
+                yield self._repository.find(name)
+            except XlaserveError as error:
+                unreadable[name] = str(error)
+
+    def _placed(
+        self,
+        target: Target,
+        devices: Devices,
+        versions: tuple[PlannedVersion, ...],
+    ) -> DevicePlan:
+        limit = usable_bytes(target, self._settings)
+        of_each = capacity_bytes(self._settings, limit, devices.count, target.platform)
+        of_host = capacity_bytes(self._settings, None, 1)
+        capacity = Capacity()
+        capacity.limit(dict.fromkeys(devices.names, of_each), of_host)
+        loads, resident = _loaded([one for one in versions if one.reserved], capacity)
+        largest = max((one.predicted_bytes for one in versions), default=0)
+        mesh, problem = 0, ""
+        try:
+            mesh = RuntimeLimits.of(self._settings, of_each, largest).capacity_bytes
+        except InvalidSettings as error:
+            problem = str(error)
+        return DevicePlan(
+            target,
+            devices.count,
+            of_each,
+            versions,
+            loads=loads,
+            resident=resident,
+            mesh_capacity_bytes=mesh,
+            mesh_problem=problem,
+        )
+
+
+def usable_bytes(target: Target, settings: Settings) -> int | None:
+    """Return what XLA takes of the memory of one device; None where that is the host's."""
+    if target.platform == "cuda":
+        return int(settings.gpu_memory_fraction * target.memory_bytes)
+    return target.memory_bytes or None
+
+
+def _predicted(
+    source: ModelSource, version: VersionSource, done: Compiled, devices: Devices
+) -> Sizes:
+    # As the server has it, which has imported JAX when a mesh asks.
+    loaders.begin_estimating()
+    try:
+        return loaders.predict_size(version.directory, source.config, devices, version.roots)
+    except InvalidModel:
+        return {}
+
+
+def _loaded(
+    versions: Sequence[PlannedVersion], capacity: Capacity
+) -> tuple[tuple[PlannedLoad, ...], tuple[str, ...]]:
+    """Load one after the other, each of them evicting what was loaded first."""
+    held: dict[str, Reservation] = {}
+    loads: list[PlannedLoad] = []
+    for one in versions:
+        key = f"{one.name}/{one.version}"
+        reservation = Reservation(capacity, key)
+        needed = greatest(one.predicted, one.reserved)
+        missing = reservation.missing(needed)
+        holders = [(other, found.sizes) for other, found in held.items()]
+        evicted = tuple(first_to_give(holders, missing)) if missing else ()
+        for other in evicted:
+            held.pop(other).release()
+        try:
+            reservation.set(needed)
+        except OutOfMemory as error:
+            loads.append(PlannedLoad(one.name, one.version, evicted, str(error)))
+            continue
+        reservation.correct(one.reserved)
+        held[key] = reservation
+        loads.append(PlannedLoad(one.name, one.version, evicted))
+    return tuple(loads), tuple(held)

@@ -1,0 +1,130 @@
+"""The models of a repository as they lie there, of which nothing is loaded or fetched."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import CONFIG_FILES, read_config
+from xlaserve.offline.checkup import unused_fields
+from xlaserve.offline.local_copy import EVERY_VERSION
+from xlaserve.residence.repository.fingerprints import files_below
+from xlaserve.residence.repository.listing import subdirectories
+from xlaserve.residence.repository.names import is_version
+from xlaserve.residence.repository.remote.part import RemotePart
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.runtime import loaders
+from xlaserve.storage.objects import StoreProblem
+
+ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    """One version of a model."""
+
+    number: int
+    kind: str
+    """`jax_export`, `onnx`, `python`, `generator`, `identity`; empty where nothing tells it."""
+    size_bytes: int
+    """Size of its files together."""
+    served: bool
+    """Whether the version policy of its model picks it."""
+    problem: str = ""
+    """Why it cannot be loaded, as far as its files tell without being loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model of a repository."""
+
+    name: str
+    repository: str
+    """The directory or the URL that it is in."""
+    configuration: str = ""
+    """The name of its configuration; empty where it has none, and needs none."""
+    without_effect: tuple[str, ...] = ()
+    """Fields of the configuration that change nothing."""
+    problem: str = ""
+    """Why it cannot be loaded: a configuration that is refused, files that are not there."""
+    versions: tuple[VersionEntry, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of its versions, each once."""
+        return tuple(dict.fromkeys(version.kind for version in self.versions))
+
+
+def list_models(repository: Repository) -> Iterator[ModelEntry]:
+    """Yield every model of every part, sorted by part and name; blocks.
+
+    Of models in stores only listings, configurations and headers are read. Raises InvalidSettings
+    for a part that cannot be listed.
+    """
+    for part in repository.parts:
+        remote = repository.remotes.at(part.root)
+        if remote is not None:
+            remote.refresh()
+        try:
+            names = part.listing().models
+        except (StoreProblem, OSError) as error:
+            expected = f"what can be listed ({error})"
+            raise InvalidSettings("repository", expected, part.place) from error
+        for name in names:
+            if remote is not None:
+                yield _in_store(remote, name)
+            else:
+                home = Path(part.directory(name))
+                yield _entry(name, part.place, home, repository.confines)
+
+
+def _in_store(part: RemotePart, name: str) -> ModelEntry:
+    try:
+        part.prepare(name, EVERY_VERSION)
+        home = part.find_own(name, EVERY_VERSION).versions[0].home
+    except XlaserveError as error:
+        return ModelEntry(name, part.place, problem=str(error))
+    return _entry(name, part.place, home, Roots.of((home,)))
+
+
+def _entry(name: str, place: str, home: Path, roots: Roots) -> ModelEntry:
+    present = [file for file in CONFIG_FILES if os.path.lexists(home / file)]
+    config, problem = ModelConfig(), ""
+    try:
+        config = read_config(roots.confine(home), roots=roots)
+        config.check_name(name)
+    except InvalidModel as error:
+        problem = str(error)
+    paths = {int(path.name): path for path in _versions(home)}
+    served = config.version_policy.select(paths)
+    versions = tuple(
+        _version(number, path, config, number in served, roots)
+        for number, path in sorted(paths.items())
+    )
+    if not served and not problem and not config.is_ensemble:
+        problem = "no version directory is there that its version_policy picks"
+    return ModelEntry(name, place, " and ".join(present), unused_fields(config), problem, versions)
+
+
+def _versions(home: Path) -> list[Path]:
+    try:
+        return [path for path in subdirectories(home) if is_version(path.name)]
+    except OSError:  # what cannot be read has none that could be loaded
+        return []
+
+
+def _version(
+    number: int, path: Path, config: ModelConfig, served: bool, roots: Roots
+) -> VersionEntry:
+    kind, problem, size = "", "", 0
+    try:
+        size = sum(file.stat().st_size for file in map(roots.confine, files_below(path)))
+        kind = ENSEMBLE if config.is_ensemble else loaders.recognised(path, config)
+    except InvalidModel as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"its files cannot be read: {error.strerror}"
+    return VersionEntry(number, kind, size, served, problem)

@@ -1,0 +1,220 @@
+"""The process that compiles: `python -P -m xlaserve.offline.targets.child`.
+
+It reads jobs from stdin and writes what became of them to stdout, a line of JSON for each, until
+stdin ends. Its environment is that of `environment.of`, its JAX that of no server.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from xlaserve.errors import InvalidModel, XlaserveError
+from xlaserve.generation import loading as generators
+from xlaserve.generation.in_place import Memory
+from xlaserve.generation.lowering import Wanted, why_not
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import read_config
+from xlaserve.offline.targets import diagnosis, environment, wheels
+from xlaserve.offline.targets.ahead import Ahead
+from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
+from xlaserve.offline.targets.results import Results, key_of
+from xlaserve.offline.targets.topology import Device, open_devices
+from xlaserve.process.endings import end_with_parent
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.devices.target_kinds import Target
+from xlaserve.runtime.loaded import ModelMemory
+from xlaserve.runtime.programs.footprint import Footprint
+
+
+class Child:
+    """Compiles jobs for the targets of one platform."""
+
+    def __init__(self) -> None:
+        jax_runtime.start("cpu")
+        self._devices: dict[tuple[str, int], Sequence[Device]] = {}
+
+    def compiled(self, job: Job) -> Compiled:
+        """Do a job, or say why it cannot be done."""
+        try:
+            target = kinds.named(job.target)
+            return self.compile(job, target, dict(wheels.versions(target.platform)))
+        except XlaserveError as error:
+            return Compiled(job, problem=Problem(str(error)))
+        # What a compiler meets in a model has no class of its own.
+        except Exception as error:
+            return Compiled(job, problem=diagnosis.problem_of(error))
+
+    def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
+        """Do a job; raises whatever the compiler does."""
+        present = self.opened(target, job.count)
+        if generators.is_there(Path(job.path)):
+            return self._generator(job, target, versions, present)
+        model = Ahead.read(Path(job.path), config_of(job), target.platform, present)
+        programs = tuple(_programs(job, target, versions, model))
+        copy = model.copies[0]
+        return Compiled(
+            job,
+            programs,
+            _reserved(model.memory, copy.site),
+            model.plan.rows.max_batch_size,
+            copy.in_flight,
+            copy.leaves_bytes,
+            versions,
+            model.plan.rows.notice,
+        )
+
+    def _generator(
+        self, job: Job, target: Target, versions: dict[str, str], present: Sequence[Device]
+    ) -> Compiled:
+        model = generators.Ahead.of(Path(job.path), config_of(job), target.platform, present)
+        programs, temporaries = [], 0
+        for wanted, found in _compiled_generator(job, target, versions, model):
+            taken = found.footprint
+            memory = Memory(taken.aliased_bytes, taken.temporaries_bytes, taken.workspace_bytes)
+            if not why_not(wanted, memory, model.lowering.cache_bytes):
+                temporaries = max(temporaries, memory.booked)
+            programs.append(found)
+        held = model.lowering.memory(temporaries, model.host_bytes)
+        return Compiled(
+            job,
+            tuple(programs),
+            _reserved(held, model.site),
+            parameters_bytes=held.parameters_bytes // len(model.site.devices),
+            versions=versions,
+        )
+
+    def opened(self, target: Target, count: int) -> Sequence[Device]:
+        """Return so many devices of a target; raises DeviceUnavailable."""
+        key = target.name, count
+        if key not in self._devices:
+            self._devices[key] = open_devices(target, count)
+        return self._devices[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """Compiles programs of a job, or finds what is known of them."""
+
+    job: Job
+    target: Target
+    versions: Mapping[str, str]
+    results: Results
+
+    @classmethod
+    def of(cls, job: Job, target: Target, versions: Mapping[str, str]) -> "_Compiler":
+        directory = Path(job.cache_directory) if job.cache_directory else None
+        return cls(job, target, versions, Results(directory))
+
+    def program(
+        self,
+        lowered: Any,
+        site: Site,
+        rows: int,
+        sizes: tuple[int, ...],
+        footprint_of: Callable[[Any], Footprint],
+    ) -> CompiledProgram:
+        """Return what a program takes; raises whatever the compiler does."""
+        target, count = self.target, self.job.count
+        flags = environment.flags_of(target, count, self.job.flags)
+        devices = f"{target.topology(count)} {dict(target.options)} {target.config}"
+        options = self.job.options
+        given = options.key(site.platform, len(site.devices))
+        module = _module_of(lowered)
+        choices = environment.choices(site.platform, module)
+        said = (*flags, *(f"{name}={value}" for name, value in given.items()), *map(str, choices))
+        key = key_of(module, devices, self.versions, said)
+        footprint, seconds = self.results.get(key), 0.0
+        if footprint is None:
+            started = time.perf_counter()
+            found = [footprint_of(options.compiled(lowered, site, more)) for more in choices]
+            seconds = time.perf_counter() - started
+            footprint = reduce(Footprint.or_larger, found)
+            self.results.put(key, footprint)
+        return CompiledProgram(key, site.device_names[0], rows, sizes, footprint, seconds)
+
+
+def _programs(
+    job: Job, target: Target, versions: Mapping[str, str], model: Ahead
+) -> Iterator[CompiledProgram]:
+    compiler = _Compiler.of(job, target, versions)
+    for place in model.work():
+        copy, rows, sizes = place
+        of = partial(Footprint.of, accelerated=copy.site.is_accelerator)
+        found = compiler.program(model.lowered(place), copy.site, rows, sizes, of)
+        model.note(place, found.footprint)
+        yield found
+
+
+def _compiled_generator(
+    job: Job, target: Target, versions: Mapping[str, str], model: generators.Ahead
+) -> Iterator[tuple[Wanted, CompiledProgram]]:
+    compiler, site = _Compiler.of(job, target, versions), model.site
+
+    for wanted in model.lowering.programs():
+
+        def footprint_of(executable: Any, wanted: Wanted = wanted) -> Footprint:
+            return Footprint.of(
+                executable, accelerated=site.is_accelerator, kept_bytes=wanted.kept_bytes
+            )
+
+        rows, sizes = model.sizes(wanted)
+        yield wanted, compiler.program(wanted.lowered(), site, rows, sizes, footprint_of)
+
+
+def _reserved(memory: ModelMemory, site: Site) -> Reserved:
+    return Reserved(
+        memory.parameters_bytes,
+        memory.constants_bytes,
+        memory.temporaries_bytes,
+        memory.executables_bytes,
+        dict(memory.on_devices(site.device_names[0])),
+        memory.states_bytes,
+    )
+
+
+def _module_of(lowered: Any) -> bytes:
+    written = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def config_of(job: Job) -> ModelConfig:
+    """Return the configuration of a job's model; raises InvalidModel."""
+    config = read_config(Path(job.config_directory)) if job.config_directory else ModelConfig()
+    if config.is_ensemble:
+        raise InvalidModel("it is an ensemble, its steps are compiled by themselves")
+    return replace(config, parameters={**config.parameters, **job.parameters})
+
+
+def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
+    """Do jobs until there is none."""
+    for line in jobs:
+        done = child.compiled(msgspec.json.decode(line, type=Job))
+        answers.write(msgspec.json.encode(done) + b"\n")
+        answers.flush()
+
+
+def serve(make: Callable[[], Child]) -> None:
+    """Do the jobs that stdin has, and answer on stdout alone."""
+    # What plugins print is not for the one who reads the answers.
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        main(make(), sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    serve(Child)

@@ -1,0 +1,139 @@
+"""Has models compiled for targets, by processes of their own, some side by side.
+
+A compiler may take long, or end its process; and what it reads of its environment is not what a
+server wants. So nothing is compiled here, and JAX is not imported.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock, local
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from xlaserve.offline.targets import environment, wheels
+from xlaserve.offline.targets.jobs import Compiled, Job, Problem
+from xlaserve.runtime.devices import target_kinds as kinds
+from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
+
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.offline.targets.child")
+"""-P: what lies in the working directory is not imported."""
+
+MAX_CHILDREN = 2
+"""Each takes a core, and half a gigabyte before it compiles anything."""
+
+JOB_SECONDS = 1800.0
+"""For all programs of one version."""
+
+MAX_BYTES = 16 << 30
+"""Resident in each."""
+
+OnDone = Callable[[Compiled], None]
+
+
+class Compilers:
+    """Processes that compile, at most so many at once; they end with the block."""
+
+    def __init__(
+        self,
+        *,
+        most: int = MAX_CHILDREN,
+        seconds: float = JOB_SECONDS,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._command = tuple(command)
+        self._lanes: list[_Lane] = []
+        self._own = local()
+        self._threads = ThreadPoolExecutor(most, "compile")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the processes, also those that compile."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for lane in self._lanes:
+            lane.end()
+        self._threads.shutdown()
+        for lane in self._lanes:
+            lane.stop()
+
+    def compile(self, jobs: Iterable[Job], on_done: OnDone = lambda done: None) -> list[Compiled]:
+        """Return what became of each job, in their order; `on_done` is told in threads.
+
+        What a model is to blame for is a `problem` of the answer. Raises DeviceUnavailable for a
+        target that is none, has not so many devices, or whose wheels are missing.
+        """
+        asked = list(jobs)
+        for job in asked:
+            target = kinds.named(job.target)
+            target.topology(job.count)
+            wheels.check(target)
+
+        def run(job: Job) -> Compiled:
+            done = self._lane().compiled(job)
+            on_done(done)
+            return done
+
+        return list(self._threads.map(run, asked))
+
+    def _lane(self) -> "_Lane":
+        """Return the lane of this thread."""
+        if not hasattr(self._own, "lane"):
+            self._own.lane = _Lane(self._command, self._seconds)
+            self._lanes.append(self._own.lane)
+        found: _Lane = self._own.lane
+        return found
+
+
+class _Lane:
+    """One process at a time, for whatever target the job in hand is for."""
+
+    def __init__(self, command: Sequence[str], seconds: float) -> None:
+        self._command = command
+        self._seconds = seconds
+        self._process: CompilerProcess | None = None
+        self._ended = False
+        self._starting = Lock()
+        """Held while a process is started: `end` finds every one."""
+
+    def compiled(self, job: Job) -> Compiled:
+        """Return what became of a job."""
+        variables = environment.of(kinds.named(job.target), job.count, job.flags)
+        if self._process is None or variables != self._process.variables:
+            self.stop()
+            with self._starting:
+                if self._ended:
+                    reason = "it was not compiled, the compilations were ended"
+                    return Compiled(job, problem=Problem(reason))
+                self._process = CompilerProcess(self._command, variables)
+        try:
+            answer = self._process.ask(
+                msgspec.json.encode(job), (), self._seconds, most_bytes=MAX_BYTES
+            )
+        except ProcessEndedError as error:
+            self.stop()
+            return Compiled(job, problem=Problem(str(error)))
+        return msgspec.json.decode(answer, type=Compiled)
+
+    def end(self) -> None:
+        """Start nothing more, and end what runs."""
+        with self._starting:
+            self._ended = True
+            if self._process is not None:
+                self._process.kill()
+
+    def stop(self) -> None:
+        """End the process and wait for its end; another may be started."""
+        if self._process is not None:
+            self._process.stop()
+        self._process = None

@@ -1,0 +1,47 @@
+"""Opens the devices of a target in this process, which is one of those that compile."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+from jax.experimental import topologies
+
+from xlaserve.errors import DeviceUnavailable
+from xlaserve.offline.targets import wheels
+from xlaserve.runtime.devices.target_kinds import Target
+
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm], as jax declares it
+
+
+def open_devices(target: Target, count: int = 1) -> Sequence[Device]:
+    """Return so many devices of a target, known to the compiler alone; those of the CPU are real.
+
+    To be called where the environment is that of `environment.of`. Raises DeviceUnavailable.
+    """
+    name = target.topology(count)
+    wheels.check(target)
+    try:
+        if target.platform == "cpu":
+            found = jax.local_devices(backend="cpu")
+        elif target.gpu is not None:
+            found = topologies.get_topology_desc(
+                platform=target.platform, target_config=target.config, topology=name
+            ).devices
+        else:
+            found = topologies.get_topology_desc(
+                platform=target.platform, topology_name=name, **target.options
+            ).devices
+    # The plugins raise what they like, JaxRuntimeError and NotImplementedError among it.
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DeviceUnavailable(
+            target.name, f"its topology {name} cannot be opened: {line}"
+        ) from error
+    if len(found) < count:
+        raise DeviceUnavailable(
+            target.name, f"topology {name} has {len(found)} devices, expected {count}"
+        )
+    return tuple(found)[:count]

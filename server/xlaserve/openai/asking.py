@@ -1,0 +1,210 @@
+"""A request to OpenAI's endpoints as generations: prompts, their parameters, and what is told."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from xlaserve.http.openai_errors import InvalidField
+from xlaserve.openai import bodies, forms
+from xlaserve.openai.bodies import Sampling
+from xlaserve.openai.forms import Form
+from xlaserve.openai.tool_bodies import ToolCall
+from xlaserve.tensors import Parameter
+
+Prompt: TypeAlias = str | Sequence[int]
+Message: TypeAlias = Mapping[str, Any]
+
+_DEFAULT_TEMPERATURE = 1.0
+_DEFAULT_MAX_TOKENS = 16
+"""Of completions; chats have none."""
+_LEAST_TOP_P = 1e-9
+"""Stands for 0, which leaves the likeliest token alone."""
+_SEEDS = 1 << 63
+_SAME = (
+    *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
+    *("min_tokens", "ignore_eos"),
+)
+"""Fields that are parameters of a generator as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, whatever its endpoint."""
+
+    model: str
+    prompts: Sequence[Prompt]
+    """Of a completion; empty for a chat."""
+    messages: Sequence[Message]
+    """Of a chat; empty for a completion."""
+    count: int
+    """Choices for each prompt."""
+    seed: int | None
+    parameters: Mapping[str, Parameter]
+    """Of each generation, but for the seed."""
+    stop: Sequence[str]
+    tops: int | None
+    """How many of the likeliest tokens are told with each; None for no log-probabilities."""
+    streams: bool
+    includes_usage: bool
+    """Whether the last chunk of a stream tells the numbers of tokens."""
+    form: Form = forms.ANY
+    """Of each answer."""
+
+    @property
+    def choices(self) -> int:
+        """Return how many answers there are to be."""
+        return self.count * max(1, len(self.prompts))
+
+    @property
+    def prompt_field(self) -> str:
+        """Return the field that holds what is to be continued."""
+        return "messages" if self.messages else "prompt"
+
+    @property
+    def characters(self) -> int:
+        """Return how long the prompts are, or the messages and the tools for their template."""
+        if not self.messages:
+            return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
+        return self.form.characters + sum(map(_characters, self.messages))
+
+    def parameters_of(self, index: int) -> Mapping[str, Parameter]:
+        """Return the parameters of one of the choices for a prompt.
+
+        With a seed each choice has a seed of its own, the first one that which was given.
+        """
+        if self.seed is None:
+            return self.parameters
+        return {**self.parameters, "seed": (self.seed + index) % _SEEDS}
+
+
+def read_completion(text: memoryview, *, max_depth: int) -> Asked:
+    """Read a request for completions; raises InvalidBody or InvalidField."""
+    body = bodies.read_completion(text, max_depth=max_depth)
+    most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return _asked(body, listed("prompt", body.prompt), (), most, body.logprobs)
+
+
+def read_chat(text: memoryview, *, max_depth: int) -> Asked:
+    """Read a request for chat completions; raises InvalidBody or InvalidField."""
+    body = bodies.read_chat(text, max_depth=max_depth)
+    most, other = body.max_completion_tokens, body.max_tokens
+    if most is not None and other is not None and most != other:
+        raise InvalidField(
+            "max_tokens", f"{most}, as max_completion_tokens has it, or none", str(other)
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidField("top_logprobs", "none without logprobs", str(body.top_logprobs))
+    tops = (body.top_logprobs or 0) if body.logprobs else None
+    messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
+    asked = _asked(body, (), messages, other if most is None else most, tops)
+    return replace(asked, form=forms.read(body))
+
+
+def _asked(
+    body: Sampling,
+    prompts: Sequence[Prompt],
+    messages: Sequence[Message],
+    most: int | None,
+    tops: int | None,
+) -> Asked:
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise InvalidField("stream_options", "none without stream", "an object")
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return Asked(
+        body.model,
+        prompts,
+        messages,
+        1 if body.n is None else body.n,
+        None if body.seed is None else body.seed % _SEEDS,
+        _parameters(body, most, tops),
+        stop,
+        tops,
+        bool(body.stream),
+        options is not None and bool(options.include_usage),
+    )
+
+
+def _parameters(body: Sampling, most: int | None, tops: int | None) -> Mapping[str, Parameter]:
+    temperature = _DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    found: dict[str, Parameter] = {"temperature": temperature, "logprobs": tops or 0}
+    for name in _SAME:
+        value = getattr(body, name)
+        if value is not None:
+            found[name] = value
+    if most is not None:
+        found["max_tokens"] = most
+    if body.top_p is not None:
+        found["top_p"] = max(body.top_p, _LEAST_TOP_P)
+    if body.top_k is not None:
+        found["top_k"] = max(body.top_k, 0)
+    if body.stop_token_ids:
+        found["stop_token_ids"] = ",".join(map(str, body.stop_token_ids))
+    if body.logit_bias:
+        found["logit_bias"] = ",".join(map(_biased, body.logit_bias.items()))
+    return found
+
+
+def _biased(entry: tuple[str, float]) -> str:
+    token, bias = entry
+    if not (token.isascii() and token.isdigit()):
+        raise InvalidField("logit_bias", "token ids in digits", f"'{token}'")
+    return f"{token}:{bias}"
+
+
+def _message(message: Any, index: int) -> Message:
+    """Return a message as a template is given it; raises InvalidField."""
+    content, calls, place = message.content, message.tool_calls or [], f"messages[{index}]."
+    if calls and message.role != "assistant":
+        raise InvalidField(f"{place}tool_calls", "none but of role assistant", f"{len(calls)}")
+    if (message.tool_call_id is None) == (message.role == "tool"):
+        raise InvalidField(
+            f"{place}tool_call_id",
+            "one of role tool, and no other",
+            "none" if message.tool_call_id is None else "one",
+        )
+    if content is None and not calls:
+        raise InvalidField(f"{place}content", "a text, or parts of one", "none")
+    if not isinstance(content, str):
+        content = "\n".join(part.text for part in content or ())
+    found: dict[str, Any] = {"role": str(message.role), "content": content}
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            found[name] = getattr(message, name)
+    if calls:
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def _call(call: ToolCall) -> Mapping[str, Any]:
+    """Return a call as templates expect it: its arguments as data, where they are an object."""
+    arguments: Any = call.function.arguments
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        read = None  # one that was cut
+    function = {"name": call.function.name, "arguments": read if type(read) is dict else arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _characters(message: Message) -> int:
+    calls = message.get("tool_calls")
+    return len(message["content"]) + (len(json.dumps(calls)) if calls else 0)
+
+
+def listed(field: str, value: str | list[str | int | list[int]]) -> Sequence[Prompt]:
+    """Return a text or token ids, or several of either, as a list; raises InvalidField."""
+    if isinstance(value, str):
+        return (value,)
+    if not value:
+        raise InvalidField(field, "at least one text or token", "[]")
+    kinds = {type(part) for part in value}
+    if len(kinds) > 1:
+        got = msgspec.json.encode(value[:4]).decode()
+        raise InvalidField(field, "texts, token ids, or lists of token ids alone", got)
+    if int in kinds:
+        return (cast(list[int], value),)
+    return cast(list[Prompt], value)

@@ -1,0 +1,257 @@
+"""The bodies of requests, typed: every field that is obeyed, and with which values."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from xlaserve.errors import InvalidBody
+from xlaserve.generation.asking import MOST_LOGPROBS
+from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.openai_errors import UNKNOWN, UNSUPPORTED, InvalidField
+from xlaserve.openai.fields import (
+    CHAT_HINTS,
+    CHAT_REFUSED,
+    COMPLETION_HINTS,
+    COMPLETION_REFUSED,
+    EMBEDDING_HINTS,
+    MESSAGE_REFUSED,
+)
+from xlaserve.openai.tool_bodies import MOST_TOOLS, ResponseFormat, Tool, ToolCall, ToolChoice
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+_LARGEST = 2**31 - 1
+
+Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
+Penalty: TypeAlias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Stop: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+_Unset: TypeAlias = msgspec.Raw | msgspec.UnsetType
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of an answer that is streamed."""
+
+    include_usage: bool | None = None
+    """Whether a last chunk has the numbers of tokens."""
+    include_obfuscation: bool | None = None
+    """A hint: nothing is ever added to chunks."""
+
+
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chats have in common; null is as if the field were not there."""
+
+    model: str
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    """1 where it is not given; 0 takes the likeliest token."""
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    n: Count | None = None
+    """Answers to each prompt."""
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=4)] | None = None
+    """Texts that end the answer, which does not have them."""
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Penalty] | None = None
+    """Numbers that are added to the logits, by token id."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
+    """0 and -1 for no limit."""
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    min_tokens: Token | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Token], msgspec.Meta(max_length=1024)] | None = None
+
+
+class CompletionFields(Sampling, kw_only=True):
+    """A request for completions; the fields that are obeyed."""
+
+    prompt: str | list[str | Token | list[Token]]
+    """A text or token ids, or a list of either."""
+    max_tokens: Count | None = None
+    """16 where it is not given."""
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    """How many of the likeliest tokens come with each; 0 for the log-probability of each alone."""
+
+
+class EmbeddingFields(msgspec.Struct, kw_only=True):
+    """A request for embeddings; the fields that are obeyed."""
+
+    model: str
+    input: str | list[str | Token | list[Token]]
+    """A text or token ids, or a list of either."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """The form of an embedding: numbers, or those as FP32, little-endian, in base64."""
+    dimensions: Count | None = None
+    """Elements that are left of each embedding, of a model that may be cut."""
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A part of a message that is text."""
+
+    text: str
+
+
+class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
+    """One message; the fields that are obeyed."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
+    """None in an answer with calls alone."""
+    name: str | None = None
+    """For the template of the model."""
+    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
+    """The calls of an answer; of role `assistant` alone."""
+    tool_call_id: str | None = None
+    """The call that a message of role `tool` has the result of."""
+
+
+_Message: Any = msgspec.defstruct(
+    "Message",
+    [(name, _Unset, msgspec.UNSET) for name in MESSAGE_REFUSED],
+    bases=(MessageFields,),
+    kw_only=True,
+    forbid_unknown_fields=True,
+    module=__name__,
+)
+
+
+class ChatFields(Sampling, kw_only=True):
+    """A request for chat completions; the fields that are obeyed."""
+
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]  # pyright: ignore[reportInvalidTypeForm]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    """The same; as many as there are positions where neither is given."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls; it may where this is not given."""
+
+
+def _body(name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str, Any]) -> type[B]:
+    found: Any = msgspec.defstruct(
+        name,
+        [(field, _Unset, msgspec.UNSET) for field in (*hints, *refused)],
+        bases=(obeyed,),
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=__name__,
+    )
+    return found  # type: ignore[no-any-return]
+
+
+CompletionRequest = _body(
+    "CompletionRequest", CompletionFields, COMPLETION_HINTS, COMPLETION_REFUSED
+)
+ChatRequest = _body("ChatRequest", ChatFields, CHAT_HINTS, CHAT_REFUSED)
+EmbeddingRequest = _body("EmbeddingRequest", EmbeddingFields, EMBEDDING_HINTS, {})
+
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_CHAT = msgspec.json.Decoder(ChatRequest)
+_EMBEDDING = msgspec.json.Decoder(EmbeddingRequest)
+
+_PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_QUOTED_BYTES = 64 << 10
+"""Bodies up to this size are read once more for the value that an error quotes."""
+_STEPS = re.compile(r"\.?(\w+)|\[(\d+)\]")
+
+
+def read_completion(body: memoryview, *, max_depth: int) -> CompletionFields:
+    """Read a request for completions; raises InvalidBody or InvalidField."""
+    asked = _read(body, _COMPLETION, max_depth)
+    _refuse(asked, COMPLETION_REFUSED, "")
+    return asked
+
+
+def read_chat(body: memoryview, *, max_depth: int) -> ChatFields:
+    """Read a request for chat completions; raises InvalidBody or InvalidField."""
+    asked = _read(body, _CHAT, max_depth)
+    _refuse(asked, CHAT_REFUSED, "")
+    for index, message in enumerate(asked.messages):
+        _refuse(message, MESSAGE_REFUSED, f"messages[{index}].")
+    return asked
+
+
+def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:
+    """Read a request for embeddings; raises InvalidBody or InvalidField."""
+    return _read(body, _EMBEDDING, max_depth)
+
+
+def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
+    check_depth(body, max_depth)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        # It may come before the place where the body is no JSON at all.
+        _check_json(body)
+        raise _invalid(str(error), body) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a body of JSON: {error}") from error
+    except RecursionError:
+        raise InvalidBody("the JSON is nested too deeply") from None
+
+
+def _check_json(body: memoryview) -> None:
+    """Raise InvalidBody for what is no JSON; what may be quoted is decoded as it will be then."""
+    try:
+        msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a body of JSON: {error}") from error
+
+
+def _invalid(text: str, body: memoryview) -> InvalidField:
+    """Say in the words of this server what msgspec found."""
+    match = _PLACE.fullmatch(text)
+    what, path = (match[1], match[2] or "") if match else (text, "")
+    inside = f"{path}." if path else ""
+    unknown, missing = _FIELD.fullmatch(what), _MISSING.fullmatch(what)
+    if unknown:
+        return InvalidField(inside + unknown[1], "no field of that name", "one", code=UNKNOWN)
+    if missing:
+        return InvalidField(inside + missing[1], "a value", "none")
+    if what.startswith("Invalid "):
+        return InvalidField(path, "a value that docs/openai.md lists", _quoted(body, path))
+    expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
+    return InvalidField(path, expected, _quoted(body, path))
+
+
+def _quoted(body: memoryview, path: str) -> str:
+    """Return the value at a path of a body, as it was written."""
+    if len(body) > _QUOTED_BYTES:
+        return "something else"
+    found: Any = msgspec.json.decode(body)
+    for name, index in _STEPS.findall(path):
+        if name and isinstance(found, dict) and name in found:
+            found = found[name]
+        elif index and isinstance(found, list) and int(index) < len(found):
+            found = found[int(index)]
+        else:
+            break
+    return msgspec.json.encode(found).decode()
+
+
+def _refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside: str) -> None:
+    """Raise InvalidField for a field that nothing obeys and that asks for something."""
+    for name, neutral in refused.items():
+        raw = getattr(found, name)
+        if raw is msgspec.UNSET:
+            continue
+        value = msgspec.json.decode(raw)
+        if value is None or any(type(value) is type(one) and value == one for one in neutral):
+            continue
+        known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))
+        got = bytes(raw[:256] if isinstance(raw, bytes) else memoryview(raw)[:256])
+        shown = got.decode(errors="replace")
+        raise InvalidField(
+            inside + name, f"{known}, since nothing else is obeyed here", shown, code=UNSUPPORTED
+        )

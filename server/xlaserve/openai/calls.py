@@ -1,0 +1,47 @@
+"""The calls behind one request: one for each choice, and the request itself around several."""
+
+from collections.abc import Mapping, Sequence
+
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.errors.access import TooManyRequests
+from xlaserve.http.events import EventCall
+from xlaserve.serving.answers import answer_last
+from xlaserve.serving.call import Headers, Peer
+from xlaserve.serving.infer_call import Executed
+
+
+class ChoiceCall(EventCall):
+    """A request with one choice, or with several; or one of those, which is a part of it."""
+
+    def __init__(
+        self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
+    ) -> None:
+        super().__init__(names, headers, peer, max_bytes)
+        self._max_bytes_of_parts = max_bytes
+        self._parts: Sequence[ChoiceCall] = ()
+
+    def split(self, count: int) -> "Sequence[ChoiceCall]":
+        """Return a call for each of so many choices: itself for one, else parts of it."""
+        if count == 1:
+            return (self,)
+        self._parts = [self._part(count) for _ in range(count)]
+        return self._parts
+
+    def _part(self, count: int) -> "ChoiceCall":
+        # All of them together may keep as much as a call by itself.
+        part = ChoiceCall({}, self.headers, self.peer, max(1, self._max_bytes_of_parts // count))
+        part.parent, part.principal, part.deadline = self, self.principal, self.deadline
+        part.grow = self.grow
+        return part
+
+    def fail(self, error: BaseException) -> None:
+        """End it, and its parts, with an error; that a queue is full is 429 here."""
+        if isinstance(error, Overloaded | QueueTimeout):
+            error = TooManyRequests(error)
+        for part in self._parts:
+            part.fail(error)
+        super().fail(error)
+
+    def finish(self, now_ns: int) -> None:
+        """End it before its model does, since its answer is complete: that is no failure."""
+        answer_last(self, Executed({}, self.submitted_ns or self.started_ns, now_ns, self.rows))

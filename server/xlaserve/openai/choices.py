@@ -1,0 +1,140 @@
+"""The tokens of one choice as text, and why they end."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from xlaserve.language.text import LanguageText
+from xlaserve.language.tool_calls import CallDelta, Parsed, ToolCalls
+from xlaserve.serving.inference import DetailedResponse, InferResponse
+from xlaserve.tensors import Parameter, Tensor
+
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+_TOKEN_BYTES = 256
+_TOP_BYTES = 192
+"""Bytes that a token takes at most until its answer is sent, and each of the likeliest with it."""
+
+
+class TokenLogprob(NamedTuple):
+    """A token as text, and its log-probability."""
+
+    text: str
+    logprob: float
+    likeliest: "Sequence[TokenLogprob]" = ()
+    """The likeliest tokens at its place, the likeliest first."""
+
+
+class CallPiece(NamedTuple):
+    """Something more of a call of a tool."""
+
+    number: int
+    """Of the call within the choice, from 0."""
+    id: str | None
+    """With the first piece alone, as the name is."""
+    name: str | None
+    arguments: str
+    """More of the JSON of its arguments."""
+
+
+class Piece(NamedTuple):
+    """Something more of a choice."""
+
+    text: str
+    token: TokenLogprob | None = None
+    """None where log-probabilities are not asked for, and for the token that stops the answer."""
+    finish_reason: str | None = None
+    """Why it ends with this; None while it goes on."""
+    calls: Sequence[CallPiece] = ()
+
+
+class Choice:
+    """One answer to one prompt, as it comes."""
+
+    def __init__(
+        self,
+        text: LanguageText,
+        stop: Sequence[str],
+        tops: int | None,
+        calls: ToolCalls | None = None,
+    ) -> None:
+        """`calls` finds calls of tools, None for none. Raises InvalidParameter."""
+        self._text = text
+        self._calls = calls
+        self._detokenizer = text.detokenizer(stop, () if calls is None else calls.marks)
+        self._tops = tops
+        self.tokens = 0
+        """Those that were generated, with the one that stops it."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that were not computed again."""
+        self.finish_reason: str | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Return what a token takes at most while it is kept."""
+        return _TOKEN_BYTES + _TOP_BYTES * (1 + self._tops if self._tops is not None else 0)
+
+    def take(self, response: InferResponse) -> Piece:
+        """Return what a token adds to the text; not to be called once the choice is finished."""
+        outputs = {output.name: output.data for output in response.outputs}
+        told: Mapping[str, Parameter] = {}
+        if isinstance(response, DetailedResponse):
+            told = response.parameters
+        reason = told.get("finish_reason")
+        is_stop = told.get("stop_token") is True
+        text, token = "", None
+        if outputs:
+            self.tokens += 1
+            number = int(outputs["token"][0])
+            if not is_stop:
+                text = self._detokenizer.push(number)
+                token = self._logprob(number, outputs)
+        if self._detokenizer.stopped is not None:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.cached_tokens = int(told.get("cached_tokens") or 0)
+            text += self._detokenizer.end()
+            # The text that was held back may end with a stop text that is whole only now.
+            is_stopped = self._detokenizer.stopped is not None
+            self.finish_reason = "stop" if is_stopped else str(reason)
+        return self._piece(text, token)
+
+    def _piece(self, text: str, token: TokenLogprob | None) -> Piece:
+        """Return text as what it is: text, and calls."""
+        parser = self._calls
+        if parser is None:
+            return Piece(text, token, self.finish_reason)
+        found = [parser.push(text)]
+        if parser.is_complete and self.finish_reason is None:
+            self.finish_reason = "stop"
+        if self.finish_reason is not None:
+            found.append(parser.end())
+            if self.finish_reason == "stop" and parser.count:
+                self.finish_reason = "tool_calls"
+        more = "".join(part for one in found for part in one.text)
+        return Piece(more, token, self.finish_reason, _pieces(found))
+
+    def _logprob(self, number: int, outputs: Mapping[str, Tensor]) -> TokenLogprob | None:
+        if self._tops is None:
+            return None
+        likeliest = [
+            self._one(int(token), float(logprob))
+            for token, logprob in zip(outputs["top_tokens"], outputs["top_logprobs"], strict=True)
+        ]
+        one = self._one(number, float(outputs["logprob"][0]))
+        return one._replace(likeliest=likeliest)
+
+    def _one(self, token: int, logprob: float) -> TokenLogprob:
+        written = self._text.decode([token])
+        # Of what is no number either: the comparison is false then.
+        return TokenLogprob(written, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB)
+
+
+def _pieces(found: Sequence[Parsed]) -> Sequence[CallPiece]:
+    return [_call(delta) for one in found for delta in one.calls]
+
+
+def _call(delta: CallDelta) -> CallPiece:
+    name = None if delta.name is None else f"call_{secrets.token_hex(12)}"
+    return CallPiece(delta.index, name, delta.name, delta.arguments)

@@ -1,0 +1,237 @@
+"""From a request for embeddings to its answer: tokens, executions beside others', and JSON."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors import ModelNotReady, Overloaded, QueueTimeout
+from xlaserve.errors.access import TooManyRequests
+from xlaserve.errors.language import ModelHasNoText
+from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.http.openai_errors import CONTEXT_LENGTH, UNSUPPORTED, InvalidField
+from xlaserve.http.threads import OffLoop
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.openai import embedding_answers
+from xlaserve.openai.asking import Prompt, listed
+from xlaserve.openai.bodies import EmbeddingFields
+from xlaserve.openai.texts import computed
+from xlaserve.runtime.embedding import batches
+from xlaserve.runtime.embedding.batches import Ids, Part
+from xlaserve.runtime.embedding.info import EmbeddingInfo
+from xlaserve.serving.call import Call
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.infer_call import AwaitedInfer
+from xlaserve.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.serving.stations.station import Served
+from xlaserve.tensors import Buffer, Tensor
+
+_ENCODED_TIMES = 160
+"""Bytes that a tokenizer takes for each octet of a text, where each is a token by itself."""
+_CHARACTERS_OF_TOKEN = 64
+"""Characters that a text may have for each token that the model takes: to find out how many tokens
+a longer one has would take long, and hardly any has so few."""
+_FP32_BYTES = 4
+_IN_FLIGHT = 4
+"""Executions of one request that wait at once: with more, others would wait behind all of it."""
+_TRIES = 3
+"""Attempts to have all inputs answered by the version that they were encoded for."""
+
+
+class _Reloaded(Exception):
+    """Another version answers by now, which may have another tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model that answers now."""
+
+    name: str
+    instance: Served
+    info: EmbeddingInfo
+
+
+class Embeddings:
+    """Answers requests for embeddings. Of the event loop."""
+
+    def __init__(self, engine: Engine, threads: HostThreads, max_inputs: int) -> None:
+        """`max_inputs` is the most inputs of one request."""
+        self._engine = engine
+        self._threads = threads
+        self._off_loop = OffLoop(threads)
+        self._max_inputs = max_inputs
+
+    async def answer(self, request: HttpRequest, asked: EmbeddingFields) -> HttpResponse:
+        """Return the embedding of each input.
+
+        Raises InvalidField, ModelNotFound, ModelNotReady, ModelHasNoText, BudgetExhausted,
+        TooManyRequests, and what the executions and the tokenizer raise.
+        """
+        inputs = listed("input", asked.input)
+        if len(inputs) > self._max_inputs:
+            expected = f"at most {self._max_inputs} inputs (max_embedding_inputs)"
+            raise InvalidField("input", expected, str(len(inputs)))
+        request.call.model = asked.model
+        for _ in range(_TRIES):
+            try:
+                return await self._answer(request, asked, inputs)
+            except _Reloaded:
+                continue
+        raise ModelNotReady(asked.model, "", "LOADING", "it is reloaded again and again")
+
+    async def _answer(
+        self, request: HttpRequest, asked: EmbeddingFields, inputs: Sequence[Prompt]
+    ) -> HttpResponse:
+        with self._engine.require(asked.model) as described:
+            _, instance = self._engine.resolve(asked.model, "")
+            info = described.embedding
+            if info is None:
+                expected, got = "a model of embeddings", f"'{asked.model}', which is none"
+                raise InvalidField("model", expected, f"{got} ({described.platform})")
+            size = _size(asked, info)
+            encoded = await self._encoded(request, asked.model, inputs, info)
+        most_rows = max(1, described.max_batch_size)
+        parts = batches.parts_of([len(ids) for ids in encoded], info, most_rows)
+        held = len(inputs) * info.size * (_FP32_BYTES + embedding_answers.NUMBER_BYTES)
+        held += sum(part.input_bytes(info) for part in parts)
+        request.grow(held, "the embeddings")
+        try:
+            found = await self._executed(
+                request.call, _Model(asked.model, instance, info), parts, encoded
+            )
+            tokens = sum(map(len, encoded))
+            request.call.tokens = lambda: (tokens, None)
+            write = partial(_written, asked, found, size, tokens)
+            return HttpResponse(parts=await self._off_loop.run(found.nbytes, write))
+        except _Reloaded:
+            request.grow(-held, "the embeddings")
+            raise
+
+    # --- tokens ---
+
+    async def _encoded(
+        self, request: HttpRequest, model: str, inputs: Sequence[Prompt], info: EmbeddingInfo
+    ) -> Sequence[Ids]:
+        """Return the token ids of each input, for which there is memory.
+
+        Raises InvalidField, ModelHasNoText, BudgetExhausted, and what the tokenizer raises.
+        """
+        most = info.max_tokens * _CHARACTERS_OF_TOKEN
+        characters = 0
+        for place, given in enumerate(inputs):
+            if isinstance(given, str):
+                if len(given) > most:
+                    expected = f"at most {most} characters, {_CHARACTERS_OF_TOKEN} for each token"
+                    raise InvalidField(
+                        _field(inputs, place), expected, str(len(given)), code=CONTEXT_LENGTH
+                    )
+                characters += len(info.prompt) + len(given)
+        if not isinstance(inputs[0], str):
+            return [_checked(ids, _field(inputs, at), info) for at, ids in enumerate(inputs)]
+        if info.text is None:
+            raise ModelHasNoText(model, info.no_text)
+        request.grow(_ENCODED_TIMES * characters, "the tokens of the inputs")
+        encode = partial(_encode, info.text, info.prompt, inputs)
+        found = await computed(self._threads, info.text, request.call.caller, encode)
+        ids = [_checked(one, _field(inputs, at), info) for at, one in enumerate(found)]
+        kept = sum(one.nbytes for one in ids)
+        request.grow(kept - _ENCODED_TIMES * characters, "the tokens of the inputs")
+        return ids
+
+    # --- executions ---
+
+    async def _executed(
+        self, parent: Call, model: _Model, parts: Sequence[Part], inputs: Sequence[Ids]
+    ) -> Tensor:
+        """Return the embeddings of all inputs, [inputs, size]; raises what an execution raises."""
+        found = np.empty((len(inputs), model.info.size), np.float32)
+        left = iter(parts)
+        work = partial(self._work, parent, model, left, inputs, found)
+        if len(parts) == 1:
+            await work()
+            return found
+        tasks = [asyncio.ensure_future(work()) for _ in range(min(_IN_FLIGHT, len(parts)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return found
+
+    async def _work(
+        self,
+        parent: Call,
+        model: _Model,
+        left: Iterator[Part],
+        inputs: Sequence[Ids],
+        found: Tensor,
+    ) -> None:
+        """Execute parts until none is left, as parts of the call of the request."""
+        info = model.info
+        for part in left:
+            if self._engine.resolve(model.name, "")[1] is not model.instance:
+                raise _Reloaded
+            tensors = batches.tensors(part, inputs, info)
+            call = AwaitedInfer.within(parent)
+            self._engine.begin(
+                call,
+                InferRequest(
+                    model.name,
+                    inputs=tuple(
+                        InferInput(spec.name, spec.datatype, tensors[spec.name])
+                        for spec in model.instance.info.inputs
+                    ),
+                    outputs=(RequestedOutput(info.output.name),),
+                ),
+            )
+            try:
+                response = await call.answered()
+            except (Overloaded, QueueTimeout) as error:
+                raise TooManyRequests(error) from error
+            found[list(part.places)] = response.outputs[0].data
+
+
+def _encode(text: Tokens, prompt: str, inputs: Sequence[Prompt]) -> Sequence[Sequence[int]]:
+    return [text.encode(f"{prompt}{one}") for one in inputs]
+
+
+def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
+    """Return token ids as an array; raises InvalidField for those that the model cannot take."""
+    if not 1 <= len(ids) <= info.max_tokens:
+        raise InvalidField(
+            field,
+            f"1 to {info.max_tokens} tokens, which is what the model takes (max_tokens)",
+            f"{len(ids)}",
+            code=CONTEXT_LENGTH if len(ids) else None,
+        )
+    found = np.array(ids, np.int64)
+    if info.vocab is not None and found.max() >= info.vocab:
+        raise InvalidField(field, f"token ids of 0 to {info.vocab - 1}", f"{int(found.max())}")
+    return found
+
+
+def _size(asked: EmbeddingFields, info: EmbeddingInfo) -> int:
+    """Return the elements of each embedding; raises InvalidField for a size that it cannot have."""
+    size = info.size if asked.dimensions is None else asked.dimensions
+    if not info.may_cut_to(size):
+        cuts = f"1 to {info.size}"
+        if info.cuts is not None:
+            cuts = ", ".join(map(str, sorted({*info.cuts, info.size})))
+        raise InvalidField(
+            "dimensions", f"{cuts}, which the model declares", str(size), code=UNSUPPORTED
+        )
+    return size
+
+
+def _field(inputs: Sequence[Prompt], place: int) -> str:
+    return "input" if len(inputs) == 1 else f"input[{place}]"
+
+
+def _written(asked: EmbeddingFields, found: Tensor, size: int, tokens: int) -> list[Buffer]:
+    is_base64 = asked.encoding_format == "base64"
+    return embedding_answers.write(
+        asked.model, batches.cut(found, size), tokens, is_base64=is_base64
+    )

@@ -1,0 +1,160 @@
+"""The form that an answer is to have: a grammar, and the tools that it may call."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from xlaserve.http.openai_errors import UNSUPPORTED, InvalidField
+from xlaserve.language.tool_calls import ToolCalls
+from xlaserve.language.tool_families import FAMILIES, ToolFamily
+from xlaserve.openai.bodies import ChatFields
+from xlaserve.openai.tool_bodies import (
+    MOST_TOOLS,
+    Function,
+    NamedTool,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+)
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.tensors import Parameter
+
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of the answers to one request."""
+
+    schema: str | None = None
+    """The JSON schema that an answer follows, as text; None for text of any form."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools as the template is given them; none where no call is wanted."""
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The schema of the arguments by the name of the tool."""
+    called: Sequence[str] = ()
+    """The tools of which one has to be called; empty where the model decides."""
+    most_calls: int = MOST_TOOLS
+    """Calls that an answer may have."""
+
+    @property
+    def characters(self) -> int:
+        """Return how long the tools are for a template."""
+        return sum(len(json.dumps(tool)) for tool in self.tools)
+
+    def family(self, generation: GenerationInfo) -> ToolFamily | None:
+        """Return how the model writes calls, None where it may write none.
+
+        Raises InvalidField for a form that the model cannot have.
+        """
+        has_grammar = self.schema is not None or bool(self.called)
+        if has_grammar and not generation.has_grammars:
+            is_schema = self.schema is not None
+            taken = "text" if is_schema else "none or auto"
+            raise InvalidField(
+                "response_format" if is_schema else "tool_choice",
+                f"{taken}, since the configuration of the model has no parameter 'grammars'",
+                "JSON" if is_schema else "required",
+                code=UNSUPPORTED,
+            )
+        if not self.tools:
+            return None
+        family = FAMILIES.get(generation.tool_family)
+        if family is None:
+            raise InvalidField(
+                "tools",
+                "none, since the chat template is of no known family, and the configuration of "
+                f"the model has no parameter 'tool_calls' ({' or '.join(FAMILIES)})",
+                f"{len(self.tools)}",
+                code=UNSUPPORTED,
+            )
+        return family
+
+    def parameters(
+        self, family: ToolFamily | None, generation: GenerationInfo
+    ) -> Mapping[str, Parameter]:
+        """Return the parameters of a generation by which its answer has this form."""
+        if self.schema is not None:
+            return {"json_schema": self.schema}
+        if not self.called or family is None or generation.text is None:
+            return {}
+        tools = {name: self.schemas[name] for name in self.called}
+        is_special = generation.text.is_special(family.begin)
+        return {
+            "grammar": family.grammar(tools, has_special=is_special, many=self.most_calls > 1),
+        }
+
+    def parser(self, family: ToolFamily | None) -> ToolCalls | None:
+        """Return what finds the calls in one answer, None where there are none."""
+        return None if family is None else family.parser(tuple(self.schemas), self.most_calls)
+
+
+ANY = Form()
+"""Text of any form, without calls."""
+
+
+def read(body: ChatFields) -> Form:
+    """Return the form that a request asks for; raises InvalidField."""
+    schema = _schema(body.response_format)
+    choice, tools = body.tool_choice, body.tools or []
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidField("tool_choice", "none or auto without tools", "another")
+        return Form(schema)
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        if name in schemas:
+            raise InvalidField(f"tools[{index}].function.name", "names that differ", f"'{name}'")
+        schemas[name] = _arguments(tool.function, index)
+    if choice == "none":
+        return Form(schema)
+    if schema is not None:
+        raise InvalidField(
+            "response_format", "text beside tools that may be called", "JSON", code=UNSUPPORTED
+        )
+    given = [
+        {"type": "function", "function": _given(tool.function, schemas[tool.function.name])}
+        for tool in tools
+    ]
+    most = 1 if body.parallel_tool_calls is False else MOST_TOOLS
+    called: Sequence[str] = ()
+    if isinstance(choice, NamedTool):
+        called, most = (choice.function.name,), 1
+        if choice.function.name not in schemas:
+            raise InvalidField(
+                "tool_choice.function.name", "one of tools", f"'{choice.function.name}'"
+            )
+    elif choice == "required":
+        called = tuple(schemas)
+    return Form(None, given, schemas, called, most)
+
+
+def _schema(form: ResponseFormat | None) -> str | None:
+    if isinstance(form, ObjectFormat):
+        return '{"type":"object"}'
+    if isinstance(form, SchemaFormat):
+        schema = form.json_schema.schema
+        written = b"null" if schema is msgspec.UNSET else bytes(schema)
+        return "{}" if written == b"null" else written.decode()
+    return None
+
+
+def _arguments(function: Function, index: int) -> Mapping[str, Any]:
+    """Return the schema of the arguments, which are an object."""
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    kind = function.parameters.get("type", "object")
+    if kind != "object":
+        got = msgspec.json.encode(kind).decode()
+        raise InvalidField(f"tools[{index}].function.parameters.type", '"object"', got)
+    return {**function.parameters, "type": "object"}
+
+
+def _given(function: Function, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a function as the templates of models expect it."""
+    described = {} if function.description is None else {"description": function.description}
+    return {"name": function.name, **described, "parameters": schema}

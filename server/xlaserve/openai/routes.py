@@ -1,0 +1,267 @@
+"""The routes of OpenAI's endpoints: from a body to a model, and from its answers to JSON."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors.panics import ENDS
+from xlaserve.http.edge import translate
+from xlaserve.http.events import EVENT_STREAM_TYPE
+from xlaserve.http.json.json_text import count_octets
+from xlaserve.http.messages import JSON_TYPE, HttpRequest, HttpResponse, HttpStream, json_response
+from xlaserve.http.openai_errors import ErrorBody
+from xlaserve.http.routing import Body, Route
+from xlaserve.http.threads import OffLoop
+from xlaserve.openai.answers import (
+    ChatCompletion,
+    ChatWriter,
+    Completion,
+    CompletionWriter,
+    Whole,
+    Writer,
+)
+from xlaserve.openai.asking import Asked, read_chat, read_completion
+from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, read_embedding
+from xlaserve.openai.calls import ChoiceCall
+from xlaserve.openai.embedding import Embeddings
+from xlaserve.openai.embedding_answers import EmbeddingList
+from xlaserve.openai.generating import Begun, Generations
+from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
+from xlaserve.residence.registry import Registry
+from xlaserve.serving.call import Headers, Operation, Peer
+from xlaserve.serving.engine import Engine
+
+T = TypeVar("T")
+
+_STREAM_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
+_TAG = "OpenAI"
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 501, 503)
+_DONE = b"data: [DONE]\n\n"
+
+_PARSED_TIMES = 6
+"""Copies of a body that its strings and objects take."""
+_NUMBER_BYTES = 48
+
+_CHAT_EXAMPLE = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
+_EMBEDDING_EXAMPLE = {"model": "sentences", "input": ["Hello", "Good day"]}
+_COMPLETION_EXAMPLE = {"model": "story", "prompt": "Once", "max_tokens": 16}
+
+
+class OpenAiRoutes:
+    """The handlers of OpenAI's endpoints."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        registry: Registry,
+        threads: HostThreads,
+        *,
+        max_json_depth: int,
+        max_stream_bytes: int,
+        max_choices: int,
+        max_embedding_inputs: int,
+    ) -> None:
+        """`max_stream_bytes` of answers of a request may wait for its client.
+
+        `max_choices` is the most answers to one request, `max_embedding_inputs` the most inputs.
+        """
+        self._models = OpenAiModels(registry)
+        self._threads = OffLoop(threads)
+        self._generations = Generations(engine, threads, max_choices)
+        self._embeddings = Embeddings(engine, threads, max_embedding_inputs)
+        self._max_json_depth = max_json_depth
+        self._max_stream_bytes = max_stream_bytes
+
+    def table(self) -> list[Route]:
+        """Return the rows of these handlers."""
+        return [row for prefix in ("/v1", "/openai/v1") for row in self._rows(prefix)]
+
+    def _rows(self, prefix: str) -> list[Route]:
+        return [
+            Route(
+                "GET",
+                f"{prefix}/models",
+                Operation.METADATA,
+                self.list,
+                "OpenAI: list the language models",
+                _TAG,
+                Body(OpenAiModelList),
+                error=ErrorBody,
+            ),
+            Route(
+                "GET",
+                f"{prefix}/models/{{model}}",
+                Operation.METADATA,
+                self.get,
+                "OpenAI: show a language model",
+                _TAG,
+                Body(OpenAiModel),
+                errors=(404,),
+                error=ErrorBody,
+            ),
+            Route(
+                "POST",
+                f"{prefix}/completions",
+                Operation.INFER,
+                self.complete,
+                "OpenAI: continue a text",
+                _TAG,
+                Body(Completion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                takes=Body(CompletionRequest, example=_COMPLETION_EXAMPLE),
+                errors=_ERRORS,
+                make_call=self.make_call,
+                error=ErrorBody,
+            ),
+            Route(
+                "POST",
+                f"{prefix}/chat/completions",
+                Operation.INFER,
+                self.chat,
+                "OpenAI: answer a chat",
+                _TAG,
+                Body(ChatCompletion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                takes=Body(ChatRequest, example=_CHAT_EXAMPLE),
+                errors=_ERRORS,
+                make_call=self.make_call,
+                error=ErrorBody,
+            ),
+            Route(
+                "POST",
+                f"{prefix}/embeddings",
+                Operation.INFER,
+                self.embed,
+                "OpenAI: turn texts into embeddings",
+                _TAG,
+                Body(EmbeddingList),
+                takes=Body(EmbeddingRequest, example=_EMBEDDING_EXAMPLE),
+                errors=(*_ERRORS, 507),
+                error=ErrorBody,
+            ),
+        ]
+
+    def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> ChoiceCall:
+        """Make the call of a request, whose model its body names."""
+        return ChoiceCall(names, headers, peer, self._max_stream_bytes)
+
+    # --- models ---
+
+    async def list(self, request: HttpRequest) -> HttpResponse:
+        """List the models that generate text, and that the caller may see."""
+        return json_response(self._models.list())
+
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        """Show one model that generates text."""
+        return json_response(self._models.get(request.names["model"]))
+
+    # --- text ---
+
+    async def complete(self, request: HttpRequest) -> HttpResponse | HttpStream:
+        """Continue each prompt, in one answer or in chunks."""
+        asked = await self._read(request, read_completion)
+        name, created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        writer = CompletionWriter(
+            name, asked.model, created, tops=asked.tops, includes_usage=asked.includes_usage
+        )
+        return await self._answer(request, asked, name, writer)
+
+    async def chat(self, request: HttpRequest) -> HttpResponse | HttpStream:
+        """Answer the messages of a chat, in one answer or in chunks."""
+        asked = await self._read(request, read_chat)
+        name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        writer = ChatWriter(
+            name,
+            asked.model,
+            created,
+            has_logprobs=asked.tops is not None,
+            includes_usage=asked.includes_usage,
+        )
+        return await self._answer(request, asked, name, writer)
+
+    async def embed(self, request: HttpRequest) -> HttpResponse:
+        """Return the embedding of each input."""
+        return await self._embeddings.answer(request, await self._read(request, read_embedding))
+
+    async def _read(self, request: HttpRequest, read: Callable[..., T]) -> T:
+        body = await request.read()
+        size = len(body)
+        # Of a short one hardly more is made than came.
+        numbers = await self._threads.run(size, partial(count_octets, body, b",")) + 1
+        request.grow(_PARSED_TIMES * size + _NUMBER_BYTES * numbers, "the parsed body")
+        depth = self._max_json_depth
+        return await self._threads.run(size, partial(read, body, max_depth=depth))
+
+    async def _answer(
+        self, request: HttpRequest, asked: Asked, name: str, writer: Writer
+    ) -> HttpResponse | HttpStream:
+        begun = await self._generations.begin(request, asked, name)
+        request.call.tokens = begun.tokens
+        if not asked.streams:
+            return await self._whole(begun, request, writer)
+        path = "/v1/chat/completions" if asked.messages else "/v1/completions"
+        parts = self._events(begun, writer, path, includes_usage=asked.includes_usage)
+        return HttpStream(_STREAM_TYPE, parts)
+
+    # --- answering ---
+
+    async def _whole(self, begun: Begun, request: HttpRequest, writer: Writer) -> HttpResponse:
+        found = [Whole() for _ in begun.calls]
+        size = 0
+        async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
+            async for index, response, _ in answers:
+                choice = begun.choices[index]
+                if choice.finish_reason is not None:
+                    continue
+                # Twice: as it is kept, and as it is written.
+                request.grow(2 * choice.token_bytes, "the answer")
+                size += choice.token_bytes
+                found[index].add(choice.take(response))
+                if choice.finish_reason is not None:
+                    begun.calls[index].finish(time.perf_counter_ns())
+        write = partial(writer.whole, found, begun.usage())
+        return HttpResponse(parts=[await self._threads.run(size, write)])
+
+    async def _events(
+        self, begun: Begun, writer: Writer, path: str, *, includes_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a request, each when the one before it was sent.
+
+        Raises the error of one that fails before its first event, so that it has its own status.
+        """
+        has_begun: set[int] = set()
+        has_sent = False
+        try:
+            async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
+                async for index, response, _ in answers:
+                    choice = begun.choices[index]
+                    if choice.finish_reason is not None:
+                        continue
+                    piece = choice.take(response)
+                    if choice.finish_reason is not None:
+                        begun.calls[index].finish(time.perf_counter_ns())
+                    first = None if index in has_begun else writer.begin(index)
+                    has_begun.add(index)
+                    events = [] if first is None else [_event(first)]
+                    if piece.text or piece.token or piece.calls or piece.finish_reason:
+                        events.append(_event(writer.chunk(index, piece)))
+                    if events:
+                        has_sent = True
+                        yield b"".join(events)
+            if includes_usage:
+                yield _event(writer.usage(begun.usage()))
+            yield _DONE
+        except ENDS:
+            raise
+        except BaseException as error:
+            if not has_sent or isinstance(error, ConnectionError):
+                raise
+            answer = translate(error, method="POST", path=path)
+            yield _event(b"".join(answer.parts))
+
+
+def _event(text: bytes) -> bytes:
+    """Write JSON, which holds no end of a line, as an event."""
+    return b"data: %b\n\n" % text

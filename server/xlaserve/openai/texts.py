@@ -1,0 +1,74 @@
+"""Tokenizers and templates of the models that are loaded, off the event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors.language import ModelHasNoText, TextProcessLost
+from xlaserve.language.text import LanguageText
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.language.turns import CallerThread
+from xlaserve.runtime.generator.info import GenerationInfo
+
+T = TypeVar("T")
+
+
+async def computed(
+    threads: HostThreads, text: LanguageText | Tokens, caller: str, call: Callable[[], T]
+) -> T:
+    """Return what a text computes in a thread: of the server's, in the turns of the model.
+
+    A tokenizer's regular expression may take seconds for a text of any length: one that may has a
+    thread of its own, in the turns of its callers.
+    """
+    if text.thread is None:
+        return await threads.run(call, text)
+    return await _in_turn(text.thread, caller, call)
+
+
+async def _in_turn(thread: CallerThread, caller: str, call: Callable[[], T]) -> T:
+    try:
+        future = thread.submit(caller, call)
+    except RuntimeError as error:
+        raise TextProcessLost("", "the model is being unloaded") from error
+    return await asyncio.wrap_future(future)
+
+
+class ModelText:
+    """The text of one loaded instance, for one caller. Of the event loop."""
+
+    def __init__(self, text: LanguageText, threads: HostThreads, caller: str) -> None:
+        self.text = text
+        self._threads = threads
+        self._caller = caller
+
+    async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return the tokens of each text; raises an InvalidRequest."""
+        encode = partial(self._encode, texts)
+        return await computed(self._threads, self.text, self._caller, encode)
+
+    def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return [self.text.encode(text) for text in texts]
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Sequence[int]:
+        """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
+        chat = partial(self.text.chat, messages, tools)
+        return await _in_turn(self.text.chat_thread, self._caller, chat)
+
+
+class Texts:
+    """Hands out the text of each loaded instance. Of the event loop."""
+
+    def __init__(self, threads: HostThreads) -> None:
+        self._threads = threads
+
+    def of(self, model: str, generation: GenerationInfo, caller: str) -> ModelText:
+        """Return the text of an instance for a caller; raises ModelHasNoText."""
+        text = generation.text
+        if text is None:
+            raise ModelHasNoText(model, generation.no_text)
+        return ModelText(text, self._threads, caller)

@@ -1,0 +1,1 @@
+"""The process itself: its log, signals, files, memory, and what starts and replaces it."""

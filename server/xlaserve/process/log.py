@@ -1,0 +1,125 @@
+"""structlog, configured once: JSON lines, or readable lines in a terminal."""
+
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Self, TextIO
+
+import structlog
+
+from xlaserve.process.best_effort import best_effort
+from xlaserve.process.log_everything import take_libraries
+from xlaserve.process.log_limits import TracebackLimit, bounded_values, render_json
+
+
+class _Lost:
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        lost = getattr(self._target, "lost", 0)
+        return {**event, "lost_before": lost} if lost else event
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    number: int
+
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        return {**event, "worker": self.number}
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Which records the log has, by their level; a processor that drops the others."""
+
+    verbose_level: int = 1
+    """Records of debugging are there from 1 on."""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+
+    @classmethod
+    def from_lowest(cls, name: str) -> Self:
+        """Return the levels from one of them on."""
+        least = logging.getLevelNamesMapping()[name.upper()]
+        of_level = (logging.INFO, logging.WARNING, logging.ERROR)
+        return cls(int(least <= logging.DEBUG), *(least <= level for level in of_level))
+
+    def __call__(
+        self, _logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Return a record that is to be written; raises DropEvent for another one."""
+        if not self._has(str(event.get("level", method))):
+            raise structlog.DropEvent
+        return event
+
+    @property
+    def lowest(self) -> int:
+        """Return the lowest level of which there are records."""
+        kinds = ("debug", "info", "warning", "error")
+        least = next((kind for kind in kinds if self._has(kind)), "critical")
+        return logging.getLevelNamesMapping()[least.upper()]
+
+    def _has(self, level: str) -> bool:
+        kinds = {"debug": self.verbose_level > 0, "info": self.info, "warning": self.warning}
+        return kinds.get(level, self.error)
+
+
+def levels() -> Levels:
+    """Return the levels that the log of the process has."""
+    processors = structlog.get_config()["processors"]
+    return next((found for found in processors if isinstance(found, Levels)), Levels())
+
+
+def set_levels(changed: Levels) -> None:
+    """Have the log of the process these levels from now on."""
+    processors = structlog.get_config()["processors"]
+    others = [processor for processor in processors if not isinstance(processor, Levels)]
+    structlog.configure(
+        processors=[changed, *others],
+        # Loggers need not even make the records below.
+        wrapper_class=structlog.make_filtering_bound_logger(changed.lowest),
+    )
+
+
+def configure(
+    level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
+) -> None:
+    """Set up logging for the process. The one piece of global state that the server has.
+
+    JSON escapes line ends and control characters, and so does the console's repr: a name that a
+    client chose cannot forge a record. What cannot be written is lost, and the next record says how
+    many were (`lost_before`): a log never changes what is done. Each record names the `worker`, if
+    the process is one of several.
+    """
+    target = best_effort(stream or sys.stderr)
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(pad_event_to=32)]
+        if target.isatty()
+        else [structlog.processors.format_exc_info, render_json]
+    )
+    structlog.configure(
+        processors=[
+            Levels.from_lowest(level),
+            structlog.contextvars.merge_contextvars,
+            *([] if worker is None else [_Worker(worker)]),
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            bounded_values,
+            TracebackLimit(),
+            _Lost(target),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.WriteLoggerFactory(file=target),
+        cache_logger_on_first_use=False,
+    )
+    # The libraries below us log through the standard library: warnings and worse are enough.
+    take_libraries()

@@ -1,0 +1,154 @@
+"""Makes a record of the log of what others write to stderr: libraries, warnings, tracebacks."""
+
+import io
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, TextIO
+
+import structlog
+
+from xlaserve.process.log_limits import MAX_TEXT
+
+_LEAST = logging.WARNING
+"""Records of libraries that are worth a line."""
+
+
+class LibraryRecords(logging.Handler):
+    """Passes records of the standard library's log through the processors of this one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record as if it was logged here; raises nothing."""
+        try:
+            event: dict[str, Any] = {"event": record.getMessage(), "logger": record.name}
+            if record.exc_info:
+                event["exc_info"] = record.exc_info
+            if record.stack_info:
+                event["stack"] = record.stack_info
+            write(_level_name(record.levelno), event)
+        except Exception:
+            self.handleError(record)
+
+
+def write(level: str, event: dict[str, Any]) -> None:
+    """Write an event of a level through the processors that are configured."""
+    configured = structlog.get_config()
+    logger = configured["logger_factory"]()
+    found: Any = event
+    with suppress(structlog.DropEvent):
+        for processor in configured["processors"]:
+            found = processor(logger, level, found)
+        logger.msg(found)
+
+
+def _level_name(number: int) -> str:
+    known = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
+    names = ("critical", "error", "warning", "info")
+    return next((n for least, n in zip(known, names, strict=True) if number >= least), "debug")
+
+
+def take_libraries() -> None:
+    """Have what libraries log written here, in place of whatever was set up before."""
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, LibraryRecords) or type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    root.addHandler(LibraryRecords(_LEAST))
+    root.setLevel(_LEAST)
+
+
+class StderrLines(io.TextIOBase):
+    """Stands for stderr: each line that is printed there is a record."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.behind = stream
+        """The stream itself."""
+        self._part = ""
+        self._lock = threading.Lock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Return that of the stream."""
+        return self.behind.encoding
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream, which what crashes writes to."""
+        return self.behind.fileno()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Make records of the lines that are whole; the rest waits for its end."""
+        with self._lock:
+            *lines, self._part = (self._part + text).split("\n")
+            if len(self._part) > MAX_TEXT:
+                lines, self._part = [*lines, self._part], ""
+        for line in lines:
+            if line.strip():
+                write("warning", {"event": "printed on stderr", "line": line})
+        return len(text)
+
+
+@contextmanager
+def taken_stderr() -> Iterator[None]:
+    """Have lines, warnings and uncaught exceptions of this process be records within a block.
+
+    What nobody catches is a record behind it, too. A terminal shows all as it is. What native code
+    prints, and what faulthandler does, is past Python and stays as it is.
+    """
+    before = sys.stderr
+    if before is None or before.isatty():
+        yield
+        return
+    sys.stderr = StderrLines(before)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+    sys.unraisablehook = _unraisable
+    warnings.showwarning = _warned
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+def _uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    write("critical", {"event": "uncaught exception", "exc_info": (kind, error, traceback)})
+
+
+def _uncaught_in_thread(args: "threading.ExceptHookArgs") -> None:
+    if issubclass(args.exc_type, SystemExit):
+        return
+    name = "" if args.thread is None else args.thread.name
+    error = args.exc_value or args.exc_type()
+    info = (args.exc_type, error, args.exc_traceback)
+    write("error", {"event": "uncaught exception", "thread": name, "exc_info": info})
+
+
+def _unraisable(args: Any) -> None:
+    error = args.exc_value or args.exc_type()
+    info = (args.exc_type, error, args.exc_traceback)
+    text = f"{args.err_msg or 'Exception ignored in'}: {args.object!r}"
+    write("error", {"event": "exception that could not be raised", "of": text, "exc_info": info})
+
+
+def _warned(  # noqa: PLR0917, as it is called
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    place = f"{filename}:{lineno}"
+    event = {"event": str(message), "logger": "warnings", "kind": category.__name__}
+    write("warning", {**event, "place": place})

@@ -1,0 +1,163 @@
+"""systemd as the one who started the process: it is told how things go, and gives sockets.
+
+Nothing here does anything where another one started it (sd_notify(3), sd_listen_fds(3)).
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Protocol, Self
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.process.predecessor import Predecessor
+
+_FIRST_DESCRIPTOR = 3
+_VARIABLES = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+)
+_FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+
+
+class ServiceManager(Protocol):
+    """Whoever started the server and hears how it goes: systemd, or the parent of a worker."""
+
+    def ready(self) -> None:
+        """Say that the server is up, or that a reload has ended."""
+
+    def reloads(self, begins: bool) -> None:
+        """Say that a reload begins or has ended."""
+
+    def stopping(self) -> None:
+        """Say that the server drains."""
+
+    async def keep_alive(self) -> None:
+        """Give signs of life until cancelled."""
+
+
+class Systemd:
+    """The sockets that systemd gave the process, and the messages that it wants to hear."""
+
+    def __init__(
+        self,
+        notify_socket: str = "",
+        watchdog_seconds: float = 0.0,
+        sockets: Mapping[str, Sequence[int]] | None = None,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        """`sockets` are descriptors by their FileDescriptorName."""
+        self.predecessor = predecessor
+        """The server that this process was started by, to replace it."""
+        self._notify_socket = notify_socket
+        self._path = f"\0{notify_socket[1:]}" if notify_socket.startswith("@") else notify_socket
+        self.watchdog_seconds = watchdog_seconds
+        """Seconds without a sign of life after which it restarts the service; 0 for never."""
+        self._sockets = dict(sockets or {})
+
+    @classmethod
+    def of(cls, environment: MutableMapping[str, str]) -> Self:
+        """Return what the environment says, and take it out of it: it is not for children.
+
+        Raises InvalidSettings for variables that systemd would not write.
+        """
+        found = {name: environment.pop(name, "") for name in _VARIABLES}
+        ours = str(os.getpid())
+        watchdog = 0.0
+        if found["WATCHDOG_USEC"] and found["WATCHDOG_PID"] in ("", ours):
+            watchdog = _number("WATCHDOG_USEC", found["WATCHDOG_USEC"]) / 1e6
+        sockets: dict[str, list[int]] = {}
+        if found["LISTEN_FDS"] and found["LISTEN_PID"] == ours:
+            names = found["LISTEN_FDNAMES"].split(":")
+            for number in range(_number("LISTEN_FDS", found["LISTEN_FDS"])):
+                name = names[number] if number < len(names) else "unknown"
+                os.set_inheritable(_FIRST_DESCRIPTOR + number, False)
+                sockets.setdefault(name, []).append(_FIRST_DESCRIPTOR + number)
+        predecessor = Predecessor.of(environment)
+        return cls(found["NOTIFY_SOCKET"], watchdog, sockets, predecessor)
+
+    def environment(self) -> dict[str, str]:
+        """Return what a replacement of this process has to know."""
+        microseconds = str(round(self.watchdog_seconds * 1e6))
+        known = {"NOTIFY_SOCKET": self._notify_socket, "WATCHDOG_USEC": microseconds}
+        return {name: value for name, value in known.items() if value not in ("", "0")}
+
+    # --- sockets ---
+
+    def take_socket(self, setting: str, name: str) -> socket.socket:
+        """Return the listening socket of a name, once; raises InvalidSettings.
+
+        It stays with systemd: what connects after the end waits for the next start.
+        """
+        descriptors = self._sockets.pop(name, [])
+        if len(descriptors) != 1:
+            given = ", ".join(sorted(self._sockets)) or "no other"
+            expected = f"one socket of systemd with FileDescriptorName={name}"
+            raise InvalidSettings(setting, expected, f"{len(descriptors)} (and {given})")
+        taken = socket.socket(fileno=descriptors[0])
+        listens = taken.type == socket.SOCK_STREAM and taken.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        )
+        if taken.family not in _FAMILIES or not listens:
+            taken.close()
+            raise InvalidSettings(setting, "a socket of ListenStream=", name)
+        taken.setblocking(False)
+        return taken
+
+    # --- notifications ---
+
+    def ready(self) -> None:
+        """Say that the service is up, or that a reload has ended; then a replacement takes over."""
+        if self.predecessor is not None:
+            self.predecessor.take_over()
+        self._notify("READY=1")
+
+    def reloading(self) -> None:
+        """Say that a reload begins; `ready` follows."""
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={now}")
+
+    def stopping(self) -> None:
+        """Say that the service drains."""
+        self._notify("STOPPING=1")
+
+    def hand_over(self, pid: int) -> None:
+        """Say that another process is the service from now on, and no more than that."""
+        self._notify(f"MAINPID={pid}")
+        self._path = ""
+
+    def reloads(self, begins: bool) -> None:
+        """Say that a reload begins or has ended."""
+        if begins:
+            self.reloading()
+        else:
+            self.ready()
+
+    async def keep_alive(self) -> None:
+        """Give signs of life, twice as often as they are wanted, until cancelled.
+
+        They come from the event loop: where that hangs, systemd restarts the service.
+        """
+        while self.watchdog_seconds:
+            self._notify("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog_seconds / 2)
+
+    def _notify(self, *lines: str) -> None:
+        if not self._path:
+            return
+        # A lost notification is the worst that may happen: it is no reason to fail, or to wait.
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto("\n".join(lines).encode(), self._path)
+
+
+def _number(variable: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise InvalidSettings(variable, "a number", text)
+    return int(text)

@@ -1,0 +1,291 @@
+"""Calls of Python models to other models: parts of the call that the code computes for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xlaserve.errors import ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.errors.code import CancelledByModel
+from xlaserve.errors.panics import ENDS
+from xlaserve.runtime.calls import Arrays, Asked, Change, Replies, answered
+from xlaserve.serving.access.sight import without_hidden
+from xlaserve.serving.call import Call, Operation
+from xlaserve.serving.engine import Engine
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import (
+    DetailedResponse,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+)
+from xlaserve.serving.models_api import input_of
+from xlaserve.tensors import BYTES, Tensor, encoded_elements
+
+
+class Nested(InferCall):
+    """A call that is part of another, and whose answers are for a thread."""
+
+    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
+        self.asked_model = asked.model
+        if parent is None:
+            return
+        self.parent = parent
+        self.headers, self.peer = parent.headers, parent.peer
+        self.principal, self.deadline = parent.principal, parent.deadline
+        if parent.nested is None:
+            parent.nested = set()
+            parent.hold(partial(_cancel_all, parent))
+        parent.nested.add(self)
+
+    def expire_within(self, seconds: float) -> None:
+        """Give it so many seconds at most."""
+        latest = asyncio.get_running_loop().time() + seconds
+        self.deadline = latest if self.deadline is None else min(self.deadline, latest)
+
+    def settle(self, error: BaseException) -> None:
+        """Raise an error in whoever waits."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Raise an error in whoever waits, which may tell the client: of hidden models no name."""
+        self.settle(without_hidden(self, error, (self.asked_model,)))
+
+    def cancel(self, reason: str = "") -> None:
+        """End the call; whoever waits for it is told."""
+        super().cancel(reason)
+        self.settle(CancelledByModel(self.asked_model, "the request was cancelled"))
+
+    def release(self) -> None:
+        """Release what it holds, and leave its parent."""
+        super().release()
+        parent: Any = self.parent
+        if parent is not None and parent.nested is not None:
+            parent.nested.discard(self)
+
+
+class _One(Nested):
+    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
+        super().__init__(parent, asked)
+        self.holds_anything = True
+        self.future: Future[Arrays] = Future()
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        if not self.future.done():
+            self.future.set_result(_answered(response))
+
+    def settle(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Many(Nested):
+    takes_many = True
+
+    def __init__(self, parent: InferCall | None, asked: Asked, replies: Replies) -> None:
+        super().__init__(parent, asked)
+        self.holds_anything = True
+        self._replies = replies
+
+    @property
+    def is_writable(self) -> bool:
+        return not self._replies.is_full
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        if response.outputs or not last:
+            self._replies.put(_answered(response))
+        if last:
+            self._replies.end()
+
+    def settle(self, error: BaseException) -> None:
+        self._replies.end(error)
+
+
+MakeChange: TypeAlias = Callable[[Change, Collection[str]], Awaitable[None]]
+"""Loads or unloads a model; knows the models whose requests wait for it."""
+
+
+class NestedCalls:
+    """Has other models answer the code of a model (Calls)."""
+
+    def __init__(self, engine: Engine, gates: Gates) -> None:
+        self._engine = engine
+        self._gates = gates
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._make_change: MakeChange | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def bind(self, loop: asyncio.AbstractEventLoop, make_change: MakeChange) -> None:
+        """Take note of the event loop, and of what loads models, before any is loaded."""
+        self._loop, self._make_change = loop, make_change
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Ask for one answer."""
+        answer: Future[Arrays] = Future()
+
+        def begin() -> None:
+            call = _One(_call_of(within), asked)
+            call.future = answer
+            self._begin(call, asked)
+
+        if not self._post(begin):
+            answer.set_exception(ShuttingDown())
+        return answer
+
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+        """Ask for any number of answers."""
+        found = Replies() if replies is None else replies
+
+        def begin() -> None:
+            call = _Many(_call_of(within), asked, found)
+            found.on_taken = partial(self._post, call.resume)
+            found.on_cancel = partial(self._post, call.cancel)
+            # Who cancelled before now had nobody to tell.
+            if found.is_cancelled:
+                call.cancel()
+            else:
+                self._begin(call, asked)
+
+        if not self._post(begin):
+            found.end(ShuttingDown())
+        return found
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model; a request that ends meanwhile waits for it no more."""
+        answer: Future[None] = Future()
+
+        def begin() -> None:
+            task = asyncio.ensure_future(self._change(change, _call_of(within), answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        if not self._post(begin):
+            answer.set_exception(ShuttingDown())
+        return answer
+
+    async def _change(
+        self, change: Change, parent: InferCall | None, answer: "Future[None]"
+    ) -> None:
+        call, waiting = Call(), {change.by}
+        call.operation, call.model = Operation.MANAGE, change.model
+        if parent is not None:
+            call.parent, call.headers, call.peer = parent, parent.headers, parent.peer
+            call.principal, call.deadline = parent.principal, parent.deadline
+            waiting.update(_models_of(parent))
+            task = asyncio.current_task()
+            assert task is not None
+            parent.hold(partial(_cancel_change, change, task, answer))
+        try:
+            assert self._make_change is not None
+            with self._gates.passing(call):
+                await self._make_change(change, waiting)
+        except asyncio.CancelledError:
+            _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
+        except ENDS:
+            raise
+        except BaseException as error:
+            _settle(answer, without_hidden(call, error, (change.model,)))
+        else:
+            _settle(answer)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell whether a model would answer now."""
+        found: Future[bool] = Future()
+
+        def look() -> None:
+            try:
+                self._engine.resolve(model, version)
+            except (ModelNotFound, ModelNotReady):
+                found.set_result(False)
+            except ENDS:
+                raise
+            except BaseException as error:
+                found.set_exception(error)
+            else:
+                found.set_result(True)
+
+        return self._post(look) and found.result()
+
+    def _post(self, call: Callable[[], None]) -> bool:
+        with suppress(RuntimeError):  # the event loop is closed
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(call)
+            return True
+        return False
+
+    def _begin(self, call: Nested, asked: Asked) -> None:
+        if call.parent is not None and call.parent.has_ended:
+            call.cancel()
+            return
+        if asked.seconds:
+            call.expire_within(asked.seconds)
+        try:
+            request = _request(asked)
+        except ENDS:
+            raise
+        except BaseException as error:
+            call.fail(error)
+            return
+        self._engine.begin(call, request)
+
+
+def _answered(response: InferResponse) -> Arrays:
+    outputs = {output.name: output.data for output in response.outputs}
+    if isinstance(response, DetailedResponse):
+        return answered(outputs, response.parameters)
+    return outputs
+
+
+def _call_of(within: Any) -> InferCall | None:
+    return None if within is None else within.call
+
+
+def _models_of(call: Call | None) -> Iterator[str]:
+    while call is not None:
+        yield call.model
+        call = call.parent
+
+
+def _settle(answer: "Future[None]", error: BaseException | None = None) -> None:
+    """Say how a change ended, unless its request ended before."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
+
+
+def _cancel_change(change: Change, task: "asyncio.Task[None]", answer: "Future[None]") -> None:
+    if not answer.done():
+        # A load whose code does not end is cancelled some time later.
+        _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
+        task.cancel()
+
+
+def _cancel_all(parent: InferCall) -> None:
+    for call in tuple(parent.nested or ()):
+        call.cancel("the call that it is part of has ended")
+
+
+def _request(asked: Asked) -> InferRequest:
+    return InferRequest(
+        asked.model,
+        asked.version,
+        asked.id,
+        tuple(input_of(asked.model, n, _sendable(array)) for n, array in asked.inputs.items()),
+        tuple(map(RequestedOutput, asked.outputs)),
+        asked.parameters,
+    )
+
+
+def _sendable(array: Tensor) -> Tensor:
+    """Return an array as a client would send it: texts are bytes."""
+    if array.dtype.kind not in "OSU":
+        return array
+    elements = encoded_elements(array.astype(np.object_))
+    return np.fromiter(elements, BYTES.dtype, len(elements)).reshape(array.shape)

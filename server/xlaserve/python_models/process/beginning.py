@@ -1,0 +1,24 @@
+"""All that the process of a model is told first, and what the server gives its code."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xlaserve.runtime.host import PythonHost
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first message to a process, and the server behind it."""
+
+    said: Mapping[str, Any]
+    host: PythonHost
+    owner: object
+    seconds: float
+    """Time that it may be silent while it has requests; 0 for any."""
+    check_cancelled: Callable[[], None]
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return str(self.said["model"])

@@ -1,0 +1,357 @@
+"""The process of one copy of a Python model, `python -P -m` this module with a descriptor.
+
+It has one end of a pair of sockets, does what comes there, and ends when the other end is closed.
+"""
+
+import itertools
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.text import parse_json
+from xlaserve.process.children import stay_deaf
+from xlaserve.process.endings import end_session_with_this, end_with_parent
+from xlaserve.python_models import loading
+from xlaserve.python_models.failures import described
+from xlaserve.python_models.process.errors import named, raised
+from xlaserve.python_models.process.loading import described as of_model
+from xlaserve.python_models.process.pipe import Pipe, PipeError, plain
+from xlaserve.python_models.process.printing import log_to
+from xlaserve.python_models.process.slab import SlabReader, SlabWriter
+from xlaserve.runtime.calls import Arrays, Asked, Change, Replies, answered
+from xlaserve.runtime.handling import NO_SENDER, AnswerParameters, TensorParameters
+from xlaserve.runtime.host import PythonHost
+from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.metrics import Described, Metric, ModelMetrics
+from xlaserve.tensors import Tensor
+
+
+class ChildRequest:
+    """A request, in the process of the model (a ModelRequest)."""
+
+    def __init__(self, number: int, said: Mapping[str, Any], inputs: Arrays, pipe: Pipe) -> None:
+        self.number = number
+        self.id: str = said["id"]
+        self.rows: int = said["rows"]
+        self.outputs: Sequence[str] = said["outputs"]
+        self.parameters: Mapping[str, Any] = said["parameters"]
+        self.tensor_parameters = TensorParameters(*said["tensor_parameters"])
+        self.inputs = inputs
+        self.sender = NO_SENDER
+        self.is_cancelled = False
+        self.is_writable = True
+        self._pipe = pipe
+        self._resume: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Tell the server that the code begins with it."""
+        self._send("begin", {})
+
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        """Send an answer; after one that is not the last, the server says when to go on."""
+        self.is_writable = last
+        self._send("answer", plain(outputs), last=last, parameters=parameters)
+
+    def again(self) -> None:
+        """Have the request executed once more."""
+        self._send("again", {})
+
+    def end(self) -> None:
+        """End the request."""
+        self._send("end", {})
+
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error, perhaps of all that were executed with it."""
+        self._send("fail", {}, error=named(error), whole=whole)
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the client may be sent another answer."""
+        with self._lock:
+            if not (self.is_writable or self.is_cancelled):
+                self._resume = resume
+                return
+        resume()
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Do nothing: the code of a model asks `is_cancelled`."""
+
+    def go_on(self, *, cancelled: bool) -> None:
+        """Let the model go on: the server said so."""
+        with self._lock:
+            self.is_writable = True
+            self.is_cancelled = self.is_cancelled or cancelled
+            resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def _send(self, kind: str, tensors: Mapping[str, Tensor], **more: Any) -> None:
+        self._pipe.send({"kind": kind, "request": self.number, **more}, tensors)
+
+
+class ChildCalls:
+    """Calls of other models, through the server (Calls)."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._streams: dict[int, Replies] = {}
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Ask for one answer."""
+        return self._ask("call", _said(asked, within), plain(asked.inputs))
+
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+        """Ask for any number of answers."""
+        number = next(self._numbers)
+        found = Replies() if replies is None else replies
+        found.on_taken = lambda: self._pipe.send({"kind": "taken", "call": number})
+        found.on_cancel = lambda: self._pipe.send({"kind": "cancel", "call": number})
+        self._streams[number] = found
+        said = {"kind": "stream", "call": number, **_said(asked, within)}
+        self._pipe.send(said, plain(asked.inputs))
+        return found
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model."""
+        given = change.parameters.items()
+        files = {n: np.frombuffer(v, np.uint8) for n, v in given if isinstance(v, bytes)}
+        said = {
+            "model": change.model,
+            "is_load": change.is_load,
+            "parameters": {name: value for name, value in given if name not in files},
+            "within": _number(within),
+        }
+        return self._ask("change", said, files)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell whether a model would answer now."""
+        found = self._ask("is_ready", {"model": model, "version": version}, {})
+        return bool(found.result())
+
+    def reply(self, number: int, outputs: Arrays) -> None:
+        """Give a call for many answers the next one."""
+        replies = self._streams.get(number)
+        if replies is not None:
+            replies.put(outputs)
+
+    def end(self, number: int, error: tuple[str, str] | None) -> None:
+        """End a call for many answers."""
+        replies = self._streams.pop(number, None)
+        if replies is not None:
+            replies.end(None if error is None else raised(error))
+
+    def settle(self, number: int, header: Mapping[str, Any], tensors: Arrays) -> None:
+        """Give a call its answer."""
+        waiting = self._waiting.pop(number)
+        if header.get("error") is not None:
+            waiting.set_exception(raised(header["error"]))
+        elif "value" in header:
+            waiting.set_result(header["value"])
+        else:
+            waiting.set_result(answered(tensors, header["parameters"]))
+
+    def _ask(self, kind: str, said: Mapping[str, Any], tensors: Arrays) -> "Future[Any]":
+        number = next(self._numbers)
+        answer: Future[Any] = Future()
+        self._waiting[number] = answer
+        self._pipe.send({"kind": kind, "call": number, **said}, tensors)
+        return answer
+
+
+def _number(request: object) -> int | None:
+    return request.number if isinstance(request, ChildRequest) else None
+
+
+def _said(asked: Asked, within: object) -> dict[str, Any]:
+    return {
+        "model": asked.model,
+        "version": asked.version,
+        "outputs": list(asked.outputs),
+        "id": asked.id,
+        "parameters": dict(asked.parameters),
+        "seconds": asked.seconds,
+        "within": _number(within),
+    }
+
+
+class ChildMetric(Metric):
+    """A series that is kept here too, and changed in the server with each change."""
+
+    tell: Callable[[str, float], None]
+
+    def increment(self, by: float = 1) -> None:
+        """Add."""
+        super().increment(by)
+        self.tell("increment", by)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        super().set(value)
+        self.tell("set", value)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        super().observe(value)
+        self.tell("observe", value)
+
+
+class ChildMetrics(ModelMetrics):
+    """Metrics that the server shows."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def metric(
+        self,
+        owner: object,
+        described: Described,
+        labels: Mapping[str, str],
+        bounds: Sequence[float] = (),
+    ) -> Metric:
+        """Return a series, whose changes the server is told."""
+        super().metric(owner, described, labels, bounds)
+        found = ChildMetric(described.kind, bounds)
+        said = {
+            "kind": "metric",
+            "name": described.name,
+            "of": described.kind,
+            "help": described.help,
+            "labels": {str(name): str(value) for name, value in labels.items()},
+            "bounds": list(bounds),
+        }
+        found.tell = lambda what, value: self._pipe.send({**said, "what": what, "value": value})
+        return found
+
+
+class Child:
+    """Does what the server says."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._calls = ChildCalls(pipe)
+        self._requests: dict[int, ChildRequest] = {}
+        self._copy: Any = None
+
+    def run(self) -> None:
+        """Load, and answer requests until the server says that it is over, or is gone."""
+        said, _ = self._pipe.receive()
+        threading.Thread(target=self._load, args=(said,), daemon=True).start()
+        while True:
+            header, tensors = self._pipe.receive()
+            if header["kind"] == "unload":
+                threading.Thread(target=self._unload, daemon=True).start()
+            else:
+                getattr(self, f"_on_{header['kind']}")(header, tensors)
+
+    def _load(self, said: Mapping[str, Any]) -> None:
+        config = parse_json(said["config"]) if said["config"] else ModelConfig()
+        context = LoadContext(
+            said["model"],
+            said["version"],
+            replace(config, is_unbatched=said["is_unbatched"]),
+            said["device"],
+            roots=Roots(tuple(map(Path, said["roots"]))),
+            python=PythonHost(self._calls, ChildMetrics(self._pipe)),
+        )
+        try:
+            made = loading.make_here(Path(said["directory"]), context)
+            self._copy = made.make(said["replica"])
+            self._copy.load()
+            if getattr(self._copy, "readiness", None) is not None:
+                structlog.get_logger("python").warning(
+                    "is_ready of code in a process is not called: it is ready once it is loaded",
+                    model=context.model,
+                )
+        except InvalidModel as error:
+            self._pipe.send({"kind": "failed", "text": str(error)})
+        except BaseException as error:
+            self._pipe.send({"kind": "failed", "text": f"its code raised {described(error)}"})
+        else:
+            said = of_model(made.info, is_batched=made.is_batched, concurrency=made.concurrency)
+            self._pipe.send({"kind": "loaded", **said})
+
+    def _unload(self) -> None:
+        self._copy.close()
+        os._exit(0)
+
+    def _on_requests(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        requests, start = [], iter(tensors.items())
+        for number, said in header["requests"]:
+            inputs = {name: next(start)[1] for name in said["inputs"]}
+            self._requests[number] = request = ChildRequest(number, said, inputs, self._pipe)
+            requests.append(request)
+        freed = partial(self._freed, header["group"])
+        self._copy.handle(requests, freed, together=header["together"])
+
+    def _freed(self, group: int) -> None:
+        self._pipe.send({"kind": "freed", "group": group})
+
+    def _on_go_on(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        request = self._requests.get(header["request"])
+        if request is not None:
+            request.go_on(cancelled=header["cancelled"])
+
+    def _on_over(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        for number in header["requests"]:
+            request = self._requests.pop(number, None)
+            if request is not None:
+                request.go_on(cancelled=True)
+
+    def _on_called(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.settle(header["call"], header, tensors)
+
+    def _on_reply(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.reply(header["call"], answered(tensors, header["parameters"]))
+
+    def _on_replied(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.end(header["call"], header["error"])
+
+
+def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
+    """Serve the pipe and the slabs of three descriptors; ends the process."""
+    # Nothing may outlive the server, whatever the code of the model does meanwhile.
+    end_with_parent(parent)
+    end_session_with_this()
+    stay_deaf()
+    end = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    reader = SlabReader(inward, writable=True) if inward >= 0 else None
+    writer = SlabWriter(outward) if outward >= 0 else None
+    for slab in (inward, outward):
+        if slab >= 0:
+            os.close(slab)
+    # What the code forks must not speak in its place, and ends with it.
+    os.register_at_fork(after_in_child=end.close)
+    os.register_at_fork(after_in_child=end_with_parent)
+    pipe = Pipe(end, writer, reader)
+    log_to(pipe)
+    try:
+        Child(pipe).run()
+    except PipeError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:5]))

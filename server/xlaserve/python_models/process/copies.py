@@ -1,0 +1,426 @@
+"""A copy of a Python model in a process of its own, as the server has it."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import structlog
+
+from xlaserve.errors import InvalidModel
+from xlaserve.errors.code import ModelFailed, ProcessAbsent, ProcessLost
+from xlaserve.python_models.copies import UNLOAD_SECONDS, Freed
+from xlaserve.python_models.inputs import on_host
+from xlaserve.python_models.process.beginning import Beginning
+from xlaserve.python_models.process.errors import raised
+from xlaserve.python_models.process.pipe import MessageTooLarge, Pipe, PipeError
+from xlaserve.python_models.process.printing import ProcessLog
+from xlaserve.python_models.process.running import RunningProcess
+from xlaserve.python_models.process.services import Header, Services
+from xlaserve.python_models.readiness import PresentReadiness
+from xlaserve.runtime.calls import Arrays
+from xlaserve.runtime.handling import AnswerParameters, ModelRequest
+from xlaserve.tensors import Tensor
+
+_LOOK_SECONDS = 0.25
+_NOTED_BYTES = 1 << 20
+"""Changes of the memory of a process that are written down, in bytes."""
+_LEAST_PAUSE_SECONDS = 0.1
+_MOST_PAUSE_SECONDS = 30.0
+"""Pauses before a process that died is started again: longer each time that it dies at once."""
+
+
+class _ToBeEnded(Exception):
+    """The reason why a process is to be ended."""
+
+
+@dataclass(slots=True)
+class _Group:
+    requests: dict[int, ModelRequest]
+    freed: Freed
+    open: set[int] = field(default_factory=set)
+    """Requests that have not ended."""
+    begun: set[int] = field(default_factory=set)
+    """Requests that the code has begun with, as the process has said before it did."""
+    told: set[int] = field(default_factory=set)
+    """Requests that were cancelled, as the process knows."""
+    is_freed: bool = False
+    is_together: bool = False
+    """Whether they are for one execution."""
+
+
+class ProcessCopy:
+    """Hands requests to a process, and starts it again when it dies (a Copy)."""
+
+    def __init__(self, beginning: Beginning) -> None:
+        self._beginning = beginning
+        self._name = beginning.model
+        self._log: Any = structlog.get_logger("python").bind(model=self._name)
+        self.loaded: Future[Mapping[str, Any]] = Future()
+        """The model as the process describes it, once it is loaded."""
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        """Held for the groups and the pipe."""
+        self._groups: dict[int, _Group] = {}
+        self._pipe: Pipe | None = None
+        """None while there is no process that takes requests."""
+        self._process: RunningProcess | None = None
+        self._is_closing = False
+        self._heard = time.monotonic()
+        self._paused: set[int] = set()
+        """Requests whose clients have to read first."""
+        self._lost = ""
+        self._is_stopped = False
+        """Whether somebody has stopped the process, which is handed nothing then."""
+        self.readiness = PresentReadiness(lambda: self._pipe is not None and not self._is_stopped)
+        self.resident_bytes = 0
+        """Memory that the process holds, as measured last; 0 where that is not known."""
+        self.on_memory: Callable[[], None] = lambda: None
+        """Called in a thread when it has changed."""
+        self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        title = f"python {self._name} {beginning.said['replica']}"
+        # The kernel ends the process when the thread ends that started it: one that lasts.
+        self._reader = threading.Thread(target=self._run, name=title, daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"{title} out", daemon=True)
+
+    def load(self) -> None:
+        """Start the process; raises InvalidModel where it cannot load the model. Blocks."""
+        self._reader.start()
+        self._writer.start()
+        while True:
+            try:
+                self.loaded.result(_LOOK_SECONDS)
+            except NotYet:
+                self._beginning.check_cancelled()
+            else:
+                return
+
+    def handle(
+        self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
+    ) -> None:
+        """Hand requests to the process; they fail where there is none now."""
+        numbered = {next(self._numbers): request for request in requests}
+        number = next(self._numbers)
+        with self._lock:
+            pipe = None if self._is_stopped else self._pipe
+            if pipe is not None:
+                group = _Group(numbered, freed, set(numbered), is_together=together)
+                self._groups[number] = group
+                if len(self._groups) == 1:
+                    self._heard = time.monotonic()
+        if pipe is None:
+            why = "it is stopped (SIGSTOP)" if self._is_stopped else self._lost
+            why = why or "it is not there"
+            for request in requests:
+                request.fail(ProcessAbsent(self._name, why))
+            freed()
+            return
+        self._outgoing.put(partial(self._send_requests, pipe, number, numbered, together=together))
+
+    def close(self) -> None:
+        """Have the code clean up, and end the process. Blocks."""
+        self._is_closing = True
+        process, pipe = self._process, self._pipe
+        if process is not None:
+            if pipe is not None:
+                # Not sent here: a process that is stopped reads nothing.
+                self._enqueue(pipe, {"kind": "unload"}, {})
+                process.wait(UNLOAD_SECONDS)
+            process.kill()
+        self._outgoing.put(None)
+        if self._reader.ident is not None:
+            self._reader.join(UNLOAD_SECONDS)
+
+    # --- the thread that starts the process, and hears what it says ---
+
+    def _run(self) -> None:
+        pause = _LEAST_PAUSE_SECONDS
+        while not self._is_closing:
+            started = time.monotonic()
+            reason = self._life()
+            self._fail_all(reason)
+            if self._is_closing:
+                return
+            if not self.loaded.done():
+                self.loaded.set_exception(InvalidModel(reason))
+                return
+            self._log.error("the process of a model was lost", reason=reason, again_in=pause)
+            if time.monotonic() - started > _MOST_PAUSE_SECONDS:
+                pause = _LEAST_PAUSE_SECONDS
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+
+    def _life(self) -> str:
+        """Run one process to its end, and say why it ended."""
+        try:
+            shared_bytes = self._beginning.host.shared_bytes
+            lines = ProcessLog(self._log)
+            process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
+        except OSError as error:
+            return f"its process cannot be started: {error.strerror}"
+        self._process, self._is_stopped = process, False
+        if self._is_closing:
+            process.kill()
+        pipe = process.pipe
+        services = Services(
+            self._beginning,
+            partial(self._enqueue, pipe),
+            self._found,
+            self._has_been_heard,
+            lines,
+        )
+        reason = ""
+        pipe.on_silence = partial(self._check, process, services)
+        try:
+            pipe.send(self._beginning.said)
+            reason = self._listen(process, services)
+        except _ToBeEnded as found:
+            reason = str(found)
+        except PipeError:
+            pass
+        except Exception:
+            self._log.exception("the process of a model sent what cannot be")
+            reason = "it sent what cannot be"
+        finally:
+            with self._lock:
+                self._pipe, self._is_stopped = None, False
+            reason = process.end(reason)
+            services.close()
+        return reason
+
+    def _listen(self, process: RunningProcess, services: Services) -> str:
+        """Do what the process says until it is gone; return why to end it, if there is a reason."""
+        looked = time.monotonic()
+        while True:
+            try:
+                message = process.pipe.receive()
+            except TimeoutError:
+                message = None
+            if time.monotonic() - looked >= _LOOK_SECONDS:
+                looked = time.monotonic()
+                self._tell_cancelled(process.pipe)
+                self._measure(process)
+            if message is not None:
+                self._has_been_heard()
+                header, tensors = message
+                if header["kind"] == "failed":
+                    return str(header["text"])
+                self._take(process.pipe, services, header, tensors)
+
+    def _take(self, pipe: Pipe, services: Services, header: Header, tensors: Arrays) -> None:
+        kind = header["kind"]
+        if kind == "loaded":
+            with self._lock:
+                self._pipe, self._lost = pipe, ""
+            assert self._process is not None
+            self.resident_bytes = self._process.resident_bytes
+            if not self.loaded.done():
+                self.loaded.set_result(header)
+            return
+        asks = getattr(services, f"on_{kind}", None)
+        if asks is not None:
+            asks(header, tensors)
+        else:
+            getattr(self, f"_on_{kind}")(pipe, header, tensors)
+
+    def _measure(self, process: RunningProcess) -> None:
+        """Take note of the memory that the process holds, and end it where that is too much."""
+        held, limit = process.resident_bytes, self._beginning.host.process_bytes
+        if limit and held > limit:
+            excess = f"it held {held} bytes, more than {limit} (python_process_bytes)"
+            raise _ToBeEnded(f"{excess}, and was ended")
+        if abs(held - self.resident_bytes) > _NOTED_BYTES:
+            self.resident_bytes = held
+            self.on_memory()
+
+    def _check(self, process: RunningProcess, services: Services) -> None:
+        """Receive no more of a process that is gone, stopped, or silent though it is its turn."""
+        stopped = process.stopped
+        stopped.look()
+        if stopped.is_over:
+            raise _ToBeEnded(f"it was stopped for {stopped.seconds:.0f} seconds and was ended")
+        self._is_stopped = stopped.is_long
+        # What it forked may hold its end of the pipe.
+        if process.has_ended:
+            raise PipeError("the process has ended")
+        if reason := self._is_overdue(services):
+            raise _ToBeEnded(reason)
+
+    def _has_been_heard(self) -> None:
+        self._heard = time.monotonic()
+        self._is_stopped = False
+
+    def _tell_cancelled(self, pipe: Pipe) -> None:
+        """Tell the process which of its requests nobody waits for any more."""
+        for key, group in list(self._groups.items()):
+            for number in group.open - group.told:
+                if group.requests[number].is_cancelled:
+                    group.told.add(number)
+                    said = {"kind": "go_on", "request": number, "cancelled": True}
+                    self._enqueue(pipe, said, {})
+            self._drop(key, pipe)
+
+    def _is_overdue(self, services: Services) -> str:
+        """Say why the process is to be ended, if it is silent though it is its turn."""
+        limit = self._beginning.seconds
+        # A model that waits for others, or for clients that do not read, may be silent.
+        is_due = not services.are_awaited and any(
+            not group.is_freed or group.open - self._paused for group in list(self._groups.values())
+        )
+        if not (limit and is_due):
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > limit:
+            return f"it was silent for {limit:g} seconds (python_process_seconds) and was ended"
+        return ""
+
+    def _fail_all(self, reason: str) -> None:
+        with self._lock:
+            self._lost = reason
+            groups, self._groups = self._groups, {}
+        for group in groups.values():
+            for number in group.open:
+                lost = ProcessLost if number in group.begun else ProcessAbsent
+                group.requests[number].fail(lost(self._name, reason))
+            if not group.is_freed:
+                group.freed()
+
+    # --- what the process says ---
+
+    def _found(self, number: int) -> ModelRequest | None:
+        # A copy: the event loop adds groups meanwhile.
+        for group in list(self._groups.values()):
+            if number in group.open:
+                return group.requests[number]
+        return None
+
+    def _on_begin(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        number = header["request"]
+        for group in list(self._groups.values()):
+            if number in group.open:
+                group.begun.add(number)
+                group.requests[number].begin()
+
+    def _on_answer(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        number = header["request"]
+        request = self._found(number)
+        if request is None:
+            return
+        said = header["parameters"]
+        parameters = None if said is None else AnswerParameters(*said)
+        if header["last"]:
+            request.answer(tensors, parameters=parameters)
+            self._ended(pipe, number)
+            return
+        request.answer(tensors, last=False, parameters=parameters)
+        self._paused.add(number)
+        request.when_writable(partial(self._go_on, pipe, number, request))
+
+    def _on_again(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.again()
+            self._ended(pipe, header["request"])
+
+    def _on_end(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.end()
+            self._ended(pipe, header["request"])
+
+    def _on_fail(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.fail(raised(header["error"]), whole=header["whole"])
+            self._ended(pipe, header["request"])
+
+    def _on_freed(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        group = self._groups.get(header["group"])
+        if group is not None:
+            group.is_freed = True
+            self._drop(header["group"], pipe)
+            group.freed()
+
+    # --- what the process is told ---
+
+    def _send_requests(
+        self, pipe: Pipe, number: int, requests: Mapping[int, ModelRequest], *, together: bool
+    ) -> None:
+        described, tensors = [], {}
+        for key, request in requests.items():
+            inputs = on_host(request.inputs)
+            said = {
+                "id": request.id,
+                "rows": request.rows,
+                "outputs": list(request.outputs),
+                "parameters": dict(request.parameters),
+                "tensor_parameters": [dict(one) for one in request.tensor_parameters],
+                "inputs": list(inputs),
+            }
+            described.append((key, said))
+            tensors.update({f"{key} {name}": array for name, array in inputs.items()})
+        header = {
+            "kind": "requests",
+            "group": number,
+            "requests": described,
+            "together": together,
+        }
+        try:
+            pipe.send(header, tensors)
+        except MessageTooLarge as error:
+            self._refuse(pipe, number, error)
+        except PipeError:
+            pipe.close()  # the reader fails them
+
+    def _refuse(self, pipe: Pipe, number: int, error: PipeError) -> None:
+        with self._lock:
+            group = self._groups.pop(number, None)
+        if group is not None:
+            for request in group.requests.values():
+                request.fail(ModelFailed(self._name, str(error)), whole=group.is_together)
+            group.freed()
+
+    def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:
+        self._heard = time.monotonic()
+        self._paused.discard(number)
+        said = {"kind": "go_on", "request": number, "cancelled": request.is_cancelled}
+        self._enqueue(pipe, said, {})
+
+    def _enqueue(self, pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self._outgoing.put(partial(_send, pipe, said, tensors))
+
+    def _ended(self, pipe: Pipe, number: int) -> None:
+        for key, group in list(self._groups.items()):
+            if number in group.open:
+                group.open.discard(number)
+                self._drop(key, pipe)
+
+    def _drop(self, key: int, pipe: Pipe) -> None:
+        group = self._groups[key]
+        # The code says nothing of the end of a request that it knows to be cancelled.
+        if group.is_freed and not group.open - group.told:
+            with self._lock:
+                self._groups.pop(key, None)
+            self._paused.difference_update(group.requests)
+            said = {"kind": "over", "requests": list(group.requests)}
+            self._enqueue(pipe, said, {})
+
+    def _write(self) -> None:
+        while (send := self._outgoing.get()) is not None:
+            send()
+            del send
+
+
+def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    try:
+        pipe.send(said, tensors)
+    except MessageTooLarge:
+        # Whoever waits for it would wait for ever.
+        pipe.close()
+    except PipeError:
+        return

@@ -1,0 +1,31 @@
+"""Errors on their way between the server and the process of a model."""
+
+from xlaserve import errors
+from xlaserve.errors import XlaserveError
+from xlaserve.errors import code as code_errors
+from xlaserve.errors import sequence as sequence_errors
+from xlaserve.errors.code import ModelFailed
+from xlaserve.errors.panics import text_of
+
+_KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors)}
+
+
+def named(error: BaseException) -> tuple[str, str]:
+    """Return class and text of an error."""
+    kind = type(error)
+    while kind.__name__ not in _KNOWN and kind is not BaseException:
+        kind = kind.__base__ or BaseException
+    return kind.__name__, text_of(error)
+
+
+def raised(said: tuple[str, str]) -> XlaserveError:
+    """Return the error again; one that is not the server's own is a ModelFailed."""
+    name, text = said
+    found = _KNOWN.get(name)
+    kind: type[XlaserveError] = ModelFailed
+    if isinstance(found, type) and issubclass(found, XlaserveError):
+        kind = found
+    # Its class forms texts from facts; this one is formed already.
+    made = kind.__new__(kind)
+    Exception.__init__(made, text)
+    return made

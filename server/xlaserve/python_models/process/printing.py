@@ -1,0 +1,85 @@
+"""The lines that the process of a model prints or logs, in the log of the server."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from xlaserve.python_models.process.pipe import Pipe, PipeError
+
+_SHOWN = 2000
+_LOGGED = 10_000
+"""The most characters of a line that is printed, and of a value that is logged."""
+_LINES_PER_SECOND = 200
+"""The most lines that a process prints or logs which the log takes in a second."""
+_LEVELS = frozenset(("debug", "info", "warning", "error", "critical"))
+
+
+class ProcessLog:
+    """Writes a bounded number of the lines of one process into a log. Thread-safe."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        """Held for the counts."""
+        self._second = self._count = self._dropped = 0
+
+    def printed(self, line: str) -> None:
+        """Write a line that the process printed."""
+        if self._takes():
+            self._log.info("the process of a model printed", line=line)
+
+    def logged(self, level: str, event: str, fields: Mapping[str, str]) -> None:
+        """Write a line that the process logged, on its level."""
+        if self._takes():
+            own = {name: value for name, value in fields.items() if name not in ("event", "model")}
+            getattr(self._log, level if level in _LEVELS else "info")(event, **own)
+
+    def end(self) -> None:
+        """Say how many lines were left out, if any were."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._log.warning("lines that a model printed are not shown", lines=dropped)
+
+    def _takes(self) -> bool:
+        now = int(time.monotonic())
+        with self._lock:
+            is_new, self._second = now != self._second, now
+            self._count = 1 if is_new else self._count + 1
+            is_taken = self._count <= _LINES_PER_SECOND
+            self._dropped += not is_taken
+        if is_new:
+            self.end()
+        return is_taken
+
+
+def log_printed(process: "subprocess.Popen[bytes]", log: ProcessLog) -> None:
+    """Write what a process prints into a log, until it prints no more. Blocks."""
+    assert process.stdout is not None
+    with process.stdout as lines:
+        while line := lines.readline(_SHOWN):
+            log.printed(line.decode(errors="replace").rstrip())
+    log.end()
+
+
+def log_to(pipe: Pipe) -> None:
+    """Have what this process logs written by the server, with its levels and settings."""
+
+    def forward(logger: Any, method: str, event: Any) -> Any:
+        said = {"kind": "log", "level": method, "event": str(event.pop("event", ""))[:_LOGGED]}
+        fields = {str(name): str(value)[:_LOGGED] for name, value in event.items()}
+        with suppress(PipeError):
+            pipe.send({**said, "fields": fields})
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[
+            structlog.processors.format_exc_info,
+            forward,
+        ]
+    )

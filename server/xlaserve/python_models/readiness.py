@@ -1,0 +1,70 @@
+"""Asks the code of a model whether it is ready (`is_ready`), in a thread of its own."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+
+from xlaserve.python_models.failures import failure
+
+
+class CodeReadiness:
+    """Asks one copy, once at a time: who asks meanwhile gets the same answer (single-flight).
+
+    Its thread is not that of the copy: one that executes for long is no less ready. It ends with
+    each answer, and one that never comes holds up no end of the process.
+    """
+
+    def __init__(self, name: str, is_ready: Callable[[], Any]) -> None:
+        self._name = name
+        self._is_ready = is_ready
+        self._asked: Future[bool] | None = None
+
+    def ask(self) -> "Future[bool]":
+        """Return what is asked now, or is from now on: a result, never an error."""
+        if self._asked is None or self._asked.done():
+            self._asked = asked = Future[bool]()
+            title = f"python {self._name} is_ready"
+            threading.Thread(target=self._run, args=(asked,), name=title, daemon=True).start()
+        return self._asked
+
+    def _run(self, asked: "Future[bool]") -> None:
+        asked.set_result(self._answer())
+
+    def _answer(self) -> bool:
+        try:
+            said = self._is_ready()
+            if inspect.iscoroutine(said):
+                said = asyncio.run(said)
+        except BaseException as error:
+            failure(self._name, error, "is_ready")
+            return False
+        if not isinstance(said, bool):
+            structlog.get_logger("python").error(
+                "is_ready: expected True or False", model=self._name, got=type(said).__name__
+            )
+            return False
+        return said
+
+
+class PresentReadiness:
+    """What a copy says of itself, whose code is not asked."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+
+    def ask(self) -> "Future[bool]":
+        """Return the answer."""
+        answer = Future[bool]()
+        answer.set_result(self._is_ready())
+        return answer
+
+
+def ask_all(copies: Sequence[object]) -> "list[Future[bool]]":
+    """Return what the copies are asked that have something to say."""
+    found = (getattr(copy, "readiness", None) for copy in copies)
+    return [one.ask() for one in found if isinstance(one, CodeReadiness | PresentReadiness)]

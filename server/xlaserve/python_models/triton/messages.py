@@ -1,0 +1,349 @@
+"""`pb_utils.InferenceRequest` and `InferenceResponseSender`."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from xlaserve.errors import XlaserveError
+from xlaserve.errors.code import ModelFailed
+from xlaserve.python_models.inputs import on_host
+from xlaserve.python_models.triton.errors import CODES, TritonError, TritonModelException
+from xlaserve.python_models.triton.responses import (
+    InferenceResponse,
+    ResponseIterator,
+    failed_response,
+    response_of,
+)
+from xlaserve.python_models.triton.tensor import Tensor
+from xlaserve.runtime.calls import Arrays, Asked, Calls, current_request
+from xlaserve.runtime.handling import ModelRequest
+from xlaserve.tensors import Parameter
+
+RESPONSE_COMPLETE_FINAL = 1
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
+FLAG_SEQUENCE_START = 1
+FLAG_SEQUENCE_END = 2
+
+_OWN_PARAMETERS = frozenset(
+    (
+        *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"),
+        *("binary_data_output", "triton_enable_empty_final_response"),
+    )
+)
+"""Parameters that are the protocol's, and no model's."""
+
+
+class InferenceTrace:
+    """The trace of a request; the server follows calls of other models by itself."""
+
+    def get_context(self) -> None:
+        """Return nothing: spans are the server's alone."""
+
+
+class InferenceRequest:
+    """A request to this model, or one that its code makes for another."""
+
+    calls: Calls | None = None
+    """Has other models answer; the module of a model has a class of its own with it."""
+
+    def __init__(  # noqa: PLR0917 - Triton's order of arguments
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str | bytes = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: object = None,
+        trace: object = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self._id = request_id
+        self._correlation_id = correlation_id
+        self._inputs = list(inputs)
+        self._outputs = list(requested_output_names)
+        self._model = model_name.decode() if isinstance(model_name, bytes) else model_name
+        self._version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._parameters = dict(parameters or {})
+
+    # --- what it says ---
+
+    def inputs(self) -> list[Tensor]:
+        """Return its input tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Return its id."""
+        return self._id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of its sequence; 0 for none."""
+        return self._correlation_id
+
+    def requested_output_names(self) -> list[str]:
+        """Return the names of the outputs that are asked for."""
+        return self._outputs
+
+    def set_requested_output_names(self, names: Sequence[str]) -> None:
+        """Ask for other outputs."""
+        self._outputs = list(names)
+
+    def model_name(self) -> str:
+        """Return the name of the model."""
+        return self._model
+
+    def model_version(self) -> int:
+        """Return the version that is asked for; -1 for any."""
+        return self._version
+
+    def flags(self) -> int:
+        """Return whether it starts or ends a sequence."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Say whether it starts or ends a sequence."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Return the microseconds that it may take; 0 for any."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Return its parameters, in JSON."""
+        return json.dumps(self._parameters)
+
+    def preferred_memory(self) -> None:
+        """Return nothing: answers are on the host."""
+
+    def trace(self) -> InferenceTrace:
+        """Return its trace, which may be given to a request that is made here."""
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        """Return False: nobody cancels a request that is made here."""
+        return False
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        """Refuse: it was made here."""
+        raise TritonModelException("a request that a model makes has no response sender")
+
+    def set_release_flags(self, flags: int) -> None:
+        """Refuse: it was made here."""
+        raise TritonModelException("a request that a model makes is not rescheduled")
+
+    # --- calls of other models ---
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Return the answer of the model, or with `decoupled` an iterator of its answers. Blocks.
+
+        What goes wrong is the error of an answer.
+        """
+        if decoupled:
+            return ResponseIterator(self._calls.stream(self._asked(), current_request()))
+        try:
+            return response_of(self._calls.infer(self._asked(), current_request()).result())
+        except XlaserveError as error:
+            return failed_response(error)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Return what `exec` does, to be awaited; the request is on its way when this returns."""
+        if decoupled:
+            found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            found.set_result(self.exec(decoupled=True))
+            return found
+        begun = asyncio.wrap_future(self._calls.infer(self._asked(), current_request()))
+        return _answered(begun)
+
+    @property
+    def _calls(self) -> Calls:
+        if self.calls is None:
+            raise TritonModelException("other models can be called within a server only")
+        return self.calls
+
+    def _asked(self) -> Asked:
+        if not self._model:
+            raise TritonModelException("model_name: expected the name of a model, got none")
+        parameters = dict(self._parameters)
+        if self._correlation_id:
+            parameters["sequence_id"] = self._correlation_id
+            parameters["sequence_start"] = bool(self._flags & FLAG_SEQUENCE_START)
+            parameters["sequence_end"] = bool(self._flags & FLAG_SEQUENCE_END)
+        return Asked(
+            self._model,
+            {tensor.name(): tensor.as_numpy() for tensor in self._inputs},
+            str(self._version) if self._version > 0 else "",
+            self._outputs,
+            self._id,
+            parameters,
+            self._timeout / 1e6,
+        )
+
+
+class Answering(Protocol):
+    """The copy of a model that answers."""
+
+    name: str
+    version: int
+    is_decoupled: bool
+    is_iterative: bool
+
+    def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
+        """Give a request an answer."""
+        ...
+
+
+class ServedRequest(InferenceRequest):
+    """A request of a client."""
+
+    def __init__(self, request: ModelRequest, owner: Answering) -> None:
+        given = request.parameters
+        self._request = request
+        self._owner = owner
+        self._id = request.id
+        self._outputs = list(request.outputs)
+        self._model = owner.name
+        self._version = owner.version
+        self._correlation_id: Any = given.get("sequence_id", 0) if given else 0
+        self._flags = (
+            FLAG_SEQUENCE_START * bool(given.get("sequence_start"))
+            + FLAG_SEQUENCE_END * bool(given.get("sequence_end"))
+            if given
+            else 0
+        )
+        self._timeout: Any = given.get("timeout", 0) if given else 0
+        self._tensors: list[Tensor] | None = None
+        self.sender: InferenceResponseSender | None = None
+        self.is_again = False
+        """Whether the code wants it executed once more."""
+
+    def inputs(self) -> list[Tensor]:
+        """Return its input tensors; the model may write to them."""
+        if self._tensors is None:
+            self._tensors = [
+                Tensor(name, array if array.flags.writeable else array.copy())
+                for name, array in on_host(self._request.inputs).items()
+            ]
+        return self._tensors
+
+    def parameters(self) -> str:
+        """Return its parameters, in JSON, without those of the protocol."""
+        own = {n: v for n, v in self._request.parameters.items() if n not in _OWN_PARAMETERS}
+        return json.dumps(own)
+
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits any more."""
+        return self._request.is_cancelled
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        """Return what sends its answers; always the same until the request is executed again."""
+        if self.sender is None:
+            self.sender = InferenceResponseSender(self._request, self._owner)
+        return self.sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say whether the request is executed once more (RESCHEDULE) behind this execution.
+
+        Raises TritonModelException where the model serves no iterative sequences.
+        """
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                f"set_release_flags: expected {RELEASE_ALL} (ALL) or {RELEASE_RESCHEDULE} "
+                f"(RESCHEDULE), got {flags}"
+            )
+        if flags == RELEASE_RESCHEDULE and not self._owner.is_iterative:
+            raise TritonModelException(
+                "a request is rescheduled where the configuration has "
+                "sequence_batching.iterative_sequence: true"
+            )
+        self.is_again = flags == RELEASE_RESCHEDULE
+
+    def go_on(self) -> None:
+        """Have the request executed once more, unless its last answer was given."""
+        if self.sender is not None:
+            if self.sender.is_closed:
+                return
+            self.sender.is_closed = True
+        self._request.again()
+
+    def close_unused_sender(self) -> bool:
+        """Have the sender send nothing more; false where it has sent something."""
+        return self.sender is None or self.sender.close_unused()
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Refuse: it is this model's to answer."""
+        raise TritonModelException("a request of a client cannot be executed, make one of its own")
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Refuse: it is this model's to answer."""
+        raise TritonModelException("a request of a client cannot be executed, make one of its own")
+
+
+class InferenceResponseSender:
+    """Sends the answers to one request, from any thread."""
+
+    def __init__(self, request: ModelRequest, owner: "Answering") -> None:
+        self._request = request
+        self._owner = owner
+        self._has_answered = False
+        self.is_closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send an answer, and with the final flag the last one, or none.
+
+        Waits while the client does not read (backpressure). Raises TritonModelException for more
+        answers than the model may give.
+        """
+        is_last = bool(flags & RESPONSE_COMPLETE_FINAL)
+        if self.is_closed:
+            raise TritonModelException("the response sender has sent the final flag already")
+        if response is None and not is_last:
+            raise TritonModelException("expected a response, or the final flag")
+        if response is not None and self._has_answered and not self._owner.is_decoupled:
+            raise TritonModelException("expected one response, the model is not decoupled")
+        self.is_closed = is_last
+        if response is not None:
+            self._has_answered = True
+            last = is_last or not self._owner.is_decoupled
+            self._owner.answer(self._request, response, last=last)
+        elif self._owner.is_decoupled:
+            self._request.end()
+        elif not self._has_answered:
+            self._request.fail(ModelFailed(self._owner.name, "it sent the final flag alone"))
+        if not is_last and not self._request.is_writable:
+            resumed = threading.Event()
+            self._request.when_writable(resumed.set)
+            resumed.wait()
+
+    def close_unused(self) -> bool:
+        """Send nothing more; false where something was sent."""
+        is_unused = not (self._has_answered or self.is_closed)
+        self.is_closed = self.is_closed or is_unused
+        return is_unused
+
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits any more."""
+        return self._request.is_cancelled
+
+    def __del__(self) -> None:
+        if not self.is_closed:
+            reason = "its response sender was dropped without the final flag"
+            self._request.fail(ModelFailed(self._owner.name, reason))
+
+
+def error_code(error: TritonError) -> str:
+    """Return the code of an error as our own interface calls it."""
+    return CODES[error.code()]
+
+
+async def _answered(begun: "asyncio.Future[Arrays]") -> InferenceResponse:
+    try:
+        return response_of(await begun)
+    except XlaserveError as error:
+        return failed_response(error)

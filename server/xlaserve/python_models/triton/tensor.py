@@ -1,0 +1,91 @@
+"""`pb_utils.Tensor`: a name and an array."""
+
+from typing import Any
+
+import numpy as np
+
+from xlaserve.python_models.triton.errors import TritonModelException
+from xlaserve.python_models.triton.types import numpy_to_triton_type
+from xlaserve.tensors import Tensor as Array
+
+_CPU_DEVICES = frozenset((1, 3))
+"""Kinds of devices of DLPack whose memory the host reads: kDLCPU and kDLCUDAHost."""
+
+
+class Tensor:
+    """A tensor of a request or of an answer."""
+
+    __slots__ = ("_array", "_name")
+
+    def __init__(self, name: str, numpy_array: Any) -> None:
+        array = numpy_array
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array).reshape(np.shape(array))
+        if array.dtype.kind in "SU":
+            array = array.astype(np.object_)
+        self._name = name
+        self._array: Array = array
+
+    def name(self) -> str:
+        """Return its name."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """Return its array."""
+        return self._array
+
+    def shape(self) -> list[int]:
+        """Return its sizes."""
+        return list(self._array.shape)
+
+    def triton_dtype(self) -> int | None:
+        """Return the number that Triton has for its datatype."""
+        return numpy_to_triton_type(self._array.dtype)
+
+    def is_cpu(self) -> bool:
+        """Return True: tensors are on the host."""
+        return True
+
+    def to_dlpack(self) -> object:
+        """Return a DLPack capsule of its memory, which may be taken once."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, *, stream: object = None, **more: object) -> object:
+        if not self._array.flags.writeable:
+            # A plain capsule cannot say that its memory is not to be written to.
+            self._array = self._array.copy()
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+        """Make one of a DLPack capsule, or of what offers one, without a copy.
+
+        Raises TritonModelException for memory of a device, and for another order than C's.
+        """
+        offered: Any = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        device, _ = offered.__dlpack_device__()
+        if int(device) not in _CPU_DEVICES:
+            raise TritonModelException(f"tensor '{name}' is on a device, expected one on the host")
+        try:
+            array = np.from_dlpack(offered)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TritonModelException(f"tensor '{name}': {error}") from error
+        if not array.flags.c_contiguous:
+            raise TritonModelException(f"tensor '{name}': expected the order of C")
+        return Tensor(name, array)
+
+
+class _Capsule:
+    """Offers a capsule as DLPack's interface of objects has it; only the host makes bare ones."""
+
+    def __init__(self, capsule: object) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **more: object) -> object:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)

@@ -1,0 +1,174 @@
+"""The models that clients may ask about: loaded, or in the repository."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from xlaserve.concurrency.control_plane import ControlPlane, OneProcess
+from xlaserve.concurrency.workers import Workers
+from xlaserve.errors import RepositoryUnreadable, StillStarting
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.monitor import VersionReport, report
+from xlaserve.residence.repository.names import check_asked_version
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.runtime.config_served import ServedConfig
+from xlaserve.runtime.handling import SaysReady
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.access.sight import require_seen_now, seen_now
+from xlaserve.settings import Settings
+
+_REFRESH_SECONDS = 2.0
+"""Seconds for which an index waits for the listing of stores: less than a process waits for the
+index of another one."""
+
+READY_SECONDS = 5.0
+"""How long the code of a model is asked whether it is ready, as in Triton; then it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One row of the repository index (model repository extension, Index)."""
+
+    name: str
+    version: str
+    """Empty for a model that was never loaded."""
+    state: str
+    reason: str
+
+
+class Catalog:
+    """Answers what clients ask of models; changes nothing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        workers: Workers,
+        *,
+        plane: ControlPlane | None = None,
+    ) -> None:
+        self._settings = settings
+        self._plane = plane or OneProcess()
+        self._registry = registry
+        self._repository = repository
+        self._workers = workers
+        self._refreshing: asyncio.Future[None] | None = None
+        """The listing of stores that an index has begun."""
+
+    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List every version that is known, and every model of the repository without one.
+
+        Of those that the call which asks may see. Raises RepositoryUnreadable while nobody can
+        tell which there are.
+        """
+        self._registry.standing.require_listed(self._repository.parts[0].place)
+        rows = await self.known(ready=ready)
+        unlisted = None if ready else self._repository.remotes.unlisted
+        if unlisted is not None:
+            raise RepositoryUnreadable(unlisted.place, unlisted.problem)
+        return rows
+
+    async def known(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List what `index` lists, as far as it is known by now."""
+        rows, sees = [], seen_now()
+        for model in self._registry.models():
+            if not sees(model.name):
+                continue
+            for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
+                state, reason = self._registry.shown_state(version)
+                rows.append(IndexEntry(model.name, version.number, state, reason))
+        if ready:
+            return [row for row in rows if row.state == State.READY.public]
+        known = {row.name for row in rows}
+        for name in await self.names():
+            if name not in known and sees(name):
+                reason = self._repository.ambiguity(name) or "not loaded"
+                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
+        return sorted(rows, key=lambda row: row.name)
+
+    async def ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model answers.
+
+        Raises ModelNotFound when there is no such model, StillStarting until the first reading of
+        the repository has ended, in every process, unless the model answers already.
+        """
+        check_asked_version(name, version)
+        require_seen_now(name, version)
+        standing = self._registry.standing
+        if self._registry.find(name) is None and not await self.could_load(name):
+            raise standing.absent(name, version)
+        model = self._registry.find(name)
+        if version and model is not None and version not in model.versions:
+            raise standing.absent(name, version, is_other=True)
+        if not self._registry.ready(name, version) or self._plane.conceals(name, version):
+            standing.require_settled(name, version)
+            if not self._plane.has_started:
+                raise StillStarting(name, version, "other processes of the server load it")
+            return False
+        return await self._says_ready(name, version)
+
+    async def _says_ready(self, name: str, version: str) -> bool:
+        """Ask the code of a model that is loaded, where it has something to say."""
+        runner = self._registry.resolve(name, version)[1].runner
+        code = getattr(runner, "handling", None) or runner  # it may serve sequences
+        asked = code.ask_ready() if isinstance(code, SaysReady) else ()
+        if not asked:
+            return True
+        done, late = await asyncio.wait(map(asyncio.wrap_future, asked), timeout=READY_SECONDS)
+        return not late and all(one.result() for one in done)
+
+    def absent(self, name: str) -> Exception:
+        """Return the error for a model that is neither loaded nor in the repository."""
+        return self._registry.standing.absent(name)
+
+    def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
+        """Return what a model is and the versions that answer; raises as an inference would."""
+        require_seen_now(name, version)
+        info = self._registry.resolve(name, version)[1].info
+        model = self._registry.find(name)
+        assert model is not None
+        answering = (v for v in model.versions.values() if v.state.answers)
+        return info, sorted((v.number for v in answering), key=int)
+
+    def config(self, name: str, version: str = "") -> ServedConfig:
+        """Return the configuration of a loaded model; raises as an inference would."""
+        require_seen_now(name, version)
+        _, instance = self._registry.resolve(name, version)
+        return ServedConfig(name, instance.config, instance.info, seen_now())
+
+    def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
+        """Report on the versions that answer; see `report`."""
+        if name:
+            require_seen_now(name, version)
+            return report(self._registry, name, version)
+        sees = seen_now()
+        return [found for found in report(self._registry) if sees(found.name)]
+
+    async def could_load(self, name: str) -> bool:
+        if self._settings.modelmesh:
+            return False
+        return await self._workers.wait(self._repository.holds, name)
+
+    async def names(self) -> list[str]:
+        """List what the repository holds, sorted, whoever asks.
+
+        With a mesh it is not the repository that counts, and there is nothing.
+        """
+        if self._settings.modelmesh:
+            return []
+        if self._repository.remotes:
+            await self._refresh()
+        return await self._workers.wait(self._repository.names)
+
+    async def _refresh(self) -> None:
+        """Have stores listed, no more often than polls do; one that takes long is not waited for.
+
+        The index then says what the last listing did.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            refresh = self._repository.remotes.refresh
+            call = partial(refresh, self._settings.poll_interval_seconds)
+            self._refreshing = asyncio.wrap_future(self._workers.fetch(call))
+        await asyncio.wait([self._refreshing], timeout=_REFRESH_SECONDS)

@@ -1,0 +1,224 @@
+"""Loads at start, and follows a repository that is polled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import structlog
+
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane
+from xlaserve.concurrency.workers import Workers
+from xlaserve.errors import RepositoryUnreadable, StartFailed, XlaserveError
+from xlaserve.files.temporary import remove_leftovers
+from xlaserve.residence.host import load_threads
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.watches import RepositoryWatches
+from xlaserve.residence.repository.watching import Changes
+from xlaserve.serving.observability.event_notes import because
+from xlaserve.serving.observability.events import Cause
+from xlaserve.serving.standing import State
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import ModelControlMode, Readiness
+
+EVERY_MODEL = "*"
+"""Stands for all models of the repository, in the setting `load_model`."""
+
+
+class RepositoryFollower:
+    """Has loaded what the control mode says is loaded at start, and what changes on disk later."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        workers: Workers,
+        *,
+        load: Callable[[str], Awaitable[None]],
+        unload: Callable[[str], Awaitable[None]],
+        plane: ControlPlane,
+    ) -> None:
+        """`load` and `unload` are those of `ModelControl`, in turn with what clients ask for."""
+        self._settings = settings
+        self._registry = registry
+        self._repository = repository
+        self._workers = workers
+        self._load = load
+        self._unload = unload
+        self._plane = plane
+        self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
+        self._failed: set[str] = set()
+        self._standing = registry.standing
+        self._is_on = False
+        """Whether `start` has ended, and `stop` was not called."""
+        self._log = structlog.get_logger("control")
+
+    @property
+    def is_started(self) -> bool:
+        """Whether all that is loaded at the start was tried."""
+        return self._is_on and self._standing.row.is_settled
+
+    @property
+    def server_ready(self) -> bool:
+        """Tell whether the start is done, and went as the readiness setting demands.
+
+        Of a server of several processes, in all of them.
+        """
+        return self.is_ready_here and self._plane.is_ready
+
+    @property
+    def is_ready_here(self) -> bool:
+        """Tell what `server_ready` tells, of this process."""
+        if self._settings.readiness is Readiness.MODELS:
+            return self.is_started and all(map(self._registry.ready, self._failed))
+        return self.is_started
+
+    def check_start(self) -> None:
+        """Raise StartFailed if a model that was to be loaded is not there."""
+        if self._failed:
+            raise StartFailed(sorted(self._failed))
+
+    def stop(self) -> None:
+        """Be ready no more."""
+        self._is_on = False
+
+    async def start(self) -> None:
+        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        self._standing.state = State.UNREAD
+        await self._workers.wait(self._remove_leftovers)
+        await self._read_first()
+        self._is_on = True
+        self._registry.notify()
+
+    async def _read_first(self) -> None:
+        """Read the repository and load what is there; it is settled once all of it was read."""
+        with because(Cause.START):
+            first = await self._changes_at_start()
+            is_whole = not self._polls or self.watch.seen
+            self._standing.state = State.LOADING if is_whole else State.AWAY
+            await self._each(first.changed, partial(self._load_logged, load=self._load))
+            await self._each(first.gone, self._unload_here)
+        if is_whole:
+            self._standing.state = State.SETTLED
+
+    @property
+    def _polls(self) -> bool:
+        """Tell whether this process loads what the repository holds, whenever it can be read."""
+        polls = self._settings.model_control_mode is ModelControlMode.POLL
+        return polls and self._plane.loads and not self._settings.modelmesh
+
+    def _remove_leftovers(self) -> None:
+        count = remove_leftovers(self._settings.scratch_directory)
+        if not self._settings.modelmesh:
+            count += self._repository.remove_leftovers()
+        if count:
+            self._log.info("leftovers of killed processes removed", count=count)
+
+    async def _changes_at_start(self) -> Changes:
+        if self._polls:
+            await self._refresh()
+            return await self._workers.wait(self.watch.changes)
+        return Changes(tuple(await self._names_at_start()))
+
+    async def _names_at_start(self) -> Sequence[str]:
+        settings = self._settings
+        if settings.modelmesh or not self._plane.loads:
+            return ()
+        await self._refresh()
+        # SageMaker makes the directory with the first model.
+        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
+        every = await self._workers.wait(look)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        if explicit and EVERY_MODEL not in settings.load_model:
+            return settings.load_model
+        if every is None:
+            # Nothing would ever load them.
+            raise RepositoryUnreadable(self.watch.unreadable, self.watch.problem)
+        return every
+
+    async def _load_logged(self, name: str, *, load: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await load(name)
+        except XlaserveError as error:
+            self._failed.add(name)
+            self._log.error("model not loaded from the repository", model=name, error=str(error))
+        except Exception:
+            self._failed.add(name)
+            self._log.exception("model not loaded from the repository", model=name)
+
+    async def poll(self) -> None:
+        """Look at the repository once, and load, reload and unload what changed."""
+        was = self.server_ready, self.is_ready_here, self.is_started
+        try:
+            if not self._standing.row.is_settled:
+                await self._read_first()
+                return
+            await self._refresh()
+            changes = await self._workers.wait(self.watch.changes)
+            self._standing.state = self._state_after_look()
+            everywhere = partial(self._load_logged, load=self._load_everywhere)
+            with because(Cause.REPOSITORY):
+                await self._each(changes.changed, everywhere)
+                await self._each(changes.gone, self._unload_gone)
+        except Exception:
+            # What serves goes on serving, and the next look comes.
+            self._log.exception("repository not followed")
+        finally:
+            if was != (self.server_ready, self.is_ready_here, self.is_started):
+                self._registry.notify()
+
+    def _state_after_look(self) -> State:
+        if self.watch.problem:
+            return State.MISSING
+        return State.DOUBTED if self.watch.doubted else State.SETTLED
+
+    async def look(self) -> None:
+        """Look for changes where the control mode says so, else at stores alone."""
+        if self._settings.model_control_mode is not ModelControlMode.POLL:
+            if self._repository.remotes:
+                await self.look_at_stores()
+        # Until each process has read it, each looks for itself.
+        elif self._plane.leads or not self._registry.standing.row.is_settled:
+            await self.poll()
+
+    async def look_at_stores(self) -> None:
+        """Ask every store whether it is there, and log where that has changed."""
+        remotes = self._repository.remotes
+        before = remotes.problems
+        await self._workers.fetch_for(remotes.look)
+        for url, problem in remotes.problems.items():
+            if problem and not before[url]:
+                self._log.warning("store does not answer", store=url, reason=problem)
+            elif before[url] and not problem:
+                self._log.info("store answers again", store=url)
+
+    async def _refresh(self) -> None:
+        """Have the stores listed, for the look that follows."""
+        if self._repository.remotes:
+            await self._workers.fetch_for(self._repository.remotes.refresh)
+
+    async def _unload_here(self, name: str) -> None:
+        self._failed.discard(name)
+        if self._registry.find(name) is not None:
+            await self._unload(name)
+
+    async def _unload_gone(self, name: str) -> None:
+        self._failed.discard(name)
+        if self._registry.find(name) is not None:
+            change = Change(ChangeKind.UNLOAD, name, {"models": [name]})
+            await self._plane.apply(change, partial(self._unload, name))
+
+    async def _load_everywhere(self, name: str) -> None:
+        await self._plane.apply(Change(ChangeKind.FOLLOW, name), partial(self._load, name))
+
+    async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        queue = iter(list(names))
+
+        async def take() -> None:
+            for name in queue:
+                await work(name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(load_threads(self._settings) + 1):
+                group.create_task(take())

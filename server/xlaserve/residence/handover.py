@@ -1,0 +1,161 @@
+"""Changes of clients in a file: what a server hands to the one that replaces it."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from xlaserve.concurrency.control_plane import OF_MODELS, Change, ChangeKind, ChangeText
+from xlaserve.errors import StartFailed
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import ModelControlMode
+
+FORMAT = 1
+"""The version of the file's format; a server that has another version refuses the file."""
+MOST_HEAD_BYTES = 64 << 20
+"""Most bytes of the changes without their files: their number is that of models and regions."""
+_MOST_NAME_BYTES = 1024
+"""Bytes that the name of a file takes at most beside its contents."""
+_LENGTH_BYTES = 8
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What msgspec raises for what it does not read: names that are no UTF-8 have an error of their
+own."""
+
+_OF_MODELS = frozenset({ChangeKind.LOAD, ChangeKind.UNLOAD})
+_OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, ChangeKind.UNREGISTER})
+
+
+class ChangesNotTaken(StartFailed):
+    """The changes of clients cannot be taken over from the server that is to be replaced."""
+
+    def __init__(self, reason: str) -> None:
+        super(StartFailed, self).__init__(
+            "the changes that clients made were not taken over from the server that is to be "
+            f"replaced: {reason}; it serves on. Restart the service to have what the settings say"
+        )
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: ChangeKind
+    subject: str
+    arguments: dict[str, object]
+    bytes: int
+    """Bytes of its files; the files of all entries follow the head, in the order of the entries."""
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    changes: list[_Entry]
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+def kinds(settings: Settings) -> frozenset[ChangeKind]:
+    """Return the kinds of changes that a replacement is given: it reads the repository itself."""
+    explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+    return _OF_ALL | _OF_MODELS if explicit else _OF_ALL
+
+
+def blocks_start(change: Change) -> bool:
+    """Tell whether a server without this change must not replace one that has it."""
+    return change.kind in OF_MODELS
+
+
+def write(
+    directory: Path,
+    changes: Sequence[ChangeText],
+    files_of: Callable[[ChangeText], Mapping[str, bytes]],
+) -> BinaryIO:
+    """Return a file without a name that holds changes with their files. Waits for the disk.
+
+    Raises OSError.
+    """
+    file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115, its descriptor is handed over
+    try:
+        with tempfile.TemporaryFile(dir=directory) as contents:
+            entries = []
+            for change in changes:
+                files = files_of(change)
+                data = msgspec.msgpack.encode(files) if files else b""
+                contents.write(data)
+                said = (change.kind, change.subject, change.arguments)
+                entries.append(_Entry(*said, len(data)))
+            head = msgspec.msgpack.encode(_Head(FORMAT, entries))
+            file.write(len(head).to_bytes(_LENGTH_BYTES, "big") + head)
+            contents.seek(0)
+            while block := contents.read(1 << 20):
+                file.write(block)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read(file: BinaryIO, settings: Settings) -> Iterator[Change]:
+    """Yield the changes of a file, each with its files. Waits for the disk.
+
+    Raises ChangesNotTaken for a file that is not whole, is of another format, or has changes that
+    are not handed over or are beyond the limits of the settings.
+    """
+    head = _head(file)
+    most = settings.max_override_bytes + settings.max_override_files * _MOST_NAME_BYTES
+    allowed = kinds(settings)
+    for entry in head.changes:
+        if entry.kind not in _OF_ALL | _OF_MODELS:
+            raise ChangesNotTaken(f"a change of the kind '{entry.kind}' is none of clients")
+        if entry.bytes > most:
+            raise ChangesNotTaken(
+                f"the files of '{entry.subject}' have {entry.bytes} bytes, max_override_bytes is "
+                f"{settings.max_override_bytes}"
+            )
+    for entry in head.changes:
+        files: dict[str, bytes] = {}
+        if entry.bytes:
+            data = file.read(entry.bytes)
+            try:
+                files = msgspec.msgpack.decode(data, type=dict[str, bytes])
+            except _UNREADABLE as error:
+                raise ChangesNotTaken(f"the files of '{entry.subject}': {error}") from None
+        if entry.kind in allowed:
+            yield Change(entry.kind, entry.subject, entry.arguments, files)
+
+
+def _head(file: BinaryIO) -> _Head:
+    file.seek(0)
+    size = int.from_bytes(file.read(_LENGTH_BYTES), "big")
+    if size > MOST_HEAD_BYTES:
+        raise ChangesNotTaken(f"they take {size} bytes, at most {MOST_HEAD_BYTES} are read")
+    data = file.read(size)
+    try:
+        found = msgspec.msgpack.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise ChangesNotTaken(f"they have the format {found}, this server reads {FORMAT}")
+        head = msgspec.msgpack.decode(data, type=_Head)
+    except _UNREADABLE as error:
+        raise ChangesNotTaken(str(error)) from None
+    whole = _LENGTH_BYTES + size + sum(entry.bytes for entry in head.changes)
+    there = os.fstat(file.fileno()).st_size
+    if there != whole:
+        raise ChangesNotTaken(f"expected a file of {whole} bytes, got {there}")
+    return head
+
+
+def spool(directory: Path, data: bytes) -> str:
+    """Write contents that are too long for a message to a file, and return its path.
+
+    Raises OSError, and then leaves nothing behind.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=".xlaserve-change-", dir=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        Path(name).unlink()
+        raise
+    return name

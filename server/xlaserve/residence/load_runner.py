@@ -1,0 +1,178 @@
+"""Loaders in threads, for as long as they may take."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.concurrency.abandoned import Abandoned
+from xlaserve.concurrency.limited import LimitedCall, Overdue
+from xlaserve.concurrency.workers import Workers
+from xlaserve.errors import LoadCancelled, LoadTimedOut
+from xlaserve.residence.capacity import Reservation
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.registry import Registry, Version
+from xlaserve.residence.repository.sources import VersionSource
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+
+Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
+"""Turns a version directory into a loaded model; blocks."""
+
+StageObserver: TypeAlias = Callable[[str, str, Stage], None]
+"""Told model, version and stage while a load goes on; called on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """Time limits of loads."""
+
+    load_seconds: float
+    """One load, from when its thread begins."""
+    cancel_seconds: float
+    """A cancelled one, from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """One load: of what, and what is reserved for it."""
+
+    version: Version
+    source: VersionSource
+    reservation: Reservation
+    context: LoadContext
+    """Without what the runner adds: stages and cancellation."""
+
+
+class LoadRunner:
+    """Runs loaders in threads, and abandons those that do not end."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        workers: Workers,
+        limits: LoadLimits,
+        *,
+        load: Load,
+        devices: Callable[[], Devices],
+        on_stage: StageObserver,
+        release: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._registry = registry
+        self._workers = workers
+        self._limits = limits
+        self._load = load
+        self._devices = devices
+        self._on_stage = on_stage
+        self._release = release
+        self._discarding: set[asyncio.Task[None]] = set()
+
+    async def run(self, loading: Loading) -> LoadedModel:
+        """Return the model. Raises what a loader raises, or LoadTimedOut.
+
+        A load that is cancelled has ended once this returns, or was abandoned. What is abandoned
+        keeps its reservation for as long as its thread goes on.
+        """
+        run = _Run(loading)
+        now = partial(self._load_now, run, asyncio.get_running_loop())
+        call = run.call = self._workers.load(now)
+        try:
+            return await call.within(self._limits.load_seconds)
+        except Overdue:
+            run.cancelled.set()
+            self._abandoned(run)
+            seconds = self._limits.load_seconds
+            raise LoadTimedOut(loading.version.model, str(run.stage), seconds) from None
+        except asyncio.CancelledError:
+            run.cancelled.set()
+            if not call.cancel() and not self._workers.closed:
+                # Another cancellation does not keep it from ending.
+                discarding = asyncio.ensure_future(self._discard(run))
+                self._discarding.add(discarding)
+                discarding.add_done_callback(self._discarding.discard)
+                await asyncio.shield(discarding)
+            raise
+
+    async def _discard(self, run: "_Run") -> None:
+        """Return once a cancelled load has released what it had, or was abandoned."""
+        assert run.call is not None
+        run.call.beat()
+        try:
+            model = await run.call.within(self._limits.cancel_seconds)
+        except Overdue:
+            self._abandoned(run)
+            return
+        except Exception:  # what it raises, nobody waits for
+            await self._release()
+            return
+        await self._workers.wait(model.close)
+        await self._release()
+
+    def _abandoned(self, run: "_Run") -> None:
+        assert run.call is not None
+        loading, call = run.loading, run.call
+        kept = loading.reservation.handed_over()
+        work = Abandoned(
+            loading.version.model,
+            loading.source.fingerprint,
+            str(run.stage),
+            sum(kept.sizes.values()),
+        )
+
+        def ended() -> None:
+            freeing = asyncio.ensure_future(self._free(call, kept))
+            self._discarding.add(freeing)
+            freeing.add_done_callback(self._discarding.discard)
+
+        self._workers.abandoned.add(call, work, ended)
+
+    async def _free(self, call: LimitedCall[LoadedModel], kept: Reservation) -> None:
+        if call.future.exception() is None:
+            await self._workers.wait(call.future.result().close)
+        await self._release()
+        kept.release()
+
+    def _show_stage(self, version: Version, stage: Stage) -> None:
+        """Show how far a load has come, unless it has ended otherwise by now."""
+        if version.state in (State.LOADING, State.RELOADING):
+            self._registry.note(version, str(stage))
+            self._on_stage(version.model, version.number, stage)
+
+    def _load_now(self, run: "_Run", loop: asyncio.AbstractEventLoop) -> LoadedModel:
+        """Load, in a thread."""
+        loading = run.loading
+        version = loading.version
+
+        def on_stage(stage: Stage) -> None:
+            run.stage = stage
+            if not run.cancelled.is_set():
+                loop.call_soon_threadsafe(self._show_stage, version, stage)
+
+        run.check_cancelled()
+        context = replace(
+            loading.context,
+            device=self._devices().platform,
+            on_stage=on_stage,
+            check_cancelled=run.check_cancelled,
+        )
+        loading.source.verify(context.config, run.check_cancelled)
+        return self._load(loading.source.directory, context)
+
+
+class _Run:
+    """One load in its thread."""
+
+    def __init__(self, loading: Loading) -> None:
+        self.loading = loading
+        self.cancelled = threading.Event()
+        self.stage = Stage("starting")
+        """The last one; set in the thread."""
+        self.call: LimitedCall[LoadedModel] | None = None
+
+    def check_cancelled(self) -> None:
+        """Raise LoadCancelled once nobody waits for it any more."""
+        if self.cancelled.is_set():
+            raise LoadCancelled(self.loading.version.model)

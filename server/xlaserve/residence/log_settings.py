@@ -1,0 +1,87 @@
+"""The settings of the log that clients may change while the server runs (logging extension)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import structlog
+
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane
+from xlaserve.errors import InvalidParameter, Unsupported
+from xlaserve.process import log
+from xlaserve.serving.access.sight import require_all_seen
+
+Value: TypeAlias = bool | int | str
+
+FORMAT = "ISO8601"
+"""The only form of times."""
+
+_LARGEST = 2**32 - 1
+_SHOWN_CHARACTERS = 80
+
+
+def log_settings() -> dict[str, Value]:
+    """Return the settings by the names that Triton has for them."""
+    levels = log.levels()
+    return {
+        "log_file": "",
+        "log_info": levels.info,
+        "log_warning": levels.warning,
+        "log_error": levels.error,
+        "log_verbose_level": levels.verbose_level,
+        "log_format": FORMAT,
+    }
+
+
+async def change_log_settings(plane: ControlPlane, change: Mapping[str, Value]) -> None:
+    """Do as `update_log_settings`, in every process of the server."""
+
+    async def here() -> None:
+        update_log_settings(change)
+
+    await plane.apply(Change(ChangeKind.LOG, arguments=change), here)
+
+
+async def make_log_change(change: Change) -> None:
+    """Make a change that another process of the server was asked for."""
+    update_log_settings(change.arguments)
+
+
+def update_log_settings(change: Mapping[str, Value]) -> None:
+    """Change settings, all of them or none.
+
+    Raises InvalidParameter, and Unsupported for the file of the log, which no client may choose.
+    """
+    require_all_seen()
+    for name, value in change.items():
+        if name == "log_file":
+            raise Unsupported("changing log_file by a request")
+        row = _ROWS.get(name)
+        if row is None:
+            expected = f"one of {', '.join(_ROWS)}"
+            raise InvalidParameter(name[:_SHOWN_CHARACTERS], expected, "another name")
+        expected, fits = row
+        if not fits(value):
+            raise InvalidParameter(name, expected, repr(value)[:_SHOWN_CHARACTERS])
+    # While all are there: who turns them off is the last record.
+    structlog.get_logger("log").warning("log settings changed", **change)
+    changed: dict[str, Any] = {
+        name.removeprefix("log_"): value for name, value in change.items() if name != "log_format"
+    }
+    log.set_levels(replace(log.levels(), **changed))
+
+
+def _is_boolean(value: Value) -> bool:
+    return type(value) is bool
+
+
+_ROWS: Mapping[str, tuple[str, Callable[[Value], bool]]] = {
+    "log_info": ("true or false", _is_boolean),
+    "log_warning": ("true or false", _is_boolean),
+    "log_error": ("true or false", _is_boolean),
+    "log_verbose_level": (
+        f"an integer of 0 to {_LARGEST}",
+        lambda value: type(value) is int and 0 <= value <= _LARGEST,
+    ),
+    "log_format": (f"{FORMAT}, the only form of times", lambda value: value == FORMAT),
+}

@@ -1,0 +1,30 @@
+"""The memory that loaded models hold by now, where it changes behind their loads."""
+
+import asyncio
+from contextlib import suppress
+
+from xlaserve.residence.registry import Registry
+
+
+class MeasuredMemory:
+    """Writes down what models hold when they say that it has changed."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take note of the event loop of the server, before any model is loaded."""
+        self._loop = loop
+
+    def changed(self, model: str) -> None:
+        """Have the reservations of a model corrected; in any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._correct, model)
+
+    def _correct(self, name: str) -> None:
+        model = self._registry.find(name)
+        for version in () if model is None else model.versions.values():
+            if version.instance is not None:
+                version.instance.correct()

@@ -1,0 +1,64 @@
+"""The answers about models that are of every process of the server, whichever is asked."""
+
+from dataclasses import replace
+
+from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.errors import ModelNotFound, ModelNotReady
+from xlaserve.residence.catalog import Catalog, IndexEntry
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.reports.fold_models import fold_index, fold_reports
+from xlaserve.residence.reports.monitor import VersionReport
+from xlaserve.serving.access.sight import seen_now, without_names
+
+
+class OfAll:
+    """Asks the catalogs of all workers, and answers as one server would."""
+
+    def __init__(self, catalog: Catalog, others: Others = NOBODY) -> None:
+        self._catalog = catalog
+        self._others = others
+        others.answer(Question.STATISTICS, self._own_statistics)
+        others.answer(Question.INDEX, self._own_index)
+
+    async def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
+        """Report on the versions that answer, as `Catalog.statistics` does.
+
+        Raises WorkersSilent where the counts would not be those of all workers.
+        """
+        own = self._catalog.statistics(name, version)
+        if not self._others.are_there:
+            return own
+        about = {"model": name, "version": version}
+        asked = await self._others.ask(Question.STATISTICS, about, own, list[VersionReport])
+        sees = seen_now()
+        reports = fold_reports(asked.complete().values())
+        return [report for report in reports if name or sees(report.name)]
+
+    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List what `Catalog.index` does; a version is READY when it is in all workers.
+
+        Raises WorkersSilent.
+        """
+        own = await self._catalog.index(ready=ready and not self._others.are_there)
+        if not self._others.are_there:
+            return own
+        asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
+        sees = seen_now()
+        # Other workers do not know who asks: they name every model.
+        rows = [
+            replace(row, reason=without_names(row.reason, sees))
+            for row in fold_index(asked.complete())
+            if sees(row.name)
+        ]
+        return [row for row in rows if row.state == State.READY.public] if ready else rows
+
+    # --- what other workers ask ---
+
+    async def _own_statistics(self, about: About) -> list[VersionReport]:
+        try:
+            return self._catalog.statistics(about["model"], about["version"])
+        except (ModelNotFound, ModelNotReady):
+            return []  # it has answered no request
+
+    async def _own_index(self, about: About) -> list[IndexEntry]:
+        return await self._catalog.index()

@@ -1,0 +1,1 @@
+"""The views that a mesh and SageMaker have of the models."""

@@ -1,0 +1,169 @@
+"""The models of a platform that decides what is loaded here: ModelMesh, or SageMaker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from xlaserve.concurrency.in_turns import in_turns
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.platforms.multi_model import MultiModelContainer
+from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
+from xlaserve.residence.registry import Model, Registry
+
+MAX_HOSTED = 1000
+"""Models of one reading: the largest of those that are loaded."""
+
+
+class Platform(StrEnum):
+    """Platforms that load and unload the models of a server."""
+
+    NONE = ""
+    MODELMESH = "ModelMesh"
+    SAGEMAKER = "SageMaker"
+
+
+@dataclass(frozen=True, slots=True)
+class HostedReading:
+    """A model that is loaded."""
+
+    name: str
+    held_bytes: int
+    """Memory of all its versions."""
+    told_bytes: int | None
+    """The size that a mesh counts it with; None where none was told."""
+    url: str
+    """The url that it was loaded from, or its directory; empty with a mesh."""
+    loaded_at_ns: int
+    """When its last load ended, since the epoch; 0 where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReading:
+    """A load in progress."""
+
+    name: str
+    version: str
+    stage: str
+    """How far it has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostingReading:
+    """The platform and its models at one moment."""
+
+    platform: Platform
+    limits: RuntimeLimits | None
+    """Limits that a mesh was told when it last asked; None before that, and without a mesh."""
+    untold_bytes: int
+    """Bytes that models hold beyond what the mesh counts them with."""
+    used_bytes: int
+    """Memory that models hold, or that is reserved for them."""
+    total_bytes: int | None
+    """Memory for models; None while it is not known."""
+    model_count: int
+    """Loaded models; `models` may have fewer."""
+    models: Sequence[HostedReading]
+    """The largest first."""
+    loading: Sequence[LoadReading]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a process of the server has no part in it, by its name."""
+
+
+class HostingBoard:
+    """Reads what a platform has loaded. Of the event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        *,
+        mesh: ModelRuntime | None = None,
+        container: MultiModelContainer | None = None,
+    ) -> None:
+        """`mesh` is there with ModelMesh, and `container` with SageMaker."""
+        self._registry = registry
+        self._capacity = capacity
+        self._mesh = mesh
+        self._container = container
+
+    @property
+    def platform(self) -> Platform:
+        """Return the platform of the server."""
+        if self._mesh is not None:
+            return Platform.MODELMESH
+        return Platform.NONE if self._container is None else Platform.SAGEMAKER
+
+    async def read(self) -> HostingReading:
+        """Return what is loaded, and what is on its way; requests have their turn in between."""
+        models: list[HostedReading] = []
+        loading: list[LoadReading] = []
+        async for model in in_turns(self._registry.models()):
+            loading += _loading(model)
+            if any(version.instance is not None for version in model.versions.values()):
+                models.append(self._hosted(model))
+        models.sort(key=lambda one: (-one.held_bytes, one.name))
+        mesh = self._mesh
+        return HostingReading(
+            self.platform,
+            None if mesh is None else mesh.limits,
+            0 if mesh is None else mesh.untold_bytes,
+            self._capacity.used_bytes,
+            self._capacity.total_bytes,
+            len(models),
+            models[:MAX_HOSTED],
+            loading,
+        )
+
+    def _hosted(self, model: Model) -> HostedReading:
+        loaded = [version for version in model.versions.values() if version.instance is not None]
+        return HostedReading(
+            model.name,
+            sum(one.instance.info.memory.total_bytes for one in loaded if one.instance is not None),
+            None if self._mesh is None else self._mesh.told_bytes(model.name),
+            "" if self._container is None else self._container.hosted(model).url,
+            max((one.origin.at_ns for one in loaded if one.origin is not None), default=0),
+        )
+
+
+def _loading(model: Model) -> list[LoadReading]:
+    return [
+        LoadReading(model.name, version.number, version.lifecycle.reason)
+        for version in model.versions.values()
+        if version.state in (State.LOADING, State.RELOADING)
+    ]
+
+
+def fold_hosting(
+    answers: Mapping[str, HostingReading], missing: Mapping[str, str]
+) -> HostingReading:
+    """Return what a platform has loaded in all workers: what is held is added up.
+
+    Only the worker that the mesh asked knows what it was told.
+    """
+    readings = list(answers.values())
+    models: dict[str, HostedReading] = {}
+    for one in (model for reading in readings for model in reading.models):
+        before = models.get(one.name)
+        models[one.name] = one if before is None else _together(before, one)
+    totals = [one.total_bytes for one in readings if one.total_bytes is not None]
+    return replace(
+        readings[0],
+        limits=next((one.limits for one in readings if one.limits is not None), None),
+        untold_bytes=max(one.untold_bytes for one in readings),
+        used_bytes=sum(one.used_bytes for one in readings),
+        total_bytes=sum(totals) if len(totals) == len(readings) else None,
+        model_count=max(one.model_count for one in readings),
+        models=sorted(models.values(), key=lambda one: (-one.held_bytes, one.name))[:MAX_HOSTED],
+        loading=list(dict.fromkeys(load for one in readings for load in one.loading)),
+        missing=dict(missing),
+    )
+
+
+def _together(one: HostedReading, other: HostedReading) -> HostedReading:
+    return replace(
+        one,
+        held_bytes=one.held_bytes + other.held_bytes,
+        told_bytes=other.told_bytes if one.told_bytes is None else one.told_bytes,
+        loaded_at_ns=max(one.loaded_at_ns, other.loaded_at_ns),
+    )

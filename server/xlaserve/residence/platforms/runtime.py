@@ -1,0 +1,357 @@
+"""The model runtime that a ModelMesh drives: ids, sizes, capacity, and the purge."""
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.artifact.load_key import load_key
+from xlaserve.concurrency.control_plane import Change, ChangeKind
+from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound, OutOfMemory
+from xlaserve.files.roots import Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.capacity import Capacity, Sizes
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.host import load_threads
+from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen, Predictions, keep
+from xlaserve.residence.platforms.told_sizes import Holding, ToldSizes
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.residence.repository.sources import Location
+from xlaserve.runtime.devices.placement import ONE_CPU, Devices
+from xlaserve.settings import Settings
+
+PredictSize: TypeAlias = Callable[[Path, ModelConfig, Devices, Roots], Sizes]
+"""Returns what the load of a version directory will need on each device; raises InvalidModel,
+blocks."""
+
+MAX_SIZE_BYTES = (2**31 - 1) * 8192
+"""The largest size that ModelMesh can count: units of 8 KiB, kept in 31 bits."""
+MAX_NUMBER = 2**31 - 1
+"""The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
+
+_COMPILED_BYTES = 8 << 20
+"""Added for executables and buffers where only the size of a model's file is known."""
+
+_LEAST_SLACK, _MOST_SLACK = 20, 4
+"""Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
+larger than what the mesh is given is never loaded."""
+
+_KEPT_FOR_UNLOADS = 10
+"""The part of its capacity that a mesh keeps for unloads, at most: it evicts what exceeds the
+rest."""
+
+_MAX_CONCURRENCY_PARAMETER = "max_concurrency"
+_POSITIVE = re.compile("[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLimits:
+    """Limits that ModelMesh reads once and takes for constant (ModelMesh SPI runtimeStatus)."""
+
+    capacity_bytes: int
+    loading_concurrency: int
+    loading_timeout_ms: int
+    default_size_bytes: int
+    limit_concurrency: bool
+    slack_bytes: int = 0
+    """The memory that it is not told of."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        memory_bytes: int,
+        largest_bytes: int = 0,
+        shared_bytes: int = 0,
+    ) -> "RuntimeLimits":
+        """Check what a mesh container would die of, and refuse it here with a clear text.
+
+        The mesh is told less than the memory there is. It admits loads by what is predicted, and
+        evicts when it hears what they took: until then each of them may exceed the capacity. And
+        what models share stays when the one leaves with which the mesh has counted it: the most
+        that was seen to be shared, `shared_bytes`, is kept from it besides.
+        """
+        default = settings.default_model_size_bytes
+        needed = max(2 * default, min(512 << 20, 10 * default))
+        slack = max(0, settings.mesh_slack_bytes)
+        if memory_bytes < needed + slack:
+            besides = f" besides a mesh_slack_bytes of {slack}" if slack else ""
+            raise InvalidSettings(
+                "capacity_bytes",
+                f"at least {needed + slack} bytes of memory for models, which ModelMesh demands "
+                f"for a default_model_size_bytes of {default}{besides} (0 is the memory of the "
+                "device or of the container less memory_overhead_bytes)",
+                memory_bytes,
+            )
+        if settings.mesh_slack_bytes < 0:
+            largest = load_threads(settings) * max(default, largest_bytes)
+            wanted = max(memory_bytes // _LEAST_SLACK, largest + shared_bytes)
+            slack = min(wanted, memory_bytes // _MOST_SLACK)
+        capacity_bytes = max(needed, memory_bytes - slack)
+        for name, value, most in (
+            ("capacity_bytes", capacity_bytes, MAX_SIZE_BYTES),
+            ("load_threads", load_threads(settings), MAX_NUMBER),
+            ("model_loading_timeout_ms", settings.model_loading_timeout_ms, MAX_NUMBER),
+            ("max_concurrency", settings.max_concurrency, MAX_NUMBER),
+        ):
+            if value > most:
+                raise InvalidSettings(name, f"at most {most}, all that ModelMesh can count", value)
+        return cls(
+            capacity_bytes,
+            load_threads(settings),
+            settings.model_loading_timeout_ms,
+            default,
+            settings.limit_model_concurrency,
+            memory_bytes - capacity_bytes,
+        )
+
+    def may_evict(self, counted_bytes: int) -> bool:
+        """Tell whether a mesh that counts so many bytes evicts for it, or may do so."""
+        return counted_bytes > self.capacity_bytes - self.capacity_bytes // _KEPT_FOR_UNLOADS
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeModel:
+    """The model that a load, or a question for its size, is about."""
+
+    id: str
+    location: Location
+    key: Hashable = ""
+    """The model key, as it came: part of what names a model besides its path."""
+    disk_size_bytes: int = 0
+    """The size of the files as the mesh knows it, in bytes; 0 where it does not."""
+
+    @property
+    def files(self) -> Hashable:
+        """Return what names its files, whatever it is called."""
+        return self.location, self.key
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSize:
+    """The answer of a load to the mesh."""
+
+    size_bytes: int
+    max_concurrency: int
+    """0 where the mesh does not limit concurrency."""
+
+
+class ModelRuntime:
+    """Loads and unloads models by id; nothing else than the mesh decides what is loaded."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        control: ModelControl,
+        registry: Registry,
+        repository: Repository,
+        capacity: Capacity,
+        *,
+        predict_size: PredictSize,
+        look: FilesLook,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._registry = registry
+        self._repository = repository
+        self._capacity = capacity
+        self._predict_size = predict_size
+        self._look = look
+        self._predictions = Predictions(settings.max_remembered_sizes)
+        self._told = ToldSizes(self._holding, self._shared_room_bytes)
+        self._largest_shared_bytes = 0
+        """The most that a model was seen to need that another carried."""
+        self._predicted: OrderedDict[str, int] = OrderedDict()
+        """What the mesh was last told of the need of a model that is not loaded yet, by its id."""
+        self._loading: Counter[str] = Counter()
+        """The ids of loads in progress."""
+        control.expect_unloads(self._unloads_expected)
+        self.limits: RuntimeLimits | None = None
+        """Limits that the mesh was told when it last asked; None before that."""
+        control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
+
+    async def status(self) -> RuntimeLimits | None:
+        """Return the limits once the runtime is ready, None before.
+
+        READY means that nothing is loaded: everything is purged first, whatever was said before. A
+        mesh asks only when it starts and knows nothing of what is loaded; and one that lives may
+        have loaded models into a runtime that was restarted, without ever asking this one.
+        """
+        if not self._control.follower.server_ready or self._capacity.smallest_bytes is None:
+            return None
+        await self._control.plane.apply(Change(ChangeKind.PURGE), self._control.purge)
+        count = self._settings.processes
+        largest = self._predictions.largest_bytes * count
+        memory = self._capacity.smallest_bytes * count
+        shared = self._largest_shared_bytes * count
+        self.limits = RuntimeLimits.of(self._settings, memory, largest, shared)
+        return self.limits
+
+    async def load(self, model: RuntimeModel) -> LoadedSize:
+        """Load a model and return when its first request will not compile.
+
+        An id that is held already, from the same files, is no error. Raises LoadFailed,
+        OutOfMemory or LoadCancelled (ModelMesh SPI, loadModel).
+        """
+        said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
+        change = Change(ChangeKind.LOAD_AT, model.id, said)
+        self._loading[model.id] += 1
+        try:
+            return await self._control.plane.apply(change, partial(self._load_here, model))
+        finally:
+            self._loading[model.id] -= 1
+            if not self._loading[model.id]:
+                del self._loading[model.id]
+                self._predicted.pop(model.id, None)
+
+    async def _load_change(self, change: Change) -> None:
+        said = change.arguments
+        location = Location(said["path"], said["schema"])
+        await self._load_here(RuntimeModel(change.subject, location, said["key"]))
+
+    async def _load_here(self, model: RuntimeModel) -> LoadedSize:
+        find = partial(self._repository.find_at, model.id, model.location)
+        keys = [model.files]
+
+        async def look() -> None:
+            seen = await self._seen(model)
+            if seen is not None:
+                keys.append(seen.key)
+
+        try:
+            # Before the load: behind it, an unload could come between it and its answer.
+            await self._control.load_from(model.id, model.files, find, before=look)
+        except OutOfMemory as error:
+            if needed := error.needed_bytes:
+                self._predictions.remember(model.id, needed, *keys, refused=True)
+            raise
+        try:
+            needed = self._registry.needed_bytes(model.id)
+            alone = self._registry.alone_bytes(model.id)
+            shared = alone - self._registry.size_bytes(model.id)
+            self._largest_shared_bytes = max(self._largest_shared_bytes, shared)
+            told = self._countable(self._told.tell(model.id))
+            loaded = LoadedSize(told, self._max_concurrency(model.id))
+        except ModelNotFound:
+            raise LoadCancelled(model.id) from None  # unloaded before this could be said
+        # As if it were alone: what others carry now may have left before the load that asks.
+        self._predictions.remember(model.id, max(alone, needed), *keys)
+        return loaded
+
+    async def unload(self, model_id: str) -> None:
+        """Return once the model is gone and its memory free; an unknown id is no error."""
+        evict = partial(self._control.evict, model_id)
+        await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
+
+    def size_bytes(self, model_id: str) -> int:
+        """Return what the mesh was told of a loaded model, at least 1; raises ModelNotFound.
+
+        A mesh knows one memory. Where it is that of the smallest device, and a model is what it
+        holds where it holds most, no device is ever asked for more than it has.
+        """
+        try:
+            return self._countable(self._told.told(model_id))
+        except ModelNotFound:
+            raise self._registry.standing.absent(model_id) from None
+
+    def told_bytes(self, model_id: str) -> int | None:
+        """Return what the mesh counts a model with by now, without telling more; None for none."""
+        told = self._told.of(model_id)
+        return None if told is None else self._countable(told)
+
+    @property
+    def untold_bytes(self) -> int:
+        """Return what all models hold beyond what the mesh counts them with."""
+        return self._told.untold_bytes()
+
+    def _holding(self, model_id: str) -> Holding:
+        registry = self._registry
+        return Holding(
+            registry.size_bytes(model_id),
+            registry.alone_bytes(model_id),
+            registry.computation(model_id),
+        )
+
+    def _shared_room_bytes(self) -> int:
+        """Return the slack that loads do not need, in bytes of one process, for what is shared."""
+        if self.limits is None:
+            return 0
+        count = self._settings.processes
+        largest = max(self.limits.default_size_bytes, self._predictions.largest_bytes * count)
+        room = self.limits.slack_bytes - self.limits.loading_concurrency * largest
+        return max(0, room) // count
+
+    def _unloads_expected(self) -> bool:
+        """Tell whether the mesh may be about to unload something without being asked again.
+
+        It does where it counts more than it has, with what it was told of models and of loads in
+        progress. Where it does not, who waits for memory waits in vain.
+        """
+        if self.limits is None:
+            return True
+        coming = [self._predicted.get(model_id) for model_id in self._loading]
+        if None in coming:
+            return True
+        told = self._countable(self._told.total_bytes)
+        return self.limits.may_evict(told + sum(size or 0 for size in coming))
+
+    def _countable(self, size_bytes: int) -> int:
+        """Return what all processes of the server hold, as a mesh can count it."""
+        return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
+
+    async def predict_size_bytes(self, model: RuntimeModel) -> int:
+        """Predict what a load will need, within a fraction of a second.
+
+        From the first of these that is known: what a load needed, be it refused, under this id,
+        from these files, or of the same computation; what the headers of its files tell, where they
+        can be reached; what the mesh knows of their size; what nine of ten models needed; the
+        default. What others hold and the mesh does not know comes on top, for it to make room.
+        """
+        self._predictions.asked(model.id, model.files)
+        needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
+        if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
+            # A mesh does not try to load it then. When it asks again, minutes later, the files may
+            # be others: then it is to try.
+            self._predictions.forget(model.id, model.files)
+        if needed is None:
+            seen = await self._seen(model)
+            if seen is not None:
+                needed = self._predictions.of_key(seen.key) or seen.needed_bytes
+        if needed is None and model.disk_size_bytes:
+            needed = model.disk_size_bytes + _COMPILED_BYTES
+        needed = needed or self._predictions.typical_bytes
+        if needed:
+            predicted = self._countable(needed + self._told.untold_bytes())
+        else:
+            predicted = min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
+        keep(self._predicted, model.id, predicted, self._settings.max_remembered_sizes)
+        return predicted
+
+    async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
+        """Look at the files of a model, if its path may lead to any."""
+        if not self._repository.reaches(model.location.path):
+            return None
+        return await self._look(partial(self._look_at, model))
+
+    def _look_at(self, model: RuntimeModel) -> FilesSeen:
+        source = self._repository.find_at(model.id, model.location)
+        devices = Devices.named(tuple(self._capacity.totals), self._capacity.kind) or ONE_CPU
+        needed: Counter[str] = Counter()
+        keys = []
+        for version in source.versions:
+            at, roots = version.directory, version.roots
+            needed.update(self._predict_size(at, source.config, devices, roots))
+            keys.append(load_key(at, source.config, roots))
+        key = model.files if None in keys else tuple(keys)
+        return FilesSeen(max(needed.values(), default=0), key)
+
+    def _max_concurrency(self, model_id: str) -> int:
+        if not self._settings.limit_model_concurrency:
+            return 0
+        _, instance = self._registry.resolve(model_id)
+        asked = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
+        return min(int(asked[0]), MAX_NUMBER) if asked else self._settings.max_concurrency

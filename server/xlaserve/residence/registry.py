@@ -1,0 +1,499 @@
+"""The registry of loaded models, answering versions and users."""
+
+import asyncio
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from xlaserve.concurrency.abandoned import Abandoned
+from xlaserve.concurrency.limited import LimitedCall
+from xlaserve.errors import ModelNotFound, ModelNotReady
+from xlaserve.errors.panics import ENDS
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.capacity import Reservation, Sizes
+from xlaserve.residence.executed_rows import ExecutedRows
+from xlaserve.residence.lifecycle import Event, Lifecycle, State
+from xlaserve.residence.repository.names import check_asked_version
+from xlaserve.residence.repository.remote.fetched import FetchedFiles
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.access.sight import seen_now, step_now, without_names
+from xlaserve.serving.call import Admission
+from xlaserve.serving.checks import QuickCheck
+from xlaserve.serving.observability.events import Origin
+from xlaserve.serving.standing import Standing
+from xlaserve.serving.standing import State as StandingState
+from xlaserve.serving.stations.backlog import Backlog
+from xlaserve.serving.stations.station import MakeStation, Station
+from xlaserve.serving.statistics import VersionStatistics
+
+
+class Loaded(Protocol):
+    """Anything that was loaded, as residence knows it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe it."""
+        ...
+
+    def stop(self) -> None:
+        """Compile nothing more. Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Drop every buffer and executable."""
+        ...
+
+
+class Instance:
+    """One loaded copy of a model version, and the number of requests that use it.
+
+    A reload makes a new instance: requests keep the one they started with.
+    """
+
+    def __init__(
+        self,
+        runner: Loaded,
+        fingerprint: object,
+        reservation: Reservation,
+        config: ModelConfig,
+        device: str = "cpu:0",
+        *,
+        make_station: MakeStation,
+    ) -> None:
+        self.runner = runner
+        self.fingerprint = fingerprint
+        self.config = config
+        self._device = device
+        """The first of the server."""
+        self.platform = device.partition(":")[0]
+        """The JAX platform of the server."""
+        self.reservation = reservation
+        self.quick = QuickCheck(runner.info, config)
+        self.fault = ""
+        """Why it cannot be asked now, though it is loaded; empty while it can."""
+        self.on_fault: Callable[[], None] = lambda: None
+        """Called when that has changed."""
+        self.stuck: LimitedCall[Any] | None = None
+        """A compilation that was abandoned in a thread which may go on and use the model."""
+        self.url = ""
+        """The url that a multi-model container has loaded it from; empty for any other."""
+        self.fetched = FetchedFiles()
+        """Its files, where they come from a store; the loader sets it."""
+        self._users = 0
+        self._idle = asyncio.Event()
+        self.has_left = False
+        """Whether an unload or a reload has replaced it: once it is drained, it is closed."""
+        self._leaving: list[Callable[[], None]] = []
+        self._overstaying: list[Callable[[], None]] = []
+        self._make_station = make_station
+        self.station: Station = make_station(self, None)
+        """Its station; `renew` replaces it."""
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.reservation.model
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the loaded model."""
+        return self.runner.info
+
+    @property
+    def bucket_sizes(self) -> Sequence[int]:
+        """Return the batch sizes that were compiled, ascending."""
+        return sorted({bucket.rows for bucket in self.info.buckets})
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Return what it holds, in bytes by device."""
+        return self.info.memory.on_devices(self._device)
+
+    @property
+    def alone(self) -> Mapping[str, int]:
+        """Return what it would hold if no other model held a part of it, in bytes by device."""
+        return self.info.memory.alone_on_devices(self._device)
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """Return the parameters of the configuration that it was loaded with."""
+        return self.config.parameters
+
+    @property
+    def steps(self) -> Sequence[tuple[str, str]]:
+        """Return name and version (empty for the newest) of the models that it is made of."""
+        return [(step.model_name, step.model_version) for step in self.config.steps]
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        return sum(1 for _ in self.station.pending_since())
+
+    def backlog(self, now_ns: int) -> Backlog:
+        """Return how many executions wait to begin, and for how long the oldest has."""
+        return Backlog.of(self.station.pending_since(), now_ns)
+
+    def renew(self) -> None:
+        """Replace the station by one that fits what is known now; calls that wait go there."""
+        before = self.station
+        self.station = self._make_station(self, before)
+        if self.station is before:
+            return
+        for call in before.retire():
+            try:
+                self.station.begin(call)
+            except ENDS:
+                raise
+            except BaseException as error:
+                call.fail(error)
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Have something called when it begins to leave: an unload, or a reload, has replaced it.
+
+        Requests that use it may still be in progress.
+        """
+        self._leaving.append(call)
+
+    def leave(self) -> None:
+        """Call what waits for that, once."""
+        self.has_left = True
+        leaving, self._leaving = self._leaving, []
+        for call in leaving:
+            call()
+
+    def on_drain_expired(self, call: Callable[[], None]) -> None:
+        """Have something called when requests are still in progress `drain_seconds` after it left.
+
+        For those that need not end by themselves.
+        """
+        self._overstaying.append(call)
+
+    def expire_drain(self) -> None:
+        """Call what waits for that, once."""
+        overstaying, self._overstaying = self._overstaying, []
+        for call in overstaying:
+            call()
+
+    def suspend(self, fault: str) -> None:
+        """Answer no requests until `resume`; those that have begun go on."""
+        self.fault = fault
+        self.on_fault()
+
+    def resume(self) -> None:
+        """Answer requests again."""
+        if self.fault:
+            self.fault = ""
+            self.on_fault()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether a thread that was abandoned may still use the model."""
+        return self.stuck is not None and not self.stuck.future.done()
+
+    def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
+        """Take note of a thread that may use the model and does not end; say what it holds."""
+        self.stuck = work
+        held = sum(self.reservation.sizes.values())
+        return Abandoned(self.model, self.fingerprint, doing, held)
+
+    def correct(self) -> None:
+        """Account for the memory that the model holds now."""
+        self.reservation.correct(self.held)
+
+    @property
+    def users(self) -> int:
+        """Return how many requests use the instance."""
+        return self._users
+
+    def acquire(self) -> None:
+        """Count one user more; `release` must follow."""
+        self._users += 1
+
+    def release(self, count: int = 1) -> None:
+        """Count users less."""
+        self._users -= count
+        if not self._users:
+            self._idle.set()
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Keep the instance alive for the length of a block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def drained(self) -> None:
+        """Return once nobody uses the instance."""
+        while self._users:
+            self._idle.clear()
+            await self._idle.wait()
+
+
+class Version:
+    """One version of a model: its lifecycle, and the instance that answers for it."""
+
+    def __init__(self, model: str, number: str, admission: Admission) -> None:
+        self.model = model
+        self.number = number
+        self.admission = admission
+        self.lifecycle = Lifecycle()
+        self.instance: Instance | None = None
+        self.origin: Origin | None = None
+        """The caller of the last load that succeeded, and its time; the loader sets it."""
+        self.statistics = VersionStatistics()
+        self.executed = ExecutedRows()
+
+    def put(self, instance: Instance | None) -> None:
+        """Have an instance answer from now on, or none; what was executed stays counted."""
+        if self.instance is not None:
+            self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
+        self.instance = instance
+
+    @property
+    def state(self) -> State:
+        """Return where the version stands."""
+        return self.lifecycle.state
+
+
+@dataclass(slots=True)
+class Model:
+    """The registry's entry of one model."""
+
+    name: str
+    admission: Admission
+    versions: dict[str, Version] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests are in progress, all versions together."""
+        return self.admission.in_progress
+
+    def newest(self, *, answering: bool = True) -> Version | None:
+        """Return the highest version, of those that answer or of all."""
+        found = (v for v in self.versions.values() if v.state.answers or not answering)
+        return max(found, key=lambda version: int(version.number), default=None)
+
+
+class Registry:
+    """The models of the process. Used from the event loop only; never waits."""
+
+    def __init__(self, max_requests_per_model: int, standing: Standing | None = None) -> None:
+        """`standing` is that of the repository; without one, nothing more will come by itself."""
+        self.standing = standing or Standing(StandingState.SETTLED)
+        self._max_requests = max_requests_per_model
+        self._models: dict[str, Model] = {}
+        self._names: list[str] = []
+        """Their names, sorted: to sort thousands with every reading would hold the loop."""
+        self.revision = 0
+        """Counts the changes: states, and models that are forgotten."""
+        self._observers: set[Callable[[], None]] = set()
+        self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
+        """A cache of `resolve`, cleared by changes; at most two entries for each version."""
+
+    # --- reading ---
+
+    def models(self) -> list[Model]:
+        """Return every model that was ever loaded, by name."""
+        return [self._models[name] for name in self._names]
+
+    def find(self, name: str) -> Model | None:
+        """Return what is known of a model, None for one that was never loaded."""
+        return self._models.get(name)
+
+    def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
+        """Return the version that answers, the newest one where none is asked for.
+
+        Raises ModelNotFound where nothing is loaded, StillStarting where that may come by itself,
+        ModelNotReady while it is on its way in or
+        out, or while a model that an ensemble needs is not ready.
+        """
+        found = self._resolved.get((name, number))
+        if found is None:
+            found = self._resolved[name, number] = self._resolve(name, number)
+        return found
+
+    def _resolve(self, name: str, number: str) -> tuple[Version, Instance]:
+        check_asked_version(name, number)
+        model = self._models.get(name)
+        if model is None:
+            raise self.standing.absent(name, number)
+        version = model.versions.get(number) if number else model.newest()
+        if number and model.newest() is not None:
+            if version is None:
+                raise self.standing.absent(name, number, is_other=True)
+            if version.state is State.UNAVAILABLE:
+                detail = _why_unavailable(version)
+                raise self.standing.absent(name, number, detail=detail, is_other=True)
+        if version is None:
+            self._raise_unavailable(model, number)
+        assert version is not None
+        if version.instance is None or not version.state.answers:
+            self._raise_not_ready(version, number)
+        assert version.instance is not None
+        missing = version.instance.fault or self._missing_step(version.instance)
+        if missing:
+            error = ModelNotReady(name, number, State.UNAVAILABLE, missing)
+            error.steps = self._step_names(version.instance)
+            raise error
+        return version, version.instance
+
+    def _raise_unavailable(self, model: Model, number: str) -> None:
+        newest = None if number else model.newest(answering=False)
+        if newest is None:
+            raise self.standing.absent(model.name, number)
+        moving = [v for v in model.versions.values() if v.state is not State.UNAVAILABLE]
+        self._raise_not_ready(moving[-1] if moving else newest, number)
+
+    def _raise_not_ready(self, version: Version, asked: str) -> None:
+        state, reason = version.state, _reason(version)
+        if state is State.UNAVAILABLE:
+            raise self.standing.absent(version.model, asked, detail=_why_unavailable(version))
+        raise ModelNotReady(version.model, asked, state.public, reason)
+
+    def _missing_step(self, instance: Instance) -> str | None:
+        for name, version in self._steps(instance):
+            step = version and version.instance
+            if not version or not step or not version.state.answers or step.fault:
+                return f"its step {step_now(name)} is not ready"
+        return None
+
+    def _step_names(self, instance: Instance) -> tuple[str, ...]:
+        """Return the names of all models that an ensemble is made of, of those that are known."""
+        return tuple(dict.fromkeys(name for name, _ in self._steps(instance)))
+
+    def _steps(self, instance: Instance) -> Iterator[tuple[str, Version | None]]:
+        """Yield each step of an ensemble with its version, and then the steps of that."""
+        for name, number in instance.steps:
+            model = self._models.get(name)
+            version = None
+            if model is not None:
+                version = model.versions.get(number) if number else model.newest()
+            yield name, version
+            if version is not None and version.instance is not None:
+                yield from self._steps(version.instance)
+
+    def ready(self, name: str, number: str = "") -> bool:
+        """Tell whether an inference would be served now."""
+        try:
+            self.resolve(name, number)
+        except (ModelNotFound, ModelNotReady):
+            return False
+        return True
+
+    def answering(self, name: str) -> frozenset[str]:
+        """Return the versions of a model that would serve an inference now."""
+        model = self._models.get(name)
+        numbers = () if model is None else model.versions
+        return frozenset(number for number in numbers if self.ready(name, number))
+
+    def shown_state(self, version: Version) -> tuple[str, str]:
+        """Return the state and the reason of a version as the repository index shows them."""
+        if version.instance is not None and version.state.answers:
+            missing = version.instance.fault or self._missing_step(version.instance)
+            if missing:
+                return State.UNAVAILABLE.public, missing
+        return version.state.public, _reason(version)
+
+    # --- changing ---
+
+    def version(self, name: str, number: str) -> Version:
+        """Return the version, made when it is seen for the first time."""
+        model = self._models.get(name)
+        if model is None:
+            model = self._models[name] = Model(name, Admission(name, self._max_requests))
+            insort(self._names, name)
+        return model.versions.setdefault(number, Version(name, number, model.admission))
+
+    def change(self, version: Version, event: Event, reason: str = "") -> None:
+        """Move a version along its lifecycle and tell the observers."""
+        version.lifecycle.apply(event, reason)
+        self.notify()
+
+    def note(self, version: Version, reason: str) -> None:
+        """Say how far a change has come, in the reason that the index shows."""
+        version.lifecycle.reason = reason
+
+    def notify(self) -> None:
+        """Tell the observers that something may have changed."""
+        self.revision += 1
+        self._resolved.clear()
+        for observer in tuple(self._observers):
+            observer()
+
+    def size_bytes(self, name: str) -> int:
+        """Return the most that the loaded versions of a model hold on any one device.
+
+        Raises ModelNotFound where none is loaded.
+        """
+        return _fullest(instance.held for instance in self._loaded(name))
+
+    def alone_bytes(self, name: str) -> int:
+        """Return what they would hold there without all other models; raises ModelNotFound."""
+        return _fullest(instance.alone for instance in self._loaded(name))
+
+    def computation(self, name: str) -> str:
+        """Return what a model shares with others; empty for nothing, or for several versions.
+
+        Raises ModelNotFound where none is loaded.
+        """
+        found = [instance.info.memory.computation for instance in self._loaded(name)]
+        return found[0] if len(found) == 1 else ""
+
+    def needed_bytes(self, name: str) -> int:
+        """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""
+        return _fullest(instance.reservation.needed for instance in self._loaded(name))
+
+    def _loaded(self, name: str) -> list[Instance]:
+        model = self._models.get(name)
+        loaded = [v.instance for v in model.versions.values() if v.instance] if model else []
+        if not loaded:
+            raise ModelNotFound(name)
+        return loaded
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a model that is neither loaded nor in the repository."""
+        model = self._models.get(name)
+        self._resolved.clear()
+        if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
+            del self._models[name]
+            del self._names[bisect_left(self._names, name)]
+            self.revision += 1
+
+    @contextmanager
+    def observe(self, observer: Callable[[], None]) -> Iterator[None]:
+        """Call `observer` after every change, for the length of a block."""
+        self._observers.add(observer)
+        try:
+            yield
+        finally:
+            self._observers.discard(observer)
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests are in progress."""
+        return sum(model.requests for model in self._models.values())
+
+
+def _fullest(sizes: Iterable[Sizes]) -> int:
+    first, *others = sizes
+    if not others:
+        return max(first.values(), default=0)
+    held: Counter[str] = Counter(first)
+    for of_devices in others:
+        held.update(of_devices)
+    return max(held.values(), default=0)
+
+
+def _reason(version: Version) -> str:
+    """Return why a version is as it is, as it may be told to the call that is answered now."""
+    return without_names(version.lifecycle.reason, seen_now())
+
+
+def _why_unavailable(version: Version) -> str:
+    reason = _reason(version)
+    return "has no available versions" + (f" ({reason})" if reason else "")

@@ -1,0 +1,1 @@
+"""Status, history and readings of models, added up over processes."""

@@ -1,0 +1,229 @@
+"""An hour of the server in bounded memory: counts at moments, of which rates are differences."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaserve.concurrency.in_turns import in_turns
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.registry import Registry, Version
+from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.serving.observability.loop_lag import LoopLag
+from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
+from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
+
+RECENT_SECONDS = 1.0
+RECENT_SAMPLES = 120
+"""Two minutes, second by second, as the status page draws them."""
+HOUR_SECONDS = 10.0
+HOUR_SAMPLES = 360
+MAX_MODELS = 16
+"""Model versions of one sample: those with the most requests since the one before; beside them it
+has those of the sample after it, of which it is the beginning."""
+_MANY_VERSIONS = 1000
+"""With more of them the server looks at all of them ten times less often, and when it is asked."""
+
+Buckets = tuple[int, ...]
+_NO_REQUESTS = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
+
+
+class VersionSample(NamedTuple):
+    """One model version at a moment."""
+
+    name: str
+    version: str
+    success: int
+    fail: int
+    buckets: Buckets
+    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    size_bytes: int | None
+    """Memory that it holds; None while it is not loaded."""
+    devices: Mapping[str, int]
+    """The same by device, where that is known."""
+
+
+_Known = dict[tuple[str, str], VersionSample]
+
+
+class Sample(NamedTuple):
+    """The server at a moment. All counts are those since the start."""
+
+    at: float
+    """Seconds since the start of the server."""
+    success: int
+    fail: int
+    buckets: Buckets
+    failures: Mapping[str, int]
+    """Failures of all operations by their reason."""
+    used_bytes: int
+    devices: Mapping[str, int]
+    """Memory that models have reserved, by device."""
+    models: Sequence[VersionSample]
+    lag: Buckets
+    """Looks at the event loop by its lag: between the bounds of LAG_BOUNDS, and above the last."""
+    lag_seconds: float
+    """Sum of all lags."""
+    pending: int
+    """Executions that wait to begin at that moment, of all versions."""
+    oldest_seconds: float
+    """Seconds that the oldest of them has waited; 0 where none waits."""
+
+
+class HistorySnapshot(NamedTuple):
+    """The history of one process at a moment, or that of a server of several."""
+
+    seconds: float
+    """Seconds that it has run."""
+    recent: Sequence[Sample]
+    hour: Sequence[Sample]
+    failures: Sequence[Failure]
+    """The last ones, the newest first."""
+
+
+class History:
+    """Takes samples of the registry; of the event loop.
+
+    Its size is that of RECENT_SAMPLES and HOUR_SAMPLES samples with twice MAX_MODELS versions
+    each, whatever the number of requests and models.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        failures: Failures,
+        lag: LoopLag | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`lag` is that of the event loop, and `now_ns` is the clock of the stations."""
+        self._registry = registry
+        self._capacity = capacity
+        self.failures = failures
+        """The last failures, one by one."""
+        self._lag = lag or LoopLag()
+        self._clock = clock
+        self._now_ns = now_ns
+        self._started = clock()
+        self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
+        """Samples of the last two minutes, the oldest first."""
+        self.hour: deque[Sample] = deque(maxlen=HOUR_SAMPLES)
+        """Samples of the last hour, the oldest first."""
+        self._looking = asyncio.Lock()
+        self._known: _Known = {}
+        """Every version as it was last looked at."""
+        self._known_of_hour: _Known = {}
+        """The same at the last sample of the hour."""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it has run."""
+        return self._clock() - self._started
+
+    def snapshot(self) -> HistorySnapshot:
+        """Return everything as it is now."""
+        last = self.failures.last
+        return HistorySnapshot(self.seconds, tuple(self.recent), tuple(self.hour), last)
+
+    async def look(self) -> None:
+        """Take a sample, unless the last one is as good as one of now."""
+        async with self._looking:
+            if self.recent and self.seconds - self.recent[-1].at < RECENT_SECONDS / 2:
+                return
+            async for _ in in_turns(self._steps()):
+                pass
+
+    async def watch(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            await self.look()
+            many = len(self._known) > _MANY_VERSIONS
+            await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
+
+    def take(self) -> None:
+        """Take one sample at once."""
+        deque(self._steps(), maxlen=0)
+
+    def _steps(self) -> Iterator[None]:
+        """Take one sample, a step for each model; whoever asks meanwhile has the one before."""
+        before, known_now = self._known, _Known()
+        active: list[tuple[int, VersionSample]] = []
+        waiting = NO_BACKLOG
+        success = fail = 0
+        buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+        for model in self._registry.models():
+            for version in model.versions.values():
+                key = (version.model, version.number)
+                known = before.get(key)
+                seen = known_now[key] = _sample(version, known)
+                success += seen.success
+                fail += seen.fail
+                if version.instance is not None:
+                    backlog = version.instance.backlog(self._now_ns())
+                    waiting = Backlog.together([waiting, backlog]) if backlog.pending else waiting
+                if seen.success:
+                    buckets = list(map(int.__add__, buckets, seen.buckets))
+                asked = seen.success + seen.fail
+                more = asked - (known.success + known.fail if known else 0)
+                if asked or seen.size_bytes is not None:
+                    active.append((more, seen))
+            yield
+        active.sort(key=lambda pair: -pair[0])
+        devices = {name: self._capacity.used_on(name) for name in self._capacity.totals}
+        sample = Sample(
+            self.seconds,
+            success,
+            fail,
+            tuple(buckets),
+            dict(self.failures.counts),
+            self._capacity.used_bytes,
+            devices,
+            tuple(seen for _, seen in active[:MAX_MODELS]),
+            tuple(self._lag.buckets),
+            self._lag.seconds,
+            waiting.pending,
+            waiting.oldest_seconds,
+        )
+        _append(self.recent, sample, before)
+        self._known = known_now
+        if not self.hour or sample.at - self.hour[-1].at >= HOUR_SECONDS - RECENT_SECONDS / 2:
+            _append(self.hour, sample, self._known_of_hour)
+            self._known_of_hour = known_now
+
+
+def _append(samples: deque[Sample], sample: Sample, known: _Known) -> None:
+    """Add a sample; the one before it gets the counts of its versions, as they were known then.
+
+    A version that nobody had asked by then, or that was not there, had none: what is asked of a
+    model before the first look at it counts too.
+    """
+    if samples:
+        there = {(one.name, one.version) for one in samples[-1].models}
+        missing = [one for one in sample.models if (one.name, one.version) not in there]
+        began = [known.get((one.name, one.version)) or _unasked(one) for one in missing]
+        samples[-1] = samples[-1]._replace(models=(*samples[-1].models, *began))
+    samples.append(sample)
+
+
+def _unasked(version: VersionSample) -> VersionSample:
+    return VersionSample(version.name, version.version, 0, 0, _NO_REQUESTS, None, {})
+
+
+def _sample(version: Version, before: VersionSample | None) -> VersionSample:
+    """Return a version as it is; the same object as before where nothing has changed."""
+    statistics, instance = version.statistics, version.instance
+    memory = None if instance is None else instance.info.memory
+    size = None if memory is None else memory.total_bytes
+    success, fail = statistics.success.count, statistics.fail_count
+    if before is not None and (success, fail, size) == (
+        before.success,
+        before.fail,
+        before.size_bytes,
+    ):
+        return before
+    devices = {} if memory is None else dict(memory.per_device)
+    buckets = statistics.request_buckets
+    return VersionSample(version.model, version.number, success, fail, buckets, size, devices)

@@ -1,0 +1,257 @@
+"""The content of a page about one model: its versions, their memory, and what depends on it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from xlaserve.model_config.buckets import declared
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.residence.dependents import Dependents
+from xlaserve.residence.executed_rows import rows_by_bucket
+from xlaserve.residence.registry import Instance, Registry, Version
+from xlaserve.residence.reports.monitor import VersionReport, report_of
+from xlaserve.row_proofs.verdict import Independence
+from xlaserve.runtime.generator.counts import CountsTokens
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.runtime.metadata_parameters import of_input, of_output
+from xlaserve.serving.observability.events import Origin
+from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.tensors import TensorSpec
+
+ANALYSIS = "analysis"
+DECLARATION = "declaration"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReading:
+    """One input or output."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, str]
+    """As ModelMetadata has them: `content_type`, `format`, `labels`, `optional`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsReading:
+    """Whether the rows of a batch are independent of one another, and who says so."""
+
+    independence: str
+    """proved, mixed or unknown; empty where there are no rows, or nobody asked."""
+    by: str
+    """`analysis` of the program, or the `declaration` of its configuration; empty for nobody."""
+    text: str
+    """Details of the analysis."""
+    notice: str
+    """Why requests are not put together; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledReading:
+    """Sources of the programs of a version."""
+
+    compiled: int
+    cached: int
+    shared: int
+    on_demand: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorReading:
+    """A loaded generator: its slots and its cache at one moment, and what it takes."""
+
+    slots: int
+    running: int
+    """Requests that have a slot."""
+    positions: int
+    """Positions of the cache, of all slots."""
+    positions_used: int
+    """Positions that hold a token of a request that has a slot."""
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens that were generated since the load."""
+    max_length: int
+    """The most positions of one request, prompt and answer together."""
+    has_text: bool
+    """Whether it has a tokenizer, so that it can be asked with text."""
+    has_template: bool
+    """Whether it takes the messages of a chat."""
+    no_text: str
+    """Why it has no text, behind its name; empty where it has, or has no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReading:
+    """One version as it is loaded in one process."""
+
+    platform: str
+    inputs: tuple[TensorReading, ...]
+    outputs: tuple[TensorReading, ...]
+    max_batch_size: int
+    is_decoupled: bool
+    has_sequences: bool
+    steps: tuple[str, ...]
+    """Models that an ensemble is made of."""
+    rows: RowsReading
+    memory: dict[str, int]
+    """Bytes by part: parameters, constants, temporaries, executables, states."""
+    devices: dict[str, int]
+    """Bytes by device."""
+    programs: CompiledReading
+    pending: int
+    """Executions that wait to begin."""
+    generator: GeneratorReading | None = None
+    """None for a model that generates no tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReading:
+    """One version of a model."""
+
+    version: str
+    state: str
+    reason: str
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float
+    """Time of the last load that succeeded."""
+    origin: Origin | None
+    """The caller and the time of that load; None for a version that was never loaded."""
+    loaded: LoadedReading | None
+    """None while it is not loaded."""
+    report: VersionReport
+    """Counts since the start, and the buckets compiled by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """One model at one moment."""
+
+    name: str
+    is_known: bool
+    """Whether it was ever loaded."""
+    in_progress: int
+    """Requests, of all versions together."""
+    dependents: tuple[str, ...]
+    """Loaded ensembles that do not answer without it."""
+    versions: tuple[VersionReading, ...]
+    failures: tuple[Failure, ...]
+    """The last requests for it that failed, the newest first."""
+
+
+class ModelBoard:
+    """Reads one model of the registry. Of the event loop."""
+
+    def __init__(self, registry: Registry, failures: Failures) -> None:
+        self._registry = registry
+        self._failures = failures
+
+    def read(self, name: str) -> ModelReading:
+        """Return a model as it is now; one that was never loaded has no versions."""
+        model = self._registry.find(name)
+        versions = [] if model is None else sorted(model.versions.values(), key=_number)
+        return ModelReading(
+            name,
+            model is not None,
+            0 if model is None else model.requests,
+            _over(self._registry, name),
+            tuple(_version(self._registry, version) for version in versions),
+            tuple(failure for failure in self._failures.last if failure.model == name),
+        )
+
+
+def _number(version: Version) -> int:
+    return int(version.number)
+
+
+def _over(registry: Registry, name: str) -> tuple[str, ...]:
+    """List the ensembles that use a model, themselves or through others."""
+    return tuple(one for one in Dependents(registry).leaving_with(name) if one != name)
+
+
+def _version(registry: Registry, version: Version) -> VersionReading:
+    state, reason = registry.shown_state(version)
+    statistics, instance = version.statistics, version.instance
+    return VersionReading(
+        version.number,
+        state,
+        reason,
+        statistics.loads,
+        statistics.load_failures,
+        statistics.unloads,
+        statistics.load_seconds,
+        version.origin,
+        None if instance is None else _loaded(instance),
+        report_of(version),
+    )
+
+
+def _loaded(instance: Instance) -> LoadedReading:
+    info, config, memory = instance.info, instance.config, instance.info.memory
+    return LoadedReading(
+        info.platform,
+        tuple(_tensor(one, of_input(config, info, one.name)) for one in info.inputs),
+        tuple(_tensor(one, of_output(config, one.name)) for one in info.outputs),
+        info.max_batch_size,
+        info.is_decoupled,
+        info.has_sequences,
+        tuple(dict.fromkeys(name for name, _ in instance.steps)),
+        _rows(info, config),
+        {
+            "parameters": memory.parameters_bytes,
+            "constants": memory.constants_bytes,
+            "temporaries": memory.temporaries_bytes,
+            "executables": memory.executables_bytes,
+            "states": memory.states_bytes,
+        },
+        dict(instance.held),
+        CompiledReading(
+            info.compiled_programs,
+            info.cached_programs,
+            info.shared_programs,
+            info.on_demand_compilations,
+            info.compile_seconds,
+        ),
+        instance.pending,
+        _generator(instance),
+    )
+
+
+def _generator(instance: Instance) -> GeneratorReading | None:
+    info, runner = instance.info.generation, instance.runner
+    if info is None or not isinstance(runner, CountsTokens):
+        return None
+    counts = runner.counts
+    return GeneratorReading(
+        counts.slots,
+        counts.running,
+        counts.positions,
+        counts.positions_used,
+        counts.prompt_tokens,
+        counts.output_tokens,
+        info.max_length,
+        info.text is not None,
+        info.text is not None and info.text.has_template,
+        info.no_text,
+    )
+
+
+def _tensor(spec: TensorSpec, parameters: Mapping[str, str]) -> TensorReading:
+    return TensorReading(spec.name, spec.datatype.name, tuple(spec.shape), dict(parameters))
+
+
+def _rows(info: ModelInfo, config: ModelConfig) -> RowsReading:
+    verdict = info.verdict
+    if verdict is None:
+        return RowsReading("", "", "", info.notice)
+    by = DECLARATION if declared(config) else ""
+    if verdict.independence is Independence.PROVED:
+        by = ANALYSIS
+    return RowsReading(verdict.independence.value, by, str(verdict), info.notice)
+
+
+def executed_rows(report: VersionReport) -> Iterable[tuple[int, int, int]]:
+    """Do as `rows_by_bucket` for the buckets of a version."""
+    return rows_by_bucket(report.totals, sorted({bucket.rows for bucket in report.buckets}))

@@ -1,0 +1,202 @@
+"""The content of a status page: the server, its memory, and every model, loaded or not."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import islice
+from typing import NamedTuple
+
+from xlaserve.concurrency.in_turns import in_turns
+from xlaserve.concurrency.sharing import SingleFlight
+from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.control import ModelControl
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.monitor import StatusRow, rows_of_model
+from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
+from xlaserve.settings.choices import ModelControlMode
+
+MAX_ROWS = 6000
+"""Rows of one reading: a repository may hold more models than anybody can look at."""
+
+REPOSITORY_SECONDS = 5.0
+"""Seconds for which a listing of the repository is kept: readings come every second."""
+
+
+TICK_SECONDS = 0.5
+"""Seconds for which a reading is kept, unless a model changes its state: pages ask every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTotals:
+    """The requests of all versions together, by how they ended."""
+
+    success_count: int
+    fail_count: int
+    request_buckets: tuple[int, ...]
+    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The server at one moment."""
+
+    uptime_seconds: float
+    ready: bool
+    controllable: bool
+    """Whether clients may load and unload."""
+    used_bytes: int
+    """Memory that models hold, or that is set aside for them."""
+    total_bytes: int | None
+    """Memory for models; None while it is not known."""
+    totals: RequestTotals
+    ready_models: int
+    model_count: int
+    """Models that are known, whatever was searched for."""
+    matching: int
+    """Rows that match; `rows` may be fewer."""
+    rows: Sequence[StatusRow]
+    """One entry for each name and version; models never loaded are left out of a long list."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a process of the server has no part in it, by its name."""
+
+
+class _Taken(NamedTuple):
+    """A reading, and all that a search may find."""
+
+    reading: Reading
+    known: Sequence[StatusRow]
+    others: Sequence[StatusRow]
+    """Models that were never loaded."""
+    until: float
+    revision: int
+
+
+class StatusBoard:
+    """Takes readings, in turns with requests; all who ask within a tick are given the same one."""
+
+    def __init__(
+        self,
+        control: ModelControl,
+        registry: Registry,
+        capacity: Capacity,
+        mode: ModelControlMode,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._control = control
+        self._registry = registry
+        self._capacity = capacity
+        self._mode = mode
+        self._clock = clock
+        self._started = clock()
+        self._listed: Sequence[StatusRow] = ()
+        """The models of the repository, as those are shown that are not loaded."""
+        self._listed_until = self._started
+        self._taken: _Taken | None = None
+        self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
+
+    async def read(self, search: str = "") -> Reading:
+        """Return the server as it was within the last tick, or since a model changed its state.
+
+        With the models whose names hold the text.
+        """
+        taken = self._taken
+        if taken is None or self._is_old(taken):
+            taken = await self._taking.run("", self._take)
+        if not search:
+            return taken.reading
+        needle = search.casefold()
+        known = [row async for row in in_turns(taken.known) if needle in row.name.casefold()]
+        others = [row async for row in in_turns(taken.others) if needle in row.name.casefold()]
+        rows = await _first(known, others)
+        return replace(taken.reading, matching=len(known) + len(others), rows=rows)
+
+    def _is_old(self, taken: _Taken) -> bool:
+        return taken.revision != self._registry.revision or self._clock() >= taken.until
+
+    async def _take(self) -> _Taken:
+        # Before the rows are read: what changes meanwhile is read with the next reading.
+        revision = self._registry.revision
+        others = [
+            row
+            async for row in in_turns(await self._repository())
+            if self._registry.find(row.name) is None
+        ]
+        known: list[StatusRow] = []
+        totals = _Totals()
+        ready = models = 0
+        async for model in in_turns(self._registry.models()):
+            rows = rows_of_model(self._registry, model)
+            known += rows
+            models += bool(rows)
+            ready += any(row.state == State.READY.public for row in rows)
+            totals.add(rows)
+        reading = Reading(
+            uptime_seconds=self._clock() - self._started,
+            ready=self._control.follower.server_ready,
+            controllable=self._mode is ModelControlMode.EXPLICIT,
+            used_bytes=self._capacity.used_bytes,
+            total_bytes=self._capacity.total_bytes,
+            totals=totals.sum(),
+            ready_models=ready,
+            model_count=models + len(others),
+            matching=len(known) + len(others),
+            rows=await _first(known, others),
+        )
+        until = self._clock() + TICK_SECONDS
+        self._taken = _Taken(reading, known, others, until, revision)
+        return self._taken
+
+    async def _repository(self) -> Sequence[StatusRow]:
+        """Return the models of the repository, as the disk had them a moment ago."""
+        if self._clock() >= self._listed_until:
+            names = await self._control.catalog.names()
+            self._listed = [_not_loaded(name) async for name in in_turns(names)]
+            self._listed_until = self._clock() + REPOSITORY_SECONDS
+        return self._listed
+
+
+async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> list[StatusRow]:
+    """Return as many rows as can be shown, those of loaded models before others, by name."""
+    room = max(0, MAX_ROWS - len(known))
+    shown = merge(islice(known, MAX_ROWS), islice(others, room), key=lambda row: row.name)
+    return [row async for row in in_turns(shown)]
+
+
+def _not_loaded(name: str) -> StatusRow:
+    return StatusRow(
+        name,
+        version="",
+        state=State.UNAVAILABLE.public,
+        reason="not loaded",
+        size_bytes=None,
+        compile_seconds=None,
+        pending=0,
+        success_count=0,
+        fail_count=0,
+        request_ns=0,
+        request_buckets=(),
+        last_inference_ms=0,
+    )
+
+
+class _Totals:
+    """The sums of rows that come one after the other."""
+
+    def __init__(self) -> None:
+        self._success = self._fail = 0
+        self._buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+
+    def add(self, rows: Sequence[StatusRow]) -> None:
+        """Add the counts of rows."""
+        for row in rows:
+            self._success += row.success_count
+            self._fail += row.fail_count
+            if row.success_count:
+                self._buckets = list(map(int.__add__, self._buckets, row.request_buckets))
+
+    def sum(self) -> RequestTotals:
+        """Return them."""
+        return RequestTotals(self._success, self._fail, tuple(self._buckets))

@@ -1,0 +1,1 @@
+"""Where models are found: directories, versions, names, stores."""

@@ -1,0 +1,121 @@
+"""The entries in the root of a repository: models, and what is none, with the reason."""
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.errors import InvalidModel, InvalidName
+from xlaserve.model_config.text import CONFIG_FILES
+from xlaserve.residence.repository.names import check_name, is_version
+
+RootIdentity: TypeAlias = tuple[int, int]
+"""Device and inode of a directory: another file system, or another directory, has another."""
+
+_OF_FILE_SYSTEMS = frozenset({"lost+found"})
+"""Names that file systems put into the root of a volume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The entries of a root; hidden ones, and those of the file system, are left out."""
+
+    root: RootIdentity
+    models: tuple[str, ...]
+    """Names of directories, sorted."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Why another entry is no model, by its name."""
+
+
+def list_root(root: Path, *, max_models: int) -> Listing:
+    """Return what is there; raises OSError unless the whole root could be read."""
+    skipped: dict[str, str] = {}
+    found: list[str] = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in _OF_FILE_SYSTEMS:
+                continue
+            reason = _reason(entry)
+            if reason:
+                skipped[entry.name] = reason
+            else:
+                found.append(entry.name)
+        status = root.stat()
+    found.sort()
+    skipped |= dict.fromkeys(
+        found[max_models:], f"there are {max_models} models before it (max_models)"
+    )
+    return Listing((status.st_dev, status.st_ino), tuple(found[:max_models]), skipped)
+
+
+def _reason(entry: "os.DirEntry[str]") -> str:
+    """Say why an entry is no model; empty for a directory whose name a model may have."""
+    try:
+        if not entry.is_dir():
+            return _kind(entry)
+        check_name("model name", entry.name)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except InvalidName as error:
+        return str(error)
+    return ""
+
+
+def _kind(entry: "os.DirEntry[str]") -> str:
+    try:
+        mode = entry.stat().st_mode
+    except FileNotFoundError:
+        return "it is a link to nothing"
+    kind = next((kind for holds, kind in _KINDS if holds(mode)), "it is no directory")
+    return f"{kind}, expected a directory"
+
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISREG, "it is a file"),
+    (stat.S_ISFIFO, "it is a FIFO"),
+    (stat.S_ISSOCK, "it is a socket"),
+    (stat.S_ISCHR, "it is a character device"),
+    (stat.S_ISBLK, "it is a block device"),
+)
+
+
+def is_model(directory: Path) -> bool:
+    """Tell whether a directory has a configuration or numbered versions."""
+    if any(os.path.lexists(directory / name) for name in CONFIG_FILES):
+        return True
+    return any(is_version(path.name) for path in subdirectories(directory))
+
+
+def subdirectories(directory: Path) -> list[Path]:
+    """Return the directories in a directory, hidden ones left out; none where there is none."""
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
+
+
+def unpacked(path: Path) -> Path:
+    """Return the model that a directory holds, or itself where it is one, or a version of one.
+
+    Raises InvalidModel where it holds several.
+    """
+    if is_model(path):
+        return path
+    inner = subdirectories(path)
+    models = [directory for directory in inner if is_model(directory)]
+    if len(models) > 1:
+        names = ", ".join(sorted(f"'{model.name}'" for model in models))
+        raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
+    if models:
+        return models[0]
+    visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
+    return inner[0] if visible == inner and len(inner) == 1 else path
+
+
+def is_version_directory(path: Path) -> bool:
+    """Tell whether an entry may be a version; raises InvalidModel for a link to nothing."""
+    if path.is_symlink() and not path.exists():
+        # Where it leads to may be back later; a version is gone when its name is.
+        raise InvalidModel(f"version '{path.name}' is a link to nothing")
+    return path.is_dir()

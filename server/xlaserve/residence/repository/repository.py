@@ -1,0 +1,265 @@
+"""The models on disk that could be loaded, with their versions and configurations.
+
+Everything here waits for the disk and is called from a thread, never from the event loop.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.files.roots import Roots, by_text, lies_in
+from xlaserve.files.temporary import remove_leftovers
+from xlaserve.model_config.text import parse_json
+from xlaserve.residence.repository.directory_reader import DirectoryReader, check_own_files
+from xlaserve.residence.repository.exhaustion import load_failure
+from xlaserve.residence.repository.fingerprints import Fingerprint, fingerprint_of
+from xlaserve.residence.repository.listing import (
+    Listing,
+    is_model,
+    list_root,
+    subdirectories,
+    unpacked,
+)
+from xlaserve.residence.repository.names import check_name
+from xlaserve.residence.repository.overrides import Override
+from xlaserve.residence.repository.parts import Part
+from xlaserve.residence.repository.remote.part import RemotePart
+from xlaserve.residence.repository.remote.remotes import Remotes
+from xlaserve.residence.repository.sources import Location, ModelSource
+from xlaserve.residence.repository.wrong_root import hint
+from xlaserve.serving.access.sight import NOT_IN_REPOSITORY
+
+_MAX_TIDIED = 10_000
+"""Models that are looked into for leftovers at the start."""
+
+
+class Repository:
+    """The model repository: <root>/<model>/ with `config.json|config.pbtxt` and <version>/."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        extra_roots: Iterable[Path] = (),
+        max_models: int,
+        max_config_bytes: int,
+        bare_name: str = "",
+        remote: RemotePart | None = None,
+        beside: Sequence[Part] = (),
+        remotes: Remotes | None = None,
+    ) -> None:
+        """With `bare_name`, a root that does not hold models is itself one, of that name.
+
+        Models of the repositories `beside` it are found by this one, too. With `remote`, the root
+        is not a directory, but that part.
+        """
+        self.root = root
+        self._first: Part = remote or self
+        self.parts: tuple[Part, ...] = (self._first, *beside)
+        """Itself, and those beside it; each is listed and watched by itself."""
+        self.remotes = remotes or Remotes()
+        """Its parts that are in stores."""
+        self._bare_name = bare_name
+        # A URL is no place on the disk, whatever the path that holds it looks like.
+        self._given_roots = (*(() if remote else (root.absolute(),)), *extra_roots)
+        self._roots = Roots.of(self._given_roots)
+        self._max_models = max_models
+        self._max_config_bytes = max_config_bytes
+        self._reader = DirectoryReader(root, self._roots, max_config_bytes)
+
+    @property
+    def place(self) -> str:
+        """Return the directory, as a log names it."""
+        return str(self.root)
+
+    @property
+    def confines(self) -> Roots:
+        """Return the directories that files of its models may lie in, wherever links lead."""
+        return self._roots
+
+    def listing(self) -> Listing:
+        """Return what the root holds; raises OSError unless the whole of it can be read."""
+        if self._is_bare():
+            return Listing((0, 0), (self._bare_name,))
+        return list_root(self.root, max_models=self._max_models)
+
+    def names(self) -> list[str]:
+        """Return the names of all model directories of all parts, sorted, without hidden ones.
+
+        A root that is not there yet, or cannot be read, holds none.
+        """
+        return sorted({name for part in self.parts for name in _names_of(part)})
+
+    def hint(self, listing: Listing) -> str:
+        """Say what is meant instead, where a root holds nothing that looks like a model."""
+        return "" if self._is_bare() else hint(self.root, listing)
+
+    def remove_leftovers(self) -> int:
+        """Remove what killed exports and imports left in this part, and return how much."""
+        names = _names_of(self)[:_MAX_TIDIED]
+        return sum(map(remove_leftovers, (self.root, *map(self.root.joinpath, names))))
+
+    def prepare(self, name: str, config_text: str | None = None) -> None:
+        """Have a model ready to be found whose files are in a store; blocks.
+
+        A model that a directory has is not asked for: it loads while the store is away. Raises
+        InvalidName, LoadFailed or OutOfSpace.
+        """
+        check_name("model name", name)
+        holders = [part for part in self._holders(name) if self.remotes.at(part.root) is None]
+        if not holders:
+            self.remotes.prepare(name, config_text)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is a directory of this model."""
+        return bool(self._holders(name))
+
+    def _holders(self, name: str) -> list[Part]:
+        return [part for part in self.parts if part.is_holder(name)]
+
+    def is_holder(self, name: str) -> bool:
+        """Tell whether there is a directory of this model in this part."""
+        if self._is_bare():
+            return name == self._bare_name
+        return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
+
+    def ambiguity(self, name: str) -> str:
+        """Say why a model is not served that several parts hold; empty where it is one's own."""
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        places = " and ".join(f"'{part.place}'" for part in holders)
+        return f"it is in several repositories, {places}" if len(holders) > 1 else ""
+
+    def url(self, name: str) -> str:
+        """Return the directory that a model of this repository has, be it there or not."""
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        return (holders[0] if holders else self._first).directory(name)
+
+    def directory(self, name: str) -> str:
+        """Return the directory that a model of this part has, be it there or not."""
+        return str(self._home(name))
+
+    def _home(self, name: str) -> Path:
+        return self.root if name == self._bare_name and self._is_bare() else self.root / name
+
+    def find(
+        self, name: str, *, config_text: str | None = None, override: Override | None = None
+    ) -> ModelSource:
+        """Read what a load of the model would load.
+
+        `config_text` replaces the configuration on disk, `override` the whole directory. Raises
+        ModelNotFound, or LoadFailed when what is there is not a model, or several parts hold it.
+        """
+        check_name("model name", name)
+        if override is not None:
+            return self._find_below(name, config_text, override)
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        if len(holders) > 1:
+            raise LoadFailed(name, self.ambiguity(name))
+        return (holders[0] if holders else self._first).find_own(name, config_text)
+
+    def find_own(self, name: str, config_text: str | None) -> ModelSource:
+        """Read what a load of a model of this part would load."""
+        return self._find_below(name, config_text, None)
+
+    def _find_below(
+        self, name: str, config_text: str | None, override: Override | None
+    ) -> ModelSource:
+        if override is None and name == self._bare_name and self._is_bare():
+            return self._find_bare(config_text)
+        directory = override.directory if override else self.root / name
+        if not directory.is_dir():
+            raise ModelNotFound(name, detail=NOT_IN_REPOSITORY)
+        try:
+            confined = directory if override else self._roots.confine(directory)
+            config = self._reader.config(name, confined, config_text)
+            config = self._reader.labelled(
+                confined, config, sent=override is not None or config_text is not None
+            )
+            versions = self._reader.versions(confined, config, sent=override is not None)
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"its files cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        if not versions:
+            raise LoadFailed(name, "no version directory is there that its version_policy picks")
+        return ModelSource(name, config, versions)
+
+    def find_at(self, name: str, location: Location) -> ModelSource:
+        """Read what a load of a path would load, wherever it is inside the allowed roots.
+
+        The path is one version (a directory, or a single file), or a model directory with numbered
+        versions and perhaps a configuration, whose name does not count. A schema replaces the
+        inputs and outputs of the configuration. Raises LoadFailed that names the path
+        (ModelMesh SPI, loadModel).
+        """
+        try:
+            path = self._reader.existing(location.path)
+            config = self._reader.config_at(path, location.schema)
+            versions = self._reader.versions_at(path, config)
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"'{location.path}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        return ModelSource(name, config, versions)
+
+    def reaches(self, path: str) -> bool:
+        """Tell by its text alone whether a path may lead to a model: no file is looked at."""
+        place = by_text(path)
+        roots = (*self._given_roots, *self._roots.directories)
+        return "\0" not in path and any(lies_in(place, root) for root in roots)
+
+    def find_archive(self, name: str, url: str) -> ModelSource:
+        """Read what a load of an unpacked model archive would load, under whatever name.
+
+        The url is a path as `find_at` takes it, or a directory that holds one model: so it is
+        with archives that were made in a model repository. Raises LoadFailed that names the url
+        (SageMaker, Load Model API).
+        """
+        try:
+            path = unpacked(self._reader.confine_url(url))
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"'{url}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        return self.find_at(name, Location(str(path)))
+
+    def _is_bare(self) -> bool:
+        return bool(self._bare_name) and (
+            is_model(self.root) or not any(map(is_model, subdirectories(self.root)))
+        )
+
+    def _find_bare(self, config_text: str | None) -> ModelSource:
+        found = self.find_at(self._bare_name, Location(str(self.root)))
+        if config_text is None:
+            return found
+        try:
+            config = parse_json(config_text, limit_bytes=self._max_config_bytes)
+            check_own_files(config)
+            config = self._reader.labelled(self._roots.confine(self.root), config, sent=True)
+            versions = self._reader.versions_at(self._roots.confine(self.root), config)
+        except InvalidModel as error:
+            raise LoadFailed(self._bare_name, str(error)) from error
+        return ModelSource(self._bare_name, config, versions)
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """Return what changes when anything of a model of this part does, without reading it."""
+        return fingerprint_of(self._home(name))
+
+
+def _names_of(part: Part) -> Sequence[str]:
+    try:
+        return part.listing().models
+    except OSError:
+        return ()
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name("model name", name)
+    except InvalidName:
+        return False
+    return True

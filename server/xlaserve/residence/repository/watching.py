@@ -1,0 +1,173 @@
+"""Changes in a repository since the last look, told apart from a volume that is not there.
+
+A model is gone when its name is: when the root can be read to its end and no longer has an entry of
+that name. Nothing is gone because something cannot be told:
+
+- A root that cannot be read (an unmounted volume, a network that is down) changes nothing.
+- Nor does one that is another directory than before and holds no model: that is the empty mount
+  point below an unmounted volume. Another directory that holds models is a new repository.
+- Where a look no longer finds any model, or more than a fraction of them, they are gone once a
+  second look does not find them either: a store may answer with an empty listing.
+- A name that is still there, but is no directory that can be read now, keeps what it serves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import structlog
+
+from xlaserve.errors import XlaserveError
+from xlaserve.residence.repository.fingerprints import Fingerprint
+from xlaserve.residence.repository.listing import Listing
+from xlaserve.residence.repository.parts import Part
+
+_LOGGED = 20
+"""Skipped entries of one look that are named in the log; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes that one look found."""
+
+    changed: tuple[str, ...] = ()
+    """Models that are new, or whose files are."""
+    gone: tuple[str, ...] = ()
+    """Models whose names are there no more."""
+
+
+class RepositoryWatch:
+    """Remembers what the last look saw, and logs once what is odd."""
+
+    def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
+        """If all of its models are gone, or more than this fraction, a second look decides."""
+        self._repository = repository
+        self._unload_fraction = unload_fraction
+        self.doubted: frozenset[str] = frozenset()
+        """Models that the last look did not find any more, and that stay until the next one."""
+        self._listing: Listing | None = None
+        self._fingerprints: Mapping[str, Fingerprint] = {}
+        self._skipped: Mapping[str, str] = {}
+        self._hint = ""
+        self.problem = ""
+        """Why the last look could not tell what is there; empty where it could."""
+        self._log = structlog.get_logger("repository")
+
+    @property
+    def place(self) -> str:
+        """Return the directory, or the URL, that is looked at."""
+        return self._repository.place
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Return the names of models that are there, as far as any look could tell."""
+        return frozenset(self._listing.models if self._listing else ()) | self._fingerprints.keys()
+
+    @property
+    def seen(self) -> bool:
+        """Tell whether any look could tell what is there."""
+        return self._listing is not None
+
+    @property
+    def skipped(self) -> int:
+        """Return the number of entries that are no models."""
+        return len(self._skipped)
+
+    def names(self) -> Sequence[str] | None:
+        """Look, and return the names of all models; None where that cannot be told.
+
+        Waits for the disk.
+        """
+        listing = self._look()
+        return None if listing is None else listing.models
+
+    def changes(self) -> Changes:
+        """Look, and compare with what `changes` saw before. Waits for the disk."""
+        listing = self._look()
+        if listing is None:
+            return Changes()
+        before, now = self._fingerprints, self._read_fingerprints(listing)
+        there = {*listing.models, *listing.skipped}
+        gone = self._sure(frozenset(name for name in before if name not in there), len(before))
+        kept = {name: mark for name, mark in before.items() if name not in gone}
+        self._fingerprints = kept | now
+        changed = tuple(name for name in now if before.get(name) != now[name])
+        return Changes(changed, tuple(name for name in before if name in gone))
+
+    def _sure(self, gone: frozenset[str], of: int) -> frozenset[str]:
+        """Return the models that are gone for sure: of many, those that two looks have missed."""
+        missed, self.doubted = self.doubted, frozenset()
+        if not gone or (len(gone) < of and len(gone) <= self._unload_fraction * of):
+            return gone
+        sure = gone & missed
+        self.doubted = gone - sure
+        if self.doubted:
+            self._log.error(
+                "models are gone from the repository, they stay until a second look",
+                path=self._repository.place,
+                gone=len(self.doubted),
+                models=of,
+                some=sorted(self.doubted)[:_LOGGED],
+            )
+        return sure
+
+    def _look(self) -> Listing | None:
+        try:
+            listing = self._repository.listing()
+        except OSError as error:
+            self._tell_problem(f"it cannot be read: {error.strerror or error}")
+            return None
+        if self._seems_unmounted(listing):
+            self._tell_problem("it is another directory than before, and empty")
+            return None
+        self._tell_problem("")
+        self._tell_skipped(listing.skipped)
+        self._tell_hint(listing)
+        self._listing = listing
+        return listing
+
+    def _seems_unmounted(self, now: Listing) -> bool:
+        before = self._listing
+        return (
+            before is not None
+            and bool(before.models)
+            and not now.models
+            and before.root != now.root
+        )
+
+    def _read_fingerprints(self, listing: Listing) -> dict[str, Fingerprint]:
+        found: dict[str, Fingerprint] = {}
+        for name in listing.models:
+            try:
+                found[name] = self._repository.fingerprint(name)
+            except (XlaserveError, OSError) as error:
+                # Loading it will say what is wrong; a change of the text is a change.
+                found[name] = (str(error),)
+        return found
+
+    # --- the log, once for each change ---
+
+    def _tell_problem(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            self._log.error(
+                "repository not followed, its models stay",
+                path=self._repository.place,
+                reason=problem,
+            )
+        if self.problem and not problem:
+            self._log.info("repository can be read again", path=self._repository.place)
+        self.problem = problem
+
+    def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
+        new = [name for name, reason in skipped.items() if self._skipped.get(name) != reason]
+        for name in islice(sorted(new), _LOGGED):
+            self._log.warning("entry of the repository skipped", entry=name, reason=skipped[name])
+        if len(new) > _LOGGED:
+            self._log.warning("more entries of the repository skipped", count=len(new) - _LOGGED)
+        self._skipped = skipped
+
+    def _tell_hint(self, listing: Listing) -> None:
+        hint = self._repository.hint(listing)
+        if hint and hint != self._hint:
+            self._log.warning("no models to serve", path=self._repository.place, hint=hint)
+        self._hint = hint

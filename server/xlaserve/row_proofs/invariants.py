@@ -1,0 +1,109 @@
+"""The assertions that every result of every rule is held to, whichever rule it is.
+
+A rule that forgets a case then loses a proof, and makes no wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import Along, Dimensions, RowNumber, Segments, Value, size_of
+from xlaserve.row_proofs.program import Operation, Pair, Shape
+from xlaserve.row_proofs.sizes import BATCH, ZERO, static
+
+
+def unread(operation: Operation, grows: Collection[str]) -> str:
+    """Return what is wrong where an attribute differs with the batch that no rule reads as a size.
+
+    `grows` are the attributes that the rule of the operation reads so; empty where all is well.
+    """
+    for name, attribute in operation.attributes.items():
+        if isinstance(attribute, Pair) and name not in grows:
+            return f"takes the size of the batch for its '{name}', which has no rule"
+    return ""
+
+
+def broken(
+    operation: Operation,
+    operands: Sequence[Value],
+    results: Sequence[Value],
+    ignored: Collection[int] = (),
+) -> str:
+    """Return what cannot be so of the results of a rule, in a clause; empty where all can.
+
+    `ignored` are the positions of the operands that a rule may leave out of a result.
+    """
+    if len(results) != len(operation.types):
+        return "has another number of results than its rule gives"
+    for value, kind in zip(results, operation.types, strict=True):
+        reason = misfit(value, kind.shape) or _forgotten(operands, value, kind.shape, ignored)
+        if reason:
+            return reason
+    return ""
+
+
+def misfit(value: Value, shape: Shape) -> str:
+    """Return why a value cannot have a shape, in a clause; empty where it can."""
+    if isinstance(value.fact, Segments):
+        reason = _parts_misfit(value.fact, shape)
+        if reason:
+            return reason
+    if value.blocked is not None:
+        return ""
+    if len(value.dimensions) != len(shape):
+        return "gives another number of dimensions than its rule says"
+    if any(
+        size_of(dimension) != size for dimension, size in zip(value.dimensions, shape, strict=True)
+    ):
+        return "gives dimensions of other sizes than its rule says"
+    return _rows_misfit(value.dimensions) or _fact_misfit(value.fact, shape)
+
+
+def _rows_misfit(dimensions: Dimensions) -> str:
+    rows = [factor for dimension in dimensions for factor in dimension if factor.along is Along.ROW]
+    if len(rows) > 1:
+        return "computes something for every pair of rows"
+    return "has rows that are not those of the batch" if rows and rows[0].size != BATCH else ""
+
+
+def _fact_misfit(fact: object, shape: Shape) -> str:
+    reason = "gives elements of another shape than its rule says"
+    if isinstance(fact, RowNumber):
+        is_of_rows = fact.dimension < len(shape) and shape[fact.dimension] == BATCH
+        return "" if is_of_rows else reason
+    if isinstance(fact, Constant) and not fact.is_splat:
+        return "" if tuple(map(static, fact.fixed.shape)) == tuple(shape) else reason
+    return ""
+
+
+def _parts_misfit(fact: Segments, shape: Shape) -> str:
+    sizes, axis = fact.sizes, fact.dimension
+    if axis >= len(shape) or _summed(sizes) != shape[axis] or len(sizes) != len(fact.values):
+        return "is put together from parts of other sizes than its rule says"
+    for value, size in zip(fact.values, sizes, strict=True):
+        reason = misfit(value, (*shape[:axis], size, *shape[axis + 1 :]))
+        if reason:
+            return reason
+    return ""
+
+
+def _summed(sizes: Shape) -> tuple[int, int]:
+    return sum(size.per_row for size in sizes), sum(size.offset for size in sizes)
+
+
+def _forgotten(
+    operands: Sequence[Value], result: Value, shape: Shape, ignored: Collection[int]
+) -> str:
+    """Return what a result was said not to depend on, though an operand of it does."""
+    is_known = isinstance(result.fact, Constant) and result.fact.is_static
+    if result.blocked is not None or is_known or ZERO in shape:
+        return ""
+    counted = [one for number, one in enumerate(operands) if number not in ignored]
+    if any(one.has_rows for one in counted) and not result.has_rows:
+        return "depends on rows, of which its rule says nothing"
+    if any(one.sized for one in counted) and result.sized is None:
+        return "depends on the size of the batch, of which its rule says nothing"
+    if any(one.blocked and not isinstance(one.fact, Segments) for one in counted):
+        return "depends on what is not known, of which its rule says nothing"
+    return ""

@@ -1,0 +1,84 @@
+"""The computation as it is compiled for one batch size: with static shapes, all functions inlined.
+
+It is made by what JAX itself runs before XLA compiles, so that what is proved is what is served.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import jax
+from jax.export import Exported
+from jax.extend import mlir as extended
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from xlaserve.row_proofs.findings import Unfollowed
+
+
+class Refinery:
+    """Makes modules of one artifact for batch sizes and platforms."""
+
+    def __init__(
+        self, exported: Exported, sizes: Mapping[str, int], batch: str, *, any_size: int = 0
+    ) -> None:
+        self._exported = exported
+        self._sizes = sizes
+        self._batch = batch
+        self._any_size = any_size
+        """For dimensions whose size nobody gives; 0 where that is an error."""
+        self._traced: dict[int, Any] = {}
+
+    def open_module(self, rows: int, platform: str) -> Any:
+        """Return the module for a batch size, with the shapes inside still open."""
+        if rows not in self._traced:
+            function = jax.jit(self._exported.call, keep_unused=True)
+            leaves = [
+                jax.ShapeDtypeStruct(self._shape(aval.shape, rows), aval.dtype)
+                for aval in self._exported.in_avals
+            ]
+            positional, named = jax.tree.unflatten(self._exported.in_tree, leaves)
+            self._traced[rows] = function.trace(*positional, **named)
+        lowered = self._traced[rows].lower(lowering_platforms=(platform,))
+        return lowered.compiler_ir("stablehlo")
+
+    def refined(self, module: Any) -> bytes:
+        """Return a module with all shapes static."""
+        found = extended.refine_polymorphic_shapes(
+            mlir_module=mlir.module_to_bytecode(module),
+            enable_shape_assertions=True,
+            validate_static_shapes=True,
+            enable_shardy=bool(cast("Any", jax.config).jax_use_shardy_partitioner),
+        )
+        return bytes(found)
+
+    def _shape(self, shape: Sequence[object], rows: int) -> tuple[int, ...]:
+        return tuple(
+            size if isinstance(size, int) else self._size(str(size), rows) for size in shape
+        )
+
+    def _size(self, name: str, rows: int) -> int:
+        if name == self._batch:
+            return rows
+        size = self._sizes.get(name, self._any_size)
+        if not size:
+            raise Unfollowed(f"has a dimension '{name}' for which no size is given")
+        return size
+
+
+@contextmanager
+def parsing() -> Iterator[Any]:
+    """Have a context in which modules are read for the length of a block, with `parse`."""
+    context = mlir.make_ir_context()
+    with context:
+        yield context
+
+
+def parse(module: bytes | str) -> Any:
+    """Read a module inside of `parsing`."""
+    return ir.Module.parse(module)

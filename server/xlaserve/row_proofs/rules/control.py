@@ -1,0 +1,368 @@
+"""Loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import Fact, Value, blocked, check_one_row, joined_dimensions
+from xlaserve.row_proofs.equality import Labels, labelled
+from xlaserve.row_proofs.findings import Finding, NoRule, Problem
+from xlaserve.row_proofs.program import Operation, Region
+from xlaserve.row_proofs.rules.carried import Loop, stays_done, writes_nothing_new
+from xlaserve.row_proofs.rules.constant import known
+from xlaserve.row_proofs.rules.elementwise import direction_of
+from xlaserve.row_proofs.rules.frozen import DoneRow, Term, all_of, made_in, question_of, terms_of
+from xlaserve.row_proofs.rules.indexing import ONE_BY_ONE
+from xlaserve.row_proofs.walk import Walker
+
+MAX_ROUNDS = 64
+"""Most rounds over a loop until nothing new is found out: a few, unless values are handed on from
+one to another with every trip. A loop that needs more is not followed."""
+
+
+# --- branches ----------------------------------------------------------------------------------
+
+
+def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Compute one of several branches; the others count too where it is not known which."""
+    (index,) = operands
+    regions = operation.regions
+    taken = index.fact.item() if isinstance(index.fact, Constant) else None
+    if taken is not None:
+        if operation.name == "stablehlo.if":
+            taken = 0 if taken else 1
+        regions = (regions[taken if 0 <= taken < len(regions) else -1],)
+    found = [walker.region(region, ()) for region in regions]
+    if len(found) == 1:
+        return found[0]
+    if index.blocked is not None:
+        return _asked_by_rows(operation, index.blocked, found, walker)
+    sized = None
+    if index.sized is not None:
+        reason = "takes a branch by the size of the batch"
+        sized = Finding(index.sized.mixed, operation.name, reason, operation.location())
+    return [_sized(_either(operation, branches), sized) for branches in zip(*found, strict=True)]
+
+
+_WHERE_TRUE = {"stablehlo.case": 1, "stablehlo.if": 0}
+"""The branch that is taken where a predicate is true."""
+
+
+def _asked_by_rows(
+    operation: Operation, ended_by: Finding, found: Sequence[list[Value]], walker: Walker
+) -> list[Value]:
+    """Return the results of a branch that is taken where any row asks for it.
+
+    Rows are apart in those that are the same in both branches for a row that does not ask. Were the
+    branch always taken, these would be the same: where no row asks, all are such rows.
+    """
+    reason = "takes a branch by a value of several rows"
+    finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
+    asked = _asked(operation, walker)
+    if asked is None:
+        return [Value((), finding)] * len(operation.results)
+    term, chosen, is_more = asked
+    taken, other = operation.regions[chosen], operation.regions[1 - chosen]
+    keys: dict[Hashable, int] = {}
+    labels = labelled(taken, {}, keys) | labelled(other, {}, keys)
+    row = DoneRow(walker, walker.made_by, labels)
+    row.assume(term)
+    results = []
+    for place, both in enumerate(zip(taken.returned, other.returned, strict=True)):
+        if not row.is_same(*both) and not row.is_same(*both[::-1]):
+            results.append(Value((), finding))
+        elif is_more:
+            results.append(_either(operation, (found[chosen][place], found[1 - chosen][place])))
+        else:
+            results.append(found[chosen][place])
+    return results
+
+
+def _asked(operation: Operation, walker: Walker) -> tuple[Term, int, bool] | None:
+    """Return what is asked of rows, which branch is taken where one asks, and if more is asked.
+
+    None where something else decides.
+    """
+    if len(operation.regions) != 2:
+        return None
+    where_true = _WHERE_TRUE[operation.name]
+    index = _truth_of(operation.operands[0], walker)
+    of_all = all_of(index, walker.made_by)
+    if of_all is not None:
+        return (of_all, 1 - where_true, False) if _is_followed(of_all, walker) else None
+    terms = terms_of(index, walker.made_by)
+    asking = [one for one in terms if walker.value(one).blocked is not None]
+    if len(asking) != 1 or any(walker.value(one).sized for one in terms):
+        return None
+    term = question_of(asking[0], walker.made_by)
+    if term is None or not _is_followed(term, walker):
+        return None
+    return term, where_true, len(terms) > 1
+
+
+def _is_followed(term: Term, walker: Walker) -> bool:
+    """Tell whether rows are apart, and sizes no matter, in what is asked about."""
+    values = [walker.value(n) for n in (term.predicate, term.above) if n is not None]
+    return all(value.blocked is None and value.sized is None for value in values)
+
+
+def _truth_of(index: int, walker: Walker) -> int:
+    """Return the truth value that the index of a branch was made of."""
+    made = walker.made_by(index)
+    is_number = made is not None and made.name == "stablehlo.convert"
+    if made is not None and is_number and made.operand_types[0].dtype == "i1":
+        return made.operands[0]
+    return index
+
+
+def _sized(value: Value, finding: Finding | None) -> Value:
+    if finding is None or value.sized is not None:
+        return value
+    return replace(value, sized=finding, fact=None)
+
+
+def _either(operation: Operation, values: Sequence[Value]) -> Value:
+    """Return what is so of a value that is one of several."""
+    if any(value.blocked is not None for value in values):
+        return Value((), blocked(values).blocked)
+    first = values[0]
+    if all(value == first for value in values[1:]):
+        return first
+    dimensions, sized = first.dimensions, first.sized
+    try:
+        for value in values[1:]:
+            dimensions = joined_dimensions(dimensions, value.dimensions)
+            sized = sized or value.sized
+        check_one_row(dimensions)
+    except Problem as problem:
+        return Value((), _finding(operation, problem))
+    return Value(dimensions, sized=sized)
+
+
+def _finding(operation: Operation, problem: Problem) -> Finding:
+    return Finding(problem.mixed, operation.name, str(problem), operation.location())
+
+
+# --- loops -------------------------------------------------------------------------------------
+
+
+def while_(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Repeat a body until nothing new is found out; then look at what ends the loop."""
+    condition = operation.regions[0]
+    if not _is_counted(operation, operands, walker):
+        walker.loops_follow_inputs = True
+    carried = _fixpoint(operation, operands, walker)
+    (going_on,) = walker.region(condition, carried)
+    if going_on.blocked is None:
+        # It does not depend on rows: a value without dimensions has no place for one.
+        kept, sized = _unchanged(operation.regions[1]), None
+        if going_on.sized is not None:
+            reason = "makes as many trips as the size of the batch says"
+            sized = Finding(True, operation.name, reason, operation.location())
+        return [
+            value if number in kept else _sized(value, sized)
+            for number, value in enumerate(carried)
+        ]
+    walker.loops_follow_rows = True
+    return _until_all_are_done(operation, carried, walker, going_on.blocked)
+
+
+def _unchanged(body: Region) -> set[int]:
+    """Return the numbers of the values that a loop carries as they are."""
+    return {
+        number
+        for number, (argument, returned) in enumerate(
+            zip(body.arguments, body.returned, strict=True)
+        )
+        if argument == returned
+    }
+
+
+def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Return what is so of the carried values before and behind every trip."""
+    body = operation.regions[1]
+    kept = _unchanged(body)
+    carried = [
+        value if number in kept else _without_fact(value) for number, value in enumerate(operands)
+    ]
+    for _ in range(MAX_ROUNDS):
+        returned = walker.region(body, carried)
+        after = [
+            before if number in kept else _either(operation, (before, _without_fact(value)))
+            for number, (before, value) in enumerate(zip(carried, returned, strict=True))
+        ]
+        after = [_handed_on(operation, number, value) for number, value in enumerate(after)]
+        if after == carried:
+            return carried
+        carried = after
+    raise NoRule("is a loop that could not be followed to its end")
+
+
+def _handed_on(operation: Operation, number: int, value: Value) -> Value:
+    """Return a carried value, which mixes rows where it is made of one row after the other.
+
+    What rows are put into one by one is not: that may be where they came from.
+    """
+    finding = value.blocked
+    if finding is None or finding.reason != ONE_BY_ONE:
+        return value
+    body = operation.regions[1]
+    made = {result: one for one in body.operations for result in one.results}
+    last = made.get(body.returned[number])
+    if last is not None and last.name in _PUT and last.operands[0] == body.arguments[number]:
+        return value
+    reason = "carries something on from row to row"
+    return Value((), Finding(True, operation.name, reason, finding.location))
+
+
+_PUT = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
+
+
+def _without_fact(value: Value) -> Value:
+    return replace(value, fact=None) if value.fact is not None else value
+
+
+# --- loops that run for as long as some row goes on --------------------------------------------
+
+
+def _until_all_are_done(
+    operation: Operation, carried: list[Value], walker: Walker, ended_by: Finding
+) -> list[Value]:
+    """Return the carried values behind a loop that goes on for as long as some row does.
+
+    Other rows decide how many trips are made after a row is done. What these leave as it is, in a
+    row that is done, is proved; what they change counts the trips of all.
+    """
+    kept = _unchanged(operation.regions[1])
+    asked = _asked_by_loop(operation, walker, ended_by)
+    if isinstance(asked, Finding):
+        return [
+            value if number in kept else Value((), asked) for number, value in enumerate(carried)
+        ]
+    changes = Finding(
+        False,
+        operation.name,
+        "runs until all rows are done, and changes those that are done before",
+        operation.location(),
+    )
+    same = _same_when_done(operation, walker, asked)
+    return [
+        value if number in kept or number in same or value.blocked else Value((), changes)
+        for number, value in enumerate(carried)
+    ]
+
+
+def _asked_by_loop(operation: Operation, walker: Walker, ended_by: Finding) -> Term | Finding:
+    """Return what a condition asks about rows, or why other rows can be seen by that."""
+    (returned,) = operation.regions[0].returned
+    terms = terms_of(returned, walker.made_by)
+    asking = [one for one in terms if walker.value(one).blocked is not None]
+    term = question_of(asking[0], walker.made_by) if len(asking) == 1 else None
+    if term is None or not _is_apart(term, walker):
+        reason = "runs for as long as a value of several rows says"
+        return Finding(ended_by.mixed, operation.name, reason, operation.location())
+    numbers = [*terms, term.predicate, *(() if term.above is None else (term.above,))]
+    sized = [found for one in numbers if (found := walker.value(one).sized) is not None]
+    return sized[0] if sized else term
+
+
+def _is_apart(term: Term, walker: Walker) -> bool:
+    numbers = [term.predicate, *(() if term.above is None else (term.above,))]
+    return all(walker.value(one).blocked is None for one in numbers)
+
+
+def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozenset[int]:
+    """Return the numbers of the carried values that stay as they are in a row that is done."""
+    body = operation.regions[1]
+    made = made_in(body)
+    loop = Loop(operation, walker, frozenset(_unchanged(body)))
+    writes = writes_nothing_new(loop, term, made)
+    row = DoneRow(walker, walker.made_by, _labels(operation), writes=writes)
+    row.assume(term)
+    same = frozenset(
+        number
+        for number, (argument, returned) in enumerate(
+            zip(body.arguments, body.returned, strict=True)
+        )
+        if row.is_same(returned, argument)
+    )
+    return same if stays_done(loop, term, same, made) else frozenset()
+
+
+def _labels(operation: Operation) -> Labels:
+    """Label the values of condition and body alike."""
+    condition, body = operation.regions
+    kept = _unchanged(body)
+    # What is carried as it is, is what the loop began with.
+    of_arguments: list[Hashable] = [
+        ("outside", operand) if number in kept else ("carried", number)
+        for number, operand in enumerate(operation.operands)
+    ]
+    keys: dict[Hashable, int] = {}
+    found = [
+        labelled(region, dict(zip(region.arguments, of_arguments, strict=True)), keys)
+        for region in (condition, body)
+    ]
+    return found[0] | found[1]
+
+
+# --- trip counts -------------------------------------------------------------------------------
+
+
+def _is_counted(operation: Operation, operands: Sequence[Value], walker: Walker) -> bool:
+    """Tell whether a loop counts from a constant to a constant."""
+    condition, body = operation.regions
+    made = {result: one for one in condition.operations for result in one.results}
+    comparison = made.get(condition.returned[0])
+    if comparison is None or comparison.name != "stablehlo.compare":
+        return False
+    counter, bound = comparison.operands
+    if direction_of(comparison) not in {"LT", "LE"} or counter not in condition.arguments:
+        return False
+    number = condition.arguments.index(counter)
+    return (
+        isinstance(operands[number].fact, Constant)
+        and _is_constant(bound, operation, operands, made, walker)
+        and _counts_up(body, number, operands, walker)
+    )
+
+
+def _is_constant(
+    number: int,
+    operation: Operation,
+    operands: Sequence[Value],
+    made: dict[int, Operation],
+    walker: Walker,
+) -> bool:
+    condition, body = operation.regions
+    if number in condition.arguments:
+        place = condition.arguments.index(number)
+        return place in _unchanged(body) and isinstance(operands[place].fact, Constant)
+    if number in made:
+        return made[number].name == "stablehlo.constant"
+    return isinstance(walker.value(number).fact, Constant)
+
+
+def _counts_up(body: Region, number: int, operands: Sequence[Value], walker: Walker) -> bool:
+    made = {result: one for one in body.operations for result in one.results}
+    step = made.get(body.returned[number])
+    if step is None or step.name != "stablehlo.add" or body.arguments[number] not in step.operands:
+        return False
+    left, right = step.operands
+    added = right if left == body.arguments[number] else left
+    if added in made:
+        value = made[added]
+        fact: Fact | None = _constant_of(value)
+    elif added in body.arguments:
+        place = body.arguments.index(added)
+        fact = operands[place].fact if place in _unchanged(body) else None
+    else:
+        fact = walker.value(added).fact
+    item = fact.item() if isinstance(fact, Constant) else None
+    return item is not None and item > 0
+
+
+def _constant_of(operation: Operation) -> Constant | None:
+    return known(operation) if operation.name == "stablehlo.constant" else None

@@ -1,0 +1,368 @@
+"""Rows for which a predicate has failed, and what is then known to stay as it is in them.
+
+A loop that runs until all rows are done, and a branch that is taken where any row asks for it, keep
+rows apart where nothing changes for the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.equality import Labels
+from xlaserve.row_proofs.program import Operation, Region
+from xlaserve.row_proofs.rules.constant import known
+from xlaserve.row_proofs.rules.elementwise import direction_of
+from xlaserve.row_proofs.rules.reduction import only_operation
+from xlaserve.row_proofs.sizes import ZERO
+from xlaserve.row_proofs.walk import Walker
+
+SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
+MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+_NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
+_UNANIMOUS = {True: "stablehlo.and", False: "stablehlo.or"}
+"""What gives a truth value only where all of its operands are of that value."""
+MAX_DEPTH = 64
+"""Most operations that are looked at behind one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A question about all rows: whether a value holds for any of them, or fails for any."""
+
+    predicate: int
+    """Number of the value that is asked about."""
+    going: bool
+    """What it is for a row that goes on."""
+    above: int | None = None
+    """Where the question is whether a scalar is below the largest of `predicate`, that scalar."""
+
+
+def made_in(region: Region) -> dict[int, Operation]:
+    """Return the operations of a region by their results."""
+    return {result: one for one in region.operations for result in one.results}
+
+
+def _is_identity(operation: Operation) -> bool:
+    return operation.name == "stablehlo.convert" and operation.types == operation.operand_types
+
+
+def is_spread(operation: Operation) -> bool:
+    """Tell whether the elements of a result are those of an operand, some of them repeated."""
+    return operation.name in SPREAD or _is_identity(operation)
+
+
+def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
+    """Return the values all of which have to be true for one to be."""
+    found: list[int] = []
+    left = [number]
+    while left and len(found) <= MAX_DEPTH:
+        one = plain(left.pop(), made)
+        operation = made(one)
+        if operation is not None and operation.name == "stablehlo.and":
+            left.extend(operation.operands)
+        else:
+            found.append(one)
+    return found
+
+
+def plain(number: int, made: Callable[[int], Operation | None]) -> int:
+    """Return the truth value that another one is a copy of."""
+    for _ in range(MAX_DEPTH):
+        operation = made(number)
+        if operation is None or operation.operand_types[:1] == ():
+            return number
+        if operation.operand_types[0].dtype != "i1":
+            return number
+        is_copy = operation.name in {"stablehlo.reshape", "stablehlo.convert"}
+        if not is_copy and not _is_not_false(operation, made):
+            return number
+        number = operation.operands[0]
+    return number
+
+
+def _is_not_false(operation: Operation, made: Callable[[int], Operation | None]) -> bool:
+    """Tell whether an operation is `value != false`."""
+    if operation.name != "stablehlo.compare" or direction_of(operation) != "NE":
+        return False
+    other = made(operation.operands[1])
+    fact = known(other) if other is not None and other.name == "stablehlo.constant" else None
+    return fact is not None and fact.item() == 0
+
+
+def question_of(number: int, made: Callable[[int], Operation | None]) -> Term | None:
+    """Return what a truth value asks about the rows; None where it asks nothing known."""
+    number = plain(number, made)
+    operation = made(number)
+    if operation is None:
+        return None
+    if operation.name == "stablehlo.not":
+        inner = made(plain(operation.operands[0], made))
+        if inner is not None and _reduces(inner, "stablehlo.and"):
+            return Term(inner.operands[0], going=False)
+        return None
+    if _reduces(operation, "stablehlo.or"):
+        return Term(operation.operands[0], going=True)
+    if operation.name == "stablehlo.compare" and direction_of(operation) in {"LT", "GT"}:
+        scalar, whole = operation.operands[:: 1 if direction_of(operation) == "LT" else -1]
+        largest = made(whole)
+        if largest is not None and _reduces(largest, "stablehlo.maximum"):
+            return Term(largest.operands[0], going=True, above=scalar)
+    return None
+
+
+def all_of(number: int, made: Callable[[int], Operation | None]) -> Term | None:
+    """Return the question whether something holds for all rows, as of those for which it fails."""
+    operation = made(plain(number, made))
+    if operation is not None and _reduces(operation, "stablehlo.and"):
+        return Term(operation.operands[0], going=False)
+    return None
+
+
+def _reduces(operation: Operation, name: str) -> bool:
+    is_truth = operation.name == "stablehlo.reduce" and operation.types[0].dtype == "i1"
+    is_number = operation.name == "stablehlo.reduce" and operation.types[0].dtype[:1] in "iu"
+    return (
+        (is_truth if name != "stablehlo.maximum" else is_number and not is_truth)
+        and len(operation.operands) == 2
+        and only_operation(operation.regions[0]) == name
+    )
+
+
+@dataclass(slots=True)
+class DoneRow:
+    """What is known of the values of a row that does not go on."""
+
+    walker: Walker
+    made: Callable[[int], Operation | None]
+    labels: Labels
+    truths: dict[Hashable, bool] = field(default_factory=dict)
+    """Truth values, all elements of the row alike, by label."""
+    relations: dict[tuple[str, Hashable, Hashable], bool] = field(default_factory=dict)
+    """Comparisons of a scalar with something, by direction and labels."""
+    writes: Callable[[int, int, DoneRow], bool] = lambda returned, argument, row: False
+    """Tells whether a value is another one, with something put where it was before."""
+
+    def label(self, number: int) -> Hashable:
+        """Return what two values have in common that are computed in the same way."""
+        return self.labels.get(number, ("outside", number))
+
+    # --- what follows from the predicate
+
+    def assume(self, term: Term) -> None:
+        """Take up that a row is done."""
+        if term.above is not None:
+            self._relate("LT", term.above, term.predicate, holds=False)
+            return
+        self._derive(term.predicate, not term.going, 0)
+
+    def _derive(self, number: int, truth: bool, depth: int) -> None:
+        self.truths[self.label(number)] = truth
+        operation = self.made(number)
+        if operation is None or depth > MAX_DEPTH:
+            return
+        name = operation.name
+        if name == "stablehlo.not":
+            self._derive(operation.operands[0], not truth, depth + 1)
+        elif name == _UNANIMOUS[truth] or self._is_copy(operation):
+            copied = operation.operands[:1] if self._is_copy(operation) else operation.operands
+            for one in copied:
+                self._derive(one, truth, depth + 1)
+        elif name == "stablehlo.compare":
+            self._relate(direction_of(operation), *operation.operands, holds=truth)
+        elif self.is_apart(number) and _reduces(operation, _UNANIMOUS[truth]):
+            self._derive(operation.operands[0], truth, depth + 1)
+
+    def _is_copy(self, operation: Operation) -> bool:
+        if operation.types[0].dtype != "i1" or operation.operand_types[:1] == ():
+            return False
+        if operation.operand_types[0].dtype != "i1":
+            return False
+        copies = operation.name in SPREAD or operation.name in {
+            "stablehlo.convert",
+            "stablehlo.transpose",
+        }
+        return copies or _is_not_false(operation, self.made)
+
+    def _relate(self, direction: str, left: int, right: int, *, holds: bool) -> None:
+        both = self._sides(left, right)
+        if both is not None:
+            one, other = map(self.label, both)
+            self.relations[direction, one, other] = holds
+            self.relations[MIRRORED[direction], other, one] = holds
+            # Not so of numbers that are none.
+            if self._is_integer(left):
+                self.relations[_NEGATED[direction], one, other] = not holds
+                self.relations[_NEGATED[MIRRORED[direction]], other, one] = not holds
+
+    def _is_integer(self, number: int) -> bool:
+        operation = self.made(number)
+        return operation is not None and operation.types[0].dtype[:1] in {"i", "u"}
+
+    def _sides(self, left: int, right: int) -> tuple[int, int] | None:
+        """Return what is compared, before it was spread; None where neither is a scalar."""
+        both = self._spread_from(left), self._spread_from(right)
+        return both if any(map(self._is_scalar, both)) else None
+
+    def _is_scalar(self, number: int) -> bool:
+        value = self.walker.value(number)
+        return value.blocked is None and not any(value.dimensions)
+
+    def _spread_from(self, number: int) -> int:
+        for _ in range(MAX_DEPTH):
+            operation = self.made(number)
+            if operation is None or not is_spread(operation):
+                break
+            number = operation.operands[0]
+        return number
+
+    # --- what is known of other values
+
+    def is_apart(self, number: int) -> bool:
+        """Tell whether a value keeps rows apart, as far as it was followed."""
+        return self.walker.value(number).blocked is None
+
+    def truth(self, number: int, depth: int = 0) -> bool | None:
+        """Return the truth value that all elements of the row have; None for what is not known."""
+        found = self.truths.get(self.label(number))
+        if found is not None:
+            return found
+        operation = self.made(number)
+        if operation is None or depth > MAX_DEPTH or not self.is_apart(number):
+            return None
+        if operation.types[0].dtype != "i1":
+            return None
+        return self._computed(operation, depth + 1)
+
+    def _computed(self, operation: Operation, depth: int) -> bool | None:
+        if self._is_copy(operation):
+            return self.truth(operation.operands[0], depth)
+        compute = _COMPUTED.get(operation.name)
+        return compute(self, operation, depth) if compute else None
+
+    def _constant(self, operation: Operation, depth: int) -> bool | None:
+        del depth
+        fact = known(operation)
+        item = None if fact is None else fact.item()
+        return None if item is None else bool(item)
+
+    def _negated(self, operation: Operation, depth: int) -> bool | None:
+        inner = self.truth(operation.operands[0], depth)
+        return None if inner is None else not inner
+
+    def _both(self, operation: Operation, depth: int) -> bool | None:
+        decisive = operation.name == "stablehlo.or"
+        both = [self.truth(one, depth) for one in operation.operands]
+        if decisive in both:
+            return decisive
+        return None if None in both else not decisive
+
+    def _chosen(self, operation: Operation, depth: int) -> bool | None:
+        chosen = self.truth(operation.operands[0], depth)
+        return None if chosen is None else self.truth(operation.operands[1 if chosen else 2], depth)
+
+    def _compared(self, operation: Operation, depth: int) -> bool | None:
+        del depth
+        both = self._sides(*operation.operands)
+        if both is None:
+            return None
+        left, right = map(self.label, both)
+        return self.relations.get((direction_of(operation), left, right))
+
+    def _reduced(self, operation: Operation, depth: int) -> bool | None:
+        """Reduce truth values of one row, which are all alike, and the start with them."""
+        if not _reduces(operation, "stablehlo.or") and not _reduces(operation, "stablehlo.and"):
+            return None
+        if ZERO in operation.operand_types[0].shape:
+            return None
+        both = [self.truth(one, depth) for one in operation.operands]
+        decisive = _reduces(operation, "stablehlo.or")
+        if both[0] is decisive or both[1] is decisive:
+            return decisive
+        return None if None in both else not decisive
+
+    # --- what stays as it is
+
+    def is_same(self, number: int, other: int, depth: int = 0) -> bool:
+        """Tell whether a value of a region is another one, in this row."""
+        number, other = self.settled(number), self.settled(other)
+        if self.label(number) == self.label(other):
+            return True
+        if depth > MAX_DEPTH:
+            return False
+        truth = self.truth(number)
+        if truth is not None and truth == self.truth(other):
+            return True
+        operation = self.made(number)
+        if operation is None:
+            return False
+        if operation.name == "stablehlo.select":
+            return all(self.is_same(one, other, depth + 1) for one in operation.operands[1:])
+        return self._is_kept(operation, other, depth) or self.writes(number, other, self)
+
+    def _is_kept(self, operation: Operation, other: int, depth: int) -> bool:
+        """Tell whether an operation adds nothing to another value, or takes nothing from it."""
+        left, right = (*operation.operands, 0, 0)[:2]
+        if operation.name not in {"stablehlo.add", "stablehlo.or", "stablehlo.subtract"}:
+            return False
+        if self._is_nothing(right) and self.is_same(left, other, depth + 1):
+            return True
+        is_either = operation.name != "stablehlo.subtract"
+        return is_either and self._is_nothing(left) and self.is_same(right, other, depth + 1)
+
+    def settled(self, number: int) -> int:
+        """Return the side of a selection that a row takes, through several of them."""
+        for _ in range(MAX_DEPTH):
+            operation = self.made(number)
+            if operation is None:
+                break
+            if operation.name == "stablehlo.select":
+                chosen = self.truth(operation.operands[0])
+                if chosen is None:
+                    break
+                number = operation.operands[1 if chosen else 2]
+            elif _is_identity(operation):
+                number = operation.operands[0]
+            else:
+                break
+        return number
+
+    def item(self, number: int) -> int | None:
+        """Return the integer that all elements of the row are; None for what is not known."""
+        for _ in range(MAX_DEPTH):
+            number = self.settled(number)
+            fact = self.walker.value(number).fact
+            if isinstance(fact, Constant) and fact.item() is not None:
+                return fact.item()
+            operation = self.made(number)
+            if operation is None:
+                return None
+            if operation.name == "stablehlo.convert" and operation.operand_types[0].dtype == "i1":
+                truth = self.truth(operation.operands[0])
+                return None if truth is None else int(truth)
+            if operation.name not in SPREAD and operation.name != "stablehlo.constant":
+                return None
+            if operation.name == "stablehlo.constant":
+                constant = known(operation)
+                return None if constant is None else constant.item()
+            number = operation.operands[0]
+        return None
+
+    def _is_nothing(self, number: int) -> bool:
+        return self.truth(number) is False or self.item(number) == 0
+
+
+_COMPUTED: Mapping[str, Callable[[DoneRow, Operation, int], bool | None]] = MappingProxyType(
+    {
+        "stablehlo.constant": DoneRow._constant,
+        "stablehlo.not": DoneRow._negated,
+        "stablehlo.and": DoneRow._both,
+        "stablehlo.or": DoneRow._both,
+        "stablehlo.select": DoneRow._chosen,
+        "stablehlo.compare": DoneRow._compared,
+        "stablehlo.reduce": DoneRow._reduced,
+    }
+)
+"""What a truth value is where those that it is computed from are known, by operation."""

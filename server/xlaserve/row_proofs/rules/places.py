@@ -1,0 +1,63 @@
+"""Integers traced back to the number of their row: `number * stride + offset`.
+
+What looks into a batch at `arange(b)`, or into a flattened one at `arange(b) * k + i`, sees its own
+row. Such an index is made by itself of what differs from row to row, so nothing is known of it, or
+of what is computed on the way, but by looking at how it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import Value, uniform
+from xlaserve.row_proofs.program import Operation, Shape
+from xlaserve.row_proofs.rules import traced_moves, traced_offsets, traced_reductions, traced_truths
+from xlaserve.row_proofs.rules.tracing import INTEGERS, NOTHING, Part, Place, Tracing, TracingRules
+from xlaserve.row_proofs.walk import Walker
+
+_LARGEST = (1 << 63) - 1
+
+
+def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
+    """Return what is known of the integers of a value, or of a part of it."""
+    tracing = Tracing(walker, _RULES)
+    found = tracing.place(number, part)
+    if found is None or (part is None and tracing.forgets(number, found)):
+        return Place(NOTHING, None)
+    return found
+
+
+def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Sequence[Value]:
+    """Return what is known of results, of which more is known when they are traced back."""
+    if len(values) != 1 or operation.types[0].dtype not in INTEGERS:
+        return values
+    (value,) = values
+    if value.blocked is None and value.sized is None:
+        return values
+    tracing = Tracing(walker, _RULES, {operation.results[0]: value})
+    found = tracing.place(operation.results[0])
+    if found is None or tracing.forgets(operation.results[0], found):
+        return values
+    better = _better(value, found, operation.types[0].shape)
+    return values if better is None else [better]
+
+
+def _better(value: Value, found: Place, shape: Shape) -> Value | None:
+    """Return what a place says of integers that is more than is known; None for nothing."""
+    item = found.item()
+    if item is not None and abs(item) <= _LARGEST:
+        return Value(uniform(shape), fact=Constant(item))
+    if found.stride or found.offset.blocked is not None:
+        return None
+    if value.blocked is None and found.offset.sized is not None:
+        return None
+    return replace(found.offset, fact=None)
+
+
+_RULES: TracingRules = MappingProxyType(
+    {**traced_offsets.RULES, **traced_truths.RULES, **traced_moves.RULES, **traced_reductions.RULES}
+)
+"""What is known of the integers that an operation makes. What has no row may be any of its type."""

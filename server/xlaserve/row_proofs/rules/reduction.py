@@ -1,0 +1,203 @@
+"""Operations that compute from several elements along a dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.domain import Along, Dimension, Value, factor, has_rows, is_uniform, joined
+from xlaserve.row_proofs.findings import Finding, Mixes, NoRule
+from xlaserve.row_proofs.program import Operation, Region
+from xlaserve.row_proofs.rules import elementwise as elements
+from xlaserve.row_proofs.rules.elementwise import of_constant
+from xlaserve.row_proofs.rules.shape import depends_on_size
+from xlaserve.row_proofs.sizes import ONE, ZERO
+from xlaserve.row_proofs.walk import Walker
+
+_IDEMPOTENT = frozenset({"stablehlo.and", "stablehlo.or", "stablehlo.maximum", "stablehlo.minimum"})
+_BY_NAME = {
+    "stablehlo.and": np.logical_and.reduce,
+    "stablehlo.or": np.logical_or.reduce,
+}
+
+
+def check_pure(walker: Walker, region: Region) -> Finding | None:
+    """See that a region computes from its arguments and constants alone, element by element.
+
+    Return the finding that it depends on the size of the batch. Raises NoRule.
+    """
+    arguments = [Value(()) for _ in region.arguments]
+    for operation in region.operations:
+        if operation.name not in elements.NAMES and operation.name != "stablehlo.constant":
+            raise NoRule(f"computes with {operation.name}, which has no rule inside of it")
+    returned = walker.region(region, arguments)
+    for value in returned:
+        if value.blocked is not None:
+            raise Mixes("computes with a value of several rows")
+    return next((value.sized for value in returned if value.sized), None)
+
+
+def only_operation(region: Region) -> str:
+    """Return the name of the one operation of both arguments that a region is; else nothing."""
+    if len(region.operations) != 1 or len(region.arguments) != 2:
+        return ""
+    (operation,) = region.operations
+    is_of_both = set(operation.operands) == set(region.arguments)
+    return operation.name if is_of_both and region.returned == operation.results else ""
+
+
+def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Compute one element from all along some dimensions."""
+    count = len(operands) // 2
+    axes = operation.integers("dimensions")
+    values, starts = operands[:count], operands[count:]
+    name = only_operation(operation.regions[0])
+    if count == 1:
+        known = _known(operation, values[0], starts[0], axes, name)
+        if known is not None:
+            return [known]
+    for axis in axes:
+        if any(value.dimensions and has_rows(value.dimensions[axis]) for value in values):
+            raise Mixes("reduces over the rows")
+    together = joined(values)
+    sized = together.sized or _starts_sized(starts)
+    sized = sized or check_pure(walker, operation.regions[0])
+    shape = operation.operand_types[0].shape
+    idempotent = count == 1 and name in _IDEMPOTENT
+    if any(
+        not shape[axis].is_static and not (idempotent and is_uniform(together.dimensions[axis]))
+        for axis in axes
+    ):
+        sized = sized or depends_on_size(operation, "reduces over as many elements as rows")
+    left = tuple(one for axis, one in enumerate(together.dimensions) if axis not in axes)
+    return [Value(left, sized=sized)] * count
+
+
+def _starts_sized(starts: Sequence[Value]) -> Finding | None:
+    return next((start.sized for start in starts if start.sized), None)
+
+
+def _known(
+    operation: Operation, value: Value, start: Value, axes: Sequence[int], name: str
+) -> Value | None:
+    """Reduce a constant of truth values."""
+    fact, first = value.fact, start.fact
+    if not isinstance(fact, Constant) or not isinstance(first, Constant) or name not in _BY_NAME:
+        return None
+    if not fact.is_static or not first.is_static or operation.types[0].dtype != "i1":
+        return None
+    shape = operation.types[0].shape
+    if any(size == ZERO for size in operation.operand_types[0].shape):
+        return None
+    found = fact.fixed if fact.is_splat else _BY_NAME[name](fact.fixed, axis=tuple(axes))
+    both = _BY_NAME[name](np.stack(np.broadcast_arrays(found, first.fixed)), axis=0)
+    return of_constant(Constant(both), shape, operation)
+
+
+# --- windows -----------------------------------------------------------------------------------
+
+
+def _windowed(
+    operation: Operation, value: Value, names: Sequence[str], reason: str
+) -> tuple[list[Dimension], Finding | None]:
+    """Return the dimensions of what windows were moved over."""
+    windows = operation.sizes("window_dimensions") or ()
+    rank = len(value.dimensions)
+    for dimension, window in zip(value.dimensions, windows, strict=True):
+        if window != ONE and has_rows(dimension):
+            raise Mixes(reason)
+    sizes = operation.integers("window_dimensions")
+    ones = [operation.integers(name) or (1,) * rank for name in names]
+    padding = operation.integers("padding") or (0,) * (2 * rank)
+    found: list[Dimension] = []
+    sized = value.sized
+    for axis, dimension in enumerate(value.dimensions):
+        trivial = (
+            sizes[axis] == 1
+            and not any(padding[2 * axis : 2 * axis + 2])
+            and all(one[axis] == 1 for one in ones)
+        )
+        if trivial:
+            found.append(dimension)
+            continue
+        if has_rows(dimension):
+            raise Mixes(reason)
+        size = operation.types[0].shape[axis]
+        if not size.is_static or not operation.operand_types[0].shape[axis].is_static:
+            raise NoRule("moves windows over a dimension of the size of the batch")
+        found.append(factor(size, Along.ANY))
+    return found, sized
+
+
+def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Reduce in windows."""
+    count = len(operands) // 2
+    together = joined(operands[:count])
+    finding = _starts_sized(operands[count:]) or check_pure(walker, operation.regions[0])
+    names = ("window_strides", "base_dilations", "window_dilations")
+    found, sized = _windowed(operation, together, names, "moves windows over the rows")
+    return [Value(tuple(found), sized=sized or finding) for _ in range(count)]
+
+
+def select_and_scatter(
+    operation: Operation, operands: Sequence[Value], walker: Walker
+) -> list[Value]:
+    """Put each element of a source where its window has its largest: the gradient of pooling."""
+    operand, source, start = operands
+    finding = _starts_sized([start])
+    for region in operation.regions:
+        finding = finding or check_pure(walker, region)
+    found, sized = _windowed(operation, operand, ("window_strides",), "moves windows over the rows")
+    if any(has_rows(one) for one in source.dimensions):
+        _check_unmoved(operation, source)
+    whole = operation.types[0].shape
+    moved = tuple(
+        dimension if has_rows(dimension) or dimension == found[axis] else factor(size, Along.ANY)
+        for axis, (dimension, size) in enumerate(zip(source.dimensions, whole, strict=True))
+    )
+    return [joined([Value(tuple(found), sized=sized or finding), Value(moved, sized=source.sized)])]
+
+
+def _check_unmoved(operation: Operation, source: Value) -> None:
+    """Raise Mixes where windows are moved over the rows of the source."""
+    _windowed(operation, source, ("window_strides",), "moves windows over the rows")
+
+
+# --- sorting -----------------------------------------------------------------------------------
+
+
+def _reordered(operation: Operation, together: Value, axis: int, reason: str) -> Value:
+    """Return what is known of a value whose elements along a dimension were put in order."""
+    dimension = together.dimensions[axis]
+    if has_rows(dimension):
+        raise Mixes(reason)
+    size = operation.operand_types[0].shape[axis]
+    sized = together.sized
+    if not size.is_static and not is_uniform(dimension):
+        sized = sized or depends_on_size(operation, "orders as many elements as rows", surely=False)
+    along = factor(operation.types[0].shape[axis], Along.ANY)
+    if operation.types[0].shape[axis] == ONE:
+        along = ()
+    return Value(
+        (*together.dimensions[:axis], along, *together.dimensions[axis + 1 :]), sized=sized
+    )
+
+
+def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Order elements along a dimension."""
+    together = joined(operands)
+    finding = check_pure(walker, operation.regions[0])
+    axis = operation.integer("dimension")
+    axis += len(together.dimensions) if axis < 0 else 0
+    found = _reordered(operation, together, axis, "sorts the rows")
+    return [Value(found.dimensions, sized=found.sized or finding)] * len(operands)
+
+
+def top_k(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Take the largest elements of the last dimension."""
+    operation.integer("k")
+    (value,) = operands
+    found = _reordered(operation, value, len(value.dimensions) - 1, "takes the largest of the rows")
+    return [found] * len(operation.results)

@@ -1,0 +1,178 @@
+"""Truth values traced back, and what a selection takes for true."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from xlaserve.row_proofs import ranges
+from xlaserve.row_proofs.ranges import TRUTH, Range
+from xlaserve.row_proofs.rules.elementwise import direction_of
+from xlaserve.row_proofs.rules.traced_offsets import compared
+from xlaserve.row_proofs.rules.tracing import (
+    INTEGERS,
+    NOTHING,
+    Assumed,
+    Place,
+    Trace,
+    Tracing,
+    TracingRules,
+    joined_offsets,
+    known_number,
+)
+from xlaserve.row_proofs.sizes import static
+
+MAX_ASSUMED = 2
+"""Most predicates inside of one another that are taken for true or false."""
+
+
+def _compare(trace: Trace) -> Place | None:
+    if trace.operation.operand_types[0].dtype not in INTEGERS:
+        return None
+    left, right = trace.operand(0), trace.operand(1)
+    if left is None or right is None:
+        return Place(NOTHING, TRUTH)
+    return compared(trace, left, right, direction_of(trace.operation))
+
+
+def _logical(trace: Trace, neutral: int) -> Place | None:
+    """Return what `and` or `or` makes; where one is not known, the other may follow from it."""
+    if trace.operation.types[0].dtype != "i1":
+        return _bits(trace, neutral)
+    left, right = trace.operand(0), trace.operand(1)
+    if left is None or right is None:
+        return Place(NOTHING, TRUTH)
+    if 1 - neutral in (left.item(), right.item()):
+        return known_number(trace, 1 - neutral)
+    for one, other in ((left, right), (right, left)):
+        if one.item() == neutral:
+            return other
+    for first, second in ((0, 1), (1, 0)):
+        assumed = _assuming(trace, trace.operation.operands[first], is_true=bool(neutral))
+        if assumed is not None:
+            follows = trace.operand(second, assumed)
+            if follows is not None and follows.item() == 1 - neutral:
+                return known_number(trace, 1 - neutral)
+    return Place(joined_offsets(trace, left, right), TRUTH)
+
+
+def _bits(trace: Trace, neutral: int) -> Place | None:
+    left, right = trace.operand(0), trace.operand(1)
+    if left is None or right is None or left.stride or right.stride:
+        return None
+    numbers = [number for number in (left.item(), right.item()) if number is not None]
+    within = None
+    if neutral and numbers and numbers[0] >= 0:
+        within = ranges.below(static(numbers[0] + 1))
+    return Place(joined_offsets(trace, left, right), within)
+
+
+def _and(trace: Trace) -> Place | None:
+    return _logical(trace, 1)
+
+
+def _or(trace: Trace) -> Place | None:
+    return _logical(trace, 0)
+
+
+def _not(trace: Trace) -> Place | None:
+    found = trace.operand(0)
+    if found is None or trace.operation.types[0].dtype != "i1":
+        return None
+    item = found.item()
+    return Place(found.offset, TRUTH) if item is None else known_number(trace, 1 - item)
+
+
+def _xor(trace: Trace) -> Place | None:
+    left, right = trace.operand(0), trace.operand(1)
+    if left is None or right is None or trace.operation.types[0].dtype != "i1":
+        return None
+    items = left.item(), right.item()
+    if items[0] is not None and items[1] is not None:
+        return known_number(trace, items[0] ^ items[1])
+    return Place(joined_offsets(trace, left, right), TRUTH)
+
+
+def _selected(trace: Trace) -> Place | None:
+    predicate = trace.operand(0)
+    item = None if predicate is None else predicate.item()
+    if item is not None:
+        return trace.operand(1 if item else 2)
+    left, right = (
+        trace.operand(place, _assuming(trace, trace.operation.operands[0], is_true=is_true))
+        for place, is_true in ((1, True), (2, False))
+    )
+    if left is None or right is None or left.stride != right.stride or left.rows != right.rows:
+        return None
+    within = None
+    if left.within is not None and right.within is not None:
+        within = ranges.spanned(left.within, right.within)
+    if left.stride and within is None:
+        return None
+    offset = NOTHING if predicate is None else joined_offsets(trace, predicate, left, right)
+    return Place(offset, within, left.stride, left.rows)
+
+
+def _assuming(trace: Trace, predicate: int, *, is_true: bool) -> Assumed | None:
+    """Return what is assumed where a comparison with a number holds, or does not."""
+    tracing = trace.tracing
+    made = tracing.made_by(tracing.same(predicate))
+    if made is None or made.name != "stablehlo.compare" or len(trace.assumed) >= MAX_ASSUMED:
+        return None
+    # Of the same elements; what is assumed of a scalar says nothing of any of them.
+    is_of_same = made.types[0].shape == trace.operation.types[trace.result].shape
+    if not is_of_same or made.operand_types[0].dtype not in INTEGERS:
+        return None
+    comparison = Trace(tracing, made, 0, trace.part, trace.assumed)
+    direction = direction_of(made)
+    for place, says in ((0, direction), (1, _MIRRORED[direction])):
+        bound, subject = comparison.operand(1 - place), comparison.operand(place)
+        number = None if bound is None else bound.item()
+        if number is None or subject is None or subject.whole is None:
+            continue
+        within = _bounded(says if is_true else _OPPOSITE[says], number, subject.whole)
+        if within is not None:
+            name = _subject(tracing, tracing.same(made.operands[place]), within)
+            return {**trace.assumed, name: within}
+    return None
+
+
+_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+
+
+_OPPOSITE = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
+
+
+def _subject(tracing: Tracing, number: int, within: Range) -> int:
+    """Return the integer that is within bounds where another is: it is 0 where its sign is."""
+    made = tracing.made_by(number)
+    if made is not None and made.name == "stablehlo.sign" and within.item() == 0:
+        return tracing.same(made.operands[0])
+    return number
+
+
+def _bounded(direction: str, number: int, whole: Range) -> Range | None:
+    """Return what is left of a range where its integers compare so with a number."""
+    low, high = whole
+    if direction == "NE":
+        if low == static(number):
+            return Range(static(number + 1), high)
+        return Range(low, static(number - 1)) if high == static(number) else None
+    lowest = {"GT": number + 1, "GE": number, "EQ": number}.get(direction)
+    highest = {"LT": number - 1, "LE": number, "EQ": number}.get(direction)
+    if lowest is not None and ranges.is_at_least(static(lowest), low):
+        low = static(lowest)
+    if highest is not None and ranges.is_at_least(high, static(highest)):
+        high = static(highest)
+    return Range(low, high)
+
+
+RULES: TracingRules = MappingProxyType(
+    {
+        "stablehlo.compare": _compare,
+        "stablehlo.and": _and,
+        "stablehlo.or": _or,
+        "stablehlo.xor": _xor,
+        "stablehlo.not": _not,
+        "stablehlo.select": _selected,
+    }
+)

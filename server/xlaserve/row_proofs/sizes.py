@@ -1,0 +1,87 @@
+"""Sizes as functions of the batch: `per_row * b + offset`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xlaserve.row_proofs.findings import NoRule
+
+
+class Size(NamedTuple):
+    """The size `per_row * b + offset` at the batch size `b`."""
+
+    per_row: int
+    offset: int
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is the same at every batch size."""
+        return not self.per_row
+
+    @property
+    def fixed(self) -> int:
+        """Return the size that it has at every batch size; raises NoRule where there is none."""
+        if self.per_row:
+            raise NoRule("uses the size of the batch in a way that has no rule")
+        return self.offset
+
+    def at(self, rows: int) -> int:
+        """Return the size at one batch size."""
+        return self.per_row * rows + self.offset
+
+
+BATCH = Size(1, 0)
+ONE = Size(0, 1)
+ZERO = Size(0, 0)
+
+
+def static(size: int) -> Size:
+    """Return a size that does not depend on the batch."""
+    return Size(0, size)
+
+
+def fitted(at_first: int, at_second: int, rows: tuple[int, int]) -> Size | None:
+    """Return the size that has these values at two batch sizes, None where no whole one has."""
+    difference, step = at_second - at_first, rows[1] - rows[0]
+    if difference % step or difference < 0:
+        return None
+    per_row = difference // step
+    return Size(per_row, at_first - per_row * rows[0])
+
+
+def plus(left: Size, right: Size) -> Size:
+    """Return the sum of two sizes."""
+    return Size(left.per_row + right.per_row, left.offset + right.offset)
+
+
+def minus(left: Size, right: Size) -> Size:
+    """Return the difference of two sizes."""
+    return Size(left.per_row - right.per_row, left.offset - right.offset)
+
+
+def is_at_most(left: Size, right: Size) -> bool:
+    """Tell whether a size is no larger than another, in a batch of any number of rows."""
+    return left.per_row <= right.per_row and left.at(1) <= right.at(1)
+
+
+def product(left: Size, right: Size) -> Size | None:
+    """Return the product of two sizes, None for one of the square of the batch."""
+    if left.per_row and right.per_row:
+        return None
+    return Size(
+        left.per_row * right.offset + right.per_row * left.offset, left.offset * right.offset
+    )
+
+
+def quotient(whole: Size, part: Size) -> Size | None:
+    """Return the size that `part` is to be multiplied by to give `whole`, at every batch size."""
+    if part == ONE:
+        return whole
+    if part.is_static:
+        if not part.offset or whole.per_row % part.offset or whole.offset % part.offset:
+            return None
+        return Size(whole.per_row // part.offset, whole.offset // part.offset)
+    if whole.per_row % part.per_row:
+        return None
+    times = whole.per_row // part.per_row
+    return static(times) if times and times * part.offset == whole.offset else None

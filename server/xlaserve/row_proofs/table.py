@@ -1,0 +1,125 @@
+"""The table of rules: what every operation does to rows. What has no row is unknown.
+
+`grows` names the attributes that a rule reads as sizes. `ignored` are the operands that a result
+may turn out not to depend on: a start of what is taken whole, the branch that is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from xlaserve.row_proofs.domain import Value
+from xlaserve.row_proofs.program import Operation
+from xlaserve.row_proofs.rules import (
+    constant,
+    control,
+    elementwise,
+    indexing,
+    known_slices,
+    linear,
+    places,
+    reduction,
+    shape,
+    solves,
+)
+from xlaserve.row_proofs.walk import Rule, Rules, Walker
+
+_Plain = Callable[[Operation, Sequence[Value]], Sequence[Value]]
+
+
+def _all(count: int) -> range:
+    return range(count)
+
+
+def _rule(
+    compute: _Plain,
+    *,
+    takes_unknown: bool = False,
+    grows: Collection[str] = (),
+    ignored: Callable[[int], Collection[int]] = lambda count: (),
+) -> Rule:
+    def without_walker(
+        operation: Operation, operands: Sequence[Value], walker: Walker
+    ) -> Sequence[Value]:
+        del walker
+        return compute(operation, operands)
+
+    return Rule(without_walker, takes_unknown, frozenset(grows), ignored)
+
+
+def _traced(
+    compute: _Plain, *, ignored: Callable[[int], Collection[int]] = lambda count: ()
+) -> Rule:
+    """Return a rule for what makes integers, of which more is known when they are traced back."""
+    plain = _rule(compute, takes_unknown=True, ignored=ignored)
+    return replace(plain, settle=places.settled)
+
+
+RULES: Rules = MappingProxyType(
+    {
+        **dict.fromkeys(sorted(elementwise.NAMES), _traced(elementwise.elementwise)),
+        # One side of it, where it is known which.
+        "stablehlo.select": _traced(elementwise.elementwise, ignored=_all),
+        "stablehlo.constant": _rule(constant.constant, grows={"value"}),
+        # Elements are moved.
+        "stablehlo.iota": _rule(shape.iota),
+        "stablehlo.broadcast_in_dim": _traced(shape.broadcast_in_dim),
+        "stablehlo.transpose": _rule(shape.transpose, takes_unknown=True),
+        "stablehlo.reshape": _traced(shape.reshape),
+        "stablehlo.slice": _rule(
+            shape.slice_, takes_unknown=True, grows={"start_indices", "limit_indices"}
+        ),
+        "stablehlo.concatenate": _traced(shape.concatenate),
+        "stablehlo.pad": _rule(shape.pad, grows={"edge_padding_low", "edge_padding_high"}),
+        "stablehlo.reverse": _rule(shape.reverse),
+        "stablehlo.bitcast_convert": _rule(shape.bitcast_convert),
+        "stablehlo.optimization_barrier": _rule(shape.kept, takes_unknown=True, ignored=_all),
+        # Several elements make one.
+        "stablehlo.reduce": Rule(reduction.reduce, settle=places.settled),
+        "stablehlo.reduce_window": Rule(reduction.reduce_window),
+        "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
+        "stablehlo.sort": Rule(reduction.sort),
+        "chlo.top_k": _rule(reduction.top_k),
+        # Elements are looked up, and put.
+        "stablehlo.gather": Rule(
+            known_slices.gather,
+            takes_unknown=True,
+            grows=frozenset({"slice_sizes"}),
+            ignored=lambda count: range(1, count),
+        ),
+        "stablehlo.scatter": Rule(
+            indexing.scatter,
+            takes_unknown=True,
+            ignored=lambda count: (count // 2,),
+        ),
+        "stablehlo.dynamic_slice": _rule(
+            indexing.dynamic_slice,
+            takes_unknown=True,
+            grows={"slice_sizes"},
+            ignored=lambda count: range(1, count),
+        ),
+        "stablehlo.dynamic_update_slice": _rule(
+            indexing.dynamic_update_slice,
+            takes_unknown=True,
+            ignored=lambda count: range(2, count),
+        ),
+        # Matrices and images.
+        "stablehlo.dot_general": _rule(linear.dot_general),
+        "stablehlo.convolution": _rule(linear.convolution),
+        "stablehlo.fft": _rule(linear.fft),
+        "stablehlo.cholesky": _rule(linear.matrices),
+        "stablehlo.triangular_solve": _rule(solves.triangular_solve),
+        "stablehlo.batch_norm_inference": _rule(linear.batch_norm_inference),
+        "stablehlo.batch_norm_training": _rule(linear.batch_norm_training),
+        "stablehlo.batch_norm_grad": _rule(linear.batch_norm_training),
+        "stablehlo.custom_call": _rule(solves.custom_call),
+        # Random bits, of a key that all rows share.
+        "stablehlo.rng_bit_generator": _rule(shape.random_bits),
+        # Loops and branches.
+        "stablehlo.case": Rule(control.case, takes_unknown=True, ignored=_all),
+        "stablehlo.if": Rule(control.case, takes_unknown=True, ignored=_all),
+        "stablehlo.while": Rule(control.while_, takes_unknown=True, ignored=_all),
+    }
+)

@@ -1,0 +1,148 @@
+"""Walks a program once, operation by operation, and keeps what is known of every value."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xlaserve.row_proofs import invariants
+from xlaserve.row_proofs.domain import Value, blocked
+from xlaserve.row_proofs.findings import Finding, Problem, Unfollowed
+from xlaserve.row_proofs.program import Operation, Region
+
+MAX_STEPS = 400_000
+"""Operations walked over, those in loops once for each round."""
+
+_NOT_OF_ONE_RULE = (Unfollowed, MemoryError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The effect of an operation on rows."""
+
+    compute: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]]
+    """Returns what is known of the results; raises Mixes or NoRule."""
+    takes_unknown: bool = False
+    """Whether it is asked where nothing is known of an operand; else nothing is of the results."""
+    grows: frozenset[str] = frozenset()
+    """Attributes that it reads as sizes, which may differ with the batch. Where any other does,
+    the operation has no rule."""
+    ignored: Callable[[int], Collection[int]] = lambda count: ()
+    """Positions, of so many operands, of those that a result may turn out not to depend on."""
+    settle: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]] | None = None
+    """Returns the results with what more is known of them by another way, if it is."""
+
+
+Rules: TypeAlias = Mapping[str, Rule]
+
+
+class Walker:
+    """One walk over a program."""
+
+    def __init__(self, rules: Rules, deadline: float) -> None:
+        self.loops_follow_rows = False
+        """Whether the length of a loop that was walked over depends on rows."""
+        self.loops_follow_inputs = False
+        """Whether the length of one is not known to be constant."""
+        self._rules = rules
+        self._deadline = deadline
+        self._steps = 0
+        self._values: dict[int, Value] = {}
+        self._made: dict[int, Operation] = {}
+        self._same: dict[int, int] = {}
+        self.noted: dict[object, object] = {}
+        """What rules note of values, for as long as those stay what they are."""
+
+    def value(self, number: int) -> Value:
+        """Return what is known of a value that was computed."""
+        return self._values[number]
+
+    def known(self, number: int) -> Value | None:
+        """Return what is known of a value; None where it was not computed yet."""
+        return self._values.get(number)
+
+    def same_as(self, number: int) -> int:
+        """Return the value that an argument of a loop is in every trip; any other is itself."""
+        while number in self._same:
+            number = self._same[number]
+        return number
+
+    def made_by(self, number: int) -> Operation | None:
+        """Return the operation whose result a value is; None of an argument."""
+        return self._made.get(number)
+
+    def region(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
+        """Walk over a region and return what is known of what it returns."""
+        if not self._values.keys().isdisjoint(region.arguments):
+            self.noted.clear()
+        self._values.update(zip(region.arguments, arguments, strict=True))
+        for operation in region.operations:
+            self._operation(operation)
+        return [self._values[number] for number in region.returned]
+
+    def _operation(self, operation: Operation) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise Unfollowed(f"takes more than {MAX_STEPS} steps to follow")
+        if not self._steps & 255 and time.thread_time() > self._deadline:
+            raise Unfollowed("takes too long to follow")
+        operands = [self._values[number] for number in operation.operands]
+        self._made.update(dict.fromkeys(operation.results, operation))
+        if operation.name == "stablehlo.while":
+            self._same.update(_kept(operation))
+        results = self._computed(operation, operands)
+        self._values.update(zip(operation.results, results, strict=True))
+
+    def _computed(self, operation: Operation, operands: Sequence[Value]) -> Sequence[Value]:
+        rule = self._rules.get(operation.name)
+        if rule is None:
+            return self._stopped(operation, mixed=False, reason="has no rule")
+        reason = invariants.unread(operation, rule.grows)
+        if reason:
+            return self._stopped(operation, mixed=False, reason=reason)
+        results = self._by_rule(rule, operation, operands)
+        if rule.settle is None:
+            return results
+        # What is settled was not computed from what is known of the operands.
+        try:
+            settled = rule.settle(operation, results, self)
+        except _NOT_OF_ONE_RULE:
+            raise
+        # A form of the operation that was not thought of costs what more might be known of it.
+        except Exception:
+            return results
+        return results if invariants.broken(operation, (), settled) else settled
+
+    def _by_rule(
+        self, rule: Rule, operation: Operation, operands: Sequence[Value]
+    ) -> Sequence[Value]:
+        try:
+            if not rule.takes_unknown and any(one.blocked is not None for one in operands):
+                return [blocked(operands)] * len(operation.results)
+            results = rule.compute(operation, operands, self)
+        except Problem as problem:
+            return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
+        except _NOT_OF_ONE_RULE:
+            raise
+        # A form of it that was not thought of costs this proof, not those of all outputs.
+        except Exception as error:
+            reason = f"is of a form that its rule cannot read ({type(error).__name__})"
+            return self._stopped(operation, mixed=False, reason=reason)
+        reason = invariants.broken(operation, operands, results, rule.ignored(len(operands)))
+        return self._stopped(operation, mixed=False, reason=reason) if reason else results
+
+    @staticmethod
+    def _stopped(operation: Operation, *, mixed: bool, reason: str) -> list[Value]:
+        finding = Finding(mixed, operation.name, reason, operation.location())
+        return [Value((), finding)] * len(operation.results)
+
+
+def _kept(loop: Operation) -> Iterator[tuple[int, int]]:
+    """Yield the arguments that a loop carries as they are, and what each of them is."""
+    condition, body = loop.regions
+    for number, operand in enumerate(loop.operands):
+        if body.returned[number] == body.arguments[number]:
+            yield condition.arguments[number], operand
+            yield body.arguments[number], operand

@@ -1,0 +1,1 @@
+"""Models that can be called: recognised, loaded, compiled, executed."""

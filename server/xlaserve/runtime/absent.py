@@ -1,0 +1,67 @@
+"""What is said of a directory in which no kind of model is recognised."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from xlaserve.artifact.manifest import FILE_NAME
+from xlaserve.errors import repeatable
+
+_SHOWN = 4
+"""Names of files that are shown."""
+_SHOWN_CHARACTERS = 200
+"""Of a name."""
+_MOST = 1000
+"""Entries that are looked at."""
+
+
+def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
+    """Return what is missing, what is there instead, and what to do about it.
+
+    `looked_for` are the files that make a directory a model; `named` is the only one where the
+    configuration, or its kind, asks for it.
+    """
+    missing = _short(named) if named else FILE_NAME
+    others = "" if named else f", looked for {', '.join(looked_for[:-1])} or {looked_for[-1]}"
+    return f"{missing} is missing: {_there(path)}{others}"
+
+
+def _there(path: Path) -> str:
+    if path.is_symlink() or path.parent.is_symlink():
+        # It may lead to where whoever names it may not look.
+        return f"the directory '{_shown(path)}', behind a link, holds no such file"
+    try:
+        entries = [entry for entry, _ in zip(path.iterdir(), range(_MOST), strict=False)]
+    except FileNotFoundError:
+        return f"there is no directory '{_shown(path)}'"
+    except OSError as error:
+        return f"the directory '{_shown(path)}' cannot be read: {error.strerror}"
+    return _found(path, sorted(one for one in entries if not one.name.startswith(".")))
+
+
+def _found(path: Path, entries: list[Path]) -> str:
+    if not entries:
+        return f"the directory '{_shown(path)}' is empty"
+    versions = [entry for entry in entries if entry.name.isdecimal() and entry.is_dir()]
+    if versions:
+        return (
+            f"the directory '{_shown(path)}' holds the versions {_listed(versions)}, and no files "
+            "of a model by itself: name one of them"
+        )
+    within = [entry for entry in entries if (entry / FILE_NAME).is_file()]
+    if within:
+        return f"the model is one level below, in {_listed(within)}: name that directory"
+    return f"the directory '{_shown(path)}' holds {_listed(entries)}"
+
+
+def _shown(path: Path) -> str:
+    """Return the name of a directory as its owner knows it; the path is the server's."""
+    return _short(path.name)
+
+
+def _short(name: str) -> str:
+    return repeatable(name)[:_SHOWN_CHARACTERS]
+
+
+def _listed(entries: list[Path]) -> str:
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return ", ".join(_shown(entry) for entry in entries[:_SHOWN]) + more

@@ -1,0 +1,162 @@
+"""Calls of the code of a model to other models of the server."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from xlaserve.tensors import Parameter
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+"""A tensor; one of BYTES has dtype object and holds `bytes`."""
+
+Arrays: TypeAlias = Mapping[str, Array]
+"""Tensors by name."""
+
+WINDOW = 16
+"""Answers of another model that may wait for the code that asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of the code of a model."""
+
+    model: str
+    inputs: Arrays
+    version: str = ""
+    """Empty for the newest."""
+    outputs: Sequence[str] = ()
+    """Empty for all."""
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
+    seconds: float = 0.0
+    """Time that it may take; 0 for as long as the request that it is part of."""
+
+
+class Answered(dict[str, Array]):
+    """The outputs of another model, and the parameters of its answer."""
+
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
+
+
+def answered(outputs: Arrays, parameters: Mapping[str, Parameter]) -> Answered:
+    """Return outputs with the parameters of their answer."""
+    found = Answered(outputs)
+    found.parameters = parameters
+    return found
+
+
+def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
+    """Return the parameters of an answer of another model."""
+    return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """A load or an unload that the code of a model asks for."""
+
+    by: str
+    """The model whose code asks."""
+    model: str
+    is_load: bool
+    parameters: Mapping[str, bool | int | str | bytes]
+    """Those of the model repository extension."""
+
+
+class Replies:
+    """The answers to one request, in the order in which they come. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Arrays] = deque()
+        self._has_ended = False
+        self._error: BaseException | None = None
+        self.is_cancelled = False
+        """Whether no more are wanted, perhaps before anybody could be told."""
+        self.on_taken: Callable[[], object] = lambda: None
+        """Called when one was taken: more may come (backpressure)."""
+        self.on_cancel: Callable[[], object] = lambda: None
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether no more should come before some were taken."""
+        return len(self._waiting) >= WINDOW
+
+    def put(self, outputs: Arrays) -> None:
+        """Add an answer."""
+        with self._changed:
+            self._waiting.append(outputs)
+            self._changed.notify()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that no more come, or why."""
+        with self._changed:
+            self._has_ended, self._error = True, self._error or error
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Ask for no more."""
+        self.is_cancelled = True
+        self.on_cancel()
+
+    def __iter__(self) -> Iterator[Arrays]:
+        return self
+
+    def __next__(self) -> Arrays:
+        """Return the next answer, once it is there; raises what the other model failed with."""
+        with self._changed:
+            while not self._waiting and not self._has_ended:
+                self._changed.wait()
+            if self._waiting:
+                found = self._waiting.popleft()
+            elif self._error is not None:
+                raise self._error
+            else:
+                raise StopIteration
+        self.on_taken()
+        return found
+
+
+class Calls(Protocol):
+    """Has other models answer, in any thread."""
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Ask for one answer, as part of a request; the future raises what the model fails with."""
+        ...
+
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+        """Ask for any number of answers; return what takes them, which may be given."""
+        ...
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model, with the permissions and limits that every client has."""
+        ...
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell whether a model would answer now."""
+        ...
+
+
+_current: ContextVar[object] = ContextVar("python_request", default=None)
+
+
+@contextmanager
+def computing(request: object) -> Iterator[None]:
+    """Make calls within the block part of a request."""
+    token = _current.set(request)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_request() -> object:
+    """Return the request for which the code computes, in this thread or coroutine."""
+    return _current.get()

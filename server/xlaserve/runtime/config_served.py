@@ -1,0 +1,87 @@
+"""The configuration of a loaded model, complete: what was written, and what the model says."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import betterproto
+
+from xlaserve.errors.access import HIDDEN
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.message import ENSEMBLE
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.runtime.programs.served_rows import BATCH_ROWS
+from xlaserve.tensors import TensorSpec
+from xlaserve_proto import inference
+
+ConfigTensor = TypeVar("ConfigTensor", inference.ModelInput, inference.ModelOutput)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedConfig:
+    """A loaded model, and the configuration that it was loaded with."""
+
+    name: str
+    config: ModelConfig
+    info: ModelInfo
+    sees: Callable[[str], bool] = lambda model: True
+    """Tells whether who reads it may see a model that it names."""
+
+    def message(self) -> inference.ModelConfig:
+        """Return all that was written, and where that says nothing, what the model is.
+
+        It may be sent back as the `config` of a load. Shares its parts with what was written:
+        not to be changed.
+        """
+        written = self.config.message
+        if written is None:  # one that has nothing but empty messages is false
+            written = inference.ModelConfig()
+        message = copy.copy(written)
+        message.name = self.name
+        message.platform = written.platform or self.info.platform
+        if self.info.platform != ENSEMBLE:
+            message.backend = written.backend or self.info.platform
+        if not betterproto.which_one_of(message.version_policy, "policy_choice")[0]:
+            message.version_policy = inference.ModelVersionPolicy(
+                latest=inference.ModelVersionPolicyLatest(num_versions=1)
+            )
+        message.max_batch_size = self.info.max_batch_size
+        if self.info.is_decoupled:
+            message.model_transaction_policy = inference.ModelTransactionPolicy(decoupled=True)
+        if self.info.verdict is not None:
+            said = inference.ModelParameter(string_value=str(self.info.verdict))
+            message.parameters = {**written.parameters, BATCH_ROWS: said}
+        hidden = [step for step in self.config.steps if not self.sees(step.model_name)]
+        if hidden:
+            message.ensemble_scheduling = self._without_hidden(written.ensemble_scheduling)
+        batched = bool(self.info.max_batch_size)
+        message.input = _tensors(self.info.inputs, written.input, inference.ModelInput, batched)
+        message.output = _tensors(self.info.outputs, written.output, inference.ModelOutput, batched)
+        return message
+
+    def _without_hidden(self, scheduling: inference.ModelEnsembling) -> inference.ModelEnsembling:
+        found = copy.copy(scheduling)
+        found.step = [copy.copy(step) for step in scheduling.step]
+        for step in found.step:
+            if not self.sees(step.model_name):
+                step.model_name = HIDDEN
+        return found
+
+
+def _tensors(
+    specs: Sequence[TensorSpec],
+    written: Sequence[ConfigTensor],
+    kind: type[ConfigTensor],
+    batched: bool,
+) -> list[ConfigTensor]:
+    by_name = {tensor.name: tensor for tensor in written}
+    tensors = []
+    for spec in specs:
+        tensor = copy.copy(by_name.get(spec.name) or kind())
+        tensor.name = spec.name
+        tensor.data_type = inference.DataType[spec.datatype.config_name]
+        # Without a max_batch_size of its own a configuration may have the batch in its dims.
+        tensor.dims = list(spec.shape[batched:])
+        tensors.append(tensor)
+    return tensors

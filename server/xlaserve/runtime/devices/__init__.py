@@ -1,0 +1,1 @@
+"""Devices, and where the parts of a model lie on them."""

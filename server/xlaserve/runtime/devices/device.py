@@ -1,0 +1,39 @@
+"""JAX on demand: it is imported when a device is first needed, seconds after the port opened."""
+
+from collections.abc import Mapping
+
+from xlaserve.runtime.devices.placement import Devices
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
+
+
+def start(
+    device: str, cache: CompilationCache | None = None, *, memory_fraction: float | None = None
+) -> str:
+    """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
+
+    Blocks for the import of jax. Raises DeviceUnavailable, or InvalidSettings for the cache.
+    """
+    from xlaserve.runtime.devices import jax_runtime
+
+    return jax_runtime.start(device, cache, memory_fraction=memory_fraction)
+
+
+def devices(platform: str) -> Devices:
+    """Return the devices of a platform that was started. Blocks."""
+    from xlaserve.runtime.devices import sites
+
+    return sites.devices(platform)
+
+
+def memory(platform: str) -> Mapping[str, tuple[int, int]]:
+    """Return bytes in use and the limit of each device, `cuda:0`; none for the CPU. Blocks."""
+    from xlaserve.runtime.devices import sites
+
+    return sites.memory(platform)
+
+
+def release_memory() -> None:
+    """Give memory of dropped models back to the operating system. Blocks."""
+    from xlaserve.runtime.devices import jax_runtime
+
+    jax_runtime.release_memory()

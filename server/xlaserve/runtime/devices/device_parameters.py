@@ -1,0 +1,172 @@
+"""The parameters of one model on its devices, in the form that its programs take."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlaserve.artifact import manifest, weights
+from xlaserve.artifact.manifest import Manifest
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.runtime.devices.packing import (
+    KERNEL_ORDER,
+    PACKED_BYTES,
+    UNPACKED,
+    Packing,
+    Parameter,
+    is_kernel,
+)
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.tensors import Tensor, aligned_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParameters:
+    """The arguments that stand for the parameters in every program, at each site."""
+
+    leaves: tuple[list[jax.Array], ...] = ()
+    """Arrays of each site: the buffers of small parameters, then the large ones in the artifact's
+    order."""
+    packing: Packing = UNPACKED
+    """Which parameter is in which of them."""
+    elsewhere_bytes: tuple[int, ...] = ()
+    """Bytes of each site that other processes account for, which have mapped the same file."""
+    host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
+    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
+    parameters are mapped, it is the mapping."""
+
+    @staticmethod
+    def read(
+        directory: Path,
+        described: Manifest,
+        sites: Sequence[Site],
+        check_cancelled: Callable[[], None],
+        *,
+        mapped: bool = False,
+        processes: int = 1,
+        roots: Roots = ANYWHERE,
+    ) -> "DeviceParameters":
+        """Read the weights tensor by tensor, or map them; raises InvalidModel.
+
+        Where so many `processes` map them, each accounts for an equal part of the pages.
+        """
+        positions = {name: index for index, name in enumerate(described.parameters)}
+        large: list[dict[int, jax.Array]] = [{} for _ in sites]
+        mapped_bytes = [0] * len(sites)
+        small: dict[int, Tensor] = {}
+        turned: set[int] = set()
+        host: list[weakref.ref[object]] = []
+        record = described.files[manifest.WEIGHTS]
+        read = weights.read_mapped if mapped else weights.read
+        for name, tensor in read(directory, manifest.WEIGHTS, record, roots):
+            check_cancelled()
+            index = positions[name]
+            if _is_small(name, tensor.nbytes, sites):
+                small[index] = tensor
+                continue
+            if _is_turned(name, Parameter(tensor.dtype, tensor.shape), sites):
+                turned.add(index)
+            held_as = _turned(tensor) if index in turned else tensor
+            for number, (site, held) in enumerate(zip(sites, large, strict=True)):
+                held[index] = put = _put(held_as, site.parameter(name))
+                mapped_bytes[number] += tensor.nbytes if mapped and _is_in_place(put, tensor) else 0
+            host.append(weakref.ref[object](held_as.base))
+        packing, buffers = _packed(small, len(positions), turned)
+        # Only those are held from here on, and neither what was read nor a mapping.
+        small.clear()
+        ordered: list[list[jax.Array]] = []
+        for site, held in zip(sites, large, strict=True):
+            packed = [_put(buffer, site.outputs) for buffer in buffers]
+            ordered.append([*packed, *(held[index] for index in sorted(held))])
+        host += [weakref.ref[object](buffer.base) for buffer in buffers]
+        elsewhere = tuple(size - -(-size // processes) for size in mapped_bytes)
+        return DeviceParameters(tuple(ordered), packing, elsewhere, tuple(host))
+
+    @staticmethod
+    def described(
+        directory: Path, described: Manifest, sites: Sequence[Site], roots: Roots = ANYWHERE
+    ) -> "DeviceParameters":
+        """Read only the shapes of what would be put on the devices.
+
+        That is enough to compile, also for devices that are not there. Raises InvalidModel.
+        """
+        positions = {name: index for index, name in enumerate(described.parameters)}
+        large: list[dict[int, Any]] = [{} for _ in sites]
+        small: dict[int, Parameter] = {}
+        turned: set[int] = set()
+        for entry in weights.read_entries(directory, manifest.WEIGHTS, roots):
+            index = positions[entry.name]
+            parameter = Parameter(entry.dtype, entry.shape)
+            if _is_small(entry.name, entry.nbytes, sites):
+                small[index] = parameter
+                continue
+            shape = entry.shape
+            if _is_turned(entry.name, parameter, sites):
+                turned.add(index)
+                shape = tuple(shape[axis] for axis in KERNEL_ORDER)
+            for site, held in zip(sites, large, strict=True):
+                held[index] = jax.ShapeDtypeStruct(
+                    shape, entry.dtype, sharding=site.parameter(entry.name)
+                )
+        packing = Packing.of(small, len(positions), turned)
+        ordered: list[list[Any]] = []
+        for site, held in zip(sites, large, strict=True):
+            packed = [
+                jax.ShapeDtypeStruct((count,), dtype, sharding=site.outputs)
+                for dtype, count in packing.buffers
+            ]
+            ordered.append([*packed, *(held[index] for index in sorted(held))])
+        return DeviceParameters(tuple(ordered), packing)
+
+
+def _is_small(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
+    return nbytes <= PACKED_BYTES and not any(site.is_split(name) for site in sites)
+
+
+def _is_turned(name: str, parameter: Parameter, sites: Sequence[Site]) -> bool:
+    """Tell whether a large parameter is held as [H,W,I,O]."""
+    if not all(site.platform == "cpu" and not site.is_split(name) for site in sites):
+        return False
+    return is_kernel(parameter)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """Return a kernel as [H,W,I,O], in memory that XLA reads in place."""
+    view = tensor.transpose(KERNEL_ORDER)
+    held = aligned_bytes(tensor.nbytes).view(tensor.dtype).reshape(view.shape)
+    held[...] = view
+    return held
+
+
+def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
+    # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
+    put: jax.Array = jax.device_put(tensor, sharding).block_until_ready()
+    return put
+
+
+def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
+    """Tell whether an array is the memory of the tensor; XLA copies what is not aligned for it."""
+    shards = put.addressable_shards
+    return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == tensor.ctypes.data
+
+
+def _packed(
+    small: Mapping[int, Tensor], count: int, turned: Collection[int]
+) -> tuple[Packing, list[Tensor]]:
+    """Return where small parameters are, and the buffers that they were copied to."""
+    found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
+    packing = Packing.of(found, count, turned)
+    buffers: list[Tensor] = []
+    for dtype, size in packing.buffers:
+        memory = aligned_bytes(size * dtype.itemsize)
+        buffers.append(memory.view(dtype))
+    for index, place in packing.places.items():
+        buffers[place.buffer][place.start : place.stop] = np.ravel(small[index])
+    return packing, buffers

@@ -1,0 +1,90 @@
+"""Why a device cannot be used, in one line, out of what JAX and its plugins say."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from xlaserve.runtime.devices import plugins
+
+_LOGGER = "jax._src.xla_bridge"
+_CONFIGURATION = "Jax plugin configuration error"
+"""Prefix of JAX's log record of a plugin that it goes on without, with a traceback."""
+
+_KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
+    "cuda": (
+        (
+            r"unable to load the CUDA libraries|libcuda\.so|Unknown CUDA error 303",
+            "there is no NVIDIA driver here (libcuda.so.1), which a container gets from the NVIDIA "
+            "container toolkit",
+        ),
+        (
+            r"driver version is insufficient|DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED|Outdated CUDA",
+            "the NVIDIA driver is too old for the CUDA that JAX was installed with",
+        ),
+        (
+            r"DEVICE_UNAVAILABLE|busy or unavailable",
+            "another process has the GPU to itself (its compute mode is exclusive)",
+        ),
+        (
+            r"OUT_OF_MEMORY|RESOURCE_EXHAUSTED|out of memory",
+            "other processes have left the GPU too little memory",
+        ),
+        (
+            r"NO_DEVICE|no CUDA-capable device|[Nn]o supported devices|provides no devices",
+            "the driver shows no GPU, see CUDA_VISIBLE_DEVICES",
+        ),
+    ),
+    "tpu": (
+        (r"already in use|lockfile", "another process has the TPU, and one at a time may"),
+        (r"No \w+ device found|provides no devices", "there is no TPU on this machine"),
+    ),
+}
+"""Patterns of messages and their meanings, by platform. The first that fits counts."""
+
+_GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+"""JAX does not try CUDA where none of them is there."""
+
+_SHOWN_CHARACTERS = 300
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect why JAX went on without plugins, for the length of a block, in place of its log."""
+    said: list[str] = []
+
+    def listen(record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith(_CONFIGURATION):
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        said.append(str(error or record.getMessage()))
+        return False
+
+    logger = logging.getLogger(_LOGGER)
+    logger.addFilter(listen)
+    try:
+        yield said
+    finally:
+        logger.removeFilter(listen)
+
+
+def reason(device: str, running_on: str, said: Sequence[str]) -> str:
+    """Return why JAX runs on another platform than the one that was asked for."""
+    # What a plugin said comes before what JAX made of it.
+    for text in said:
+        for pattern, meaning in _KNOWN.get(device, ()):
+            if re.search(pattern, text):
+                return f"{meaning} ({_line(text)})"
+    if missing := plugins.missing(device):
+        return missing
+    if said:
+        return _line(said[0])
+    if device == "cuda" and not any(Path(name).exists() for name in _GPU_FILES):
+        return f"there is no NVIDIA GPU on this machine ({_GPU_FILES[0]})"
+    return f"JAX runs on {running_on}"
+
+
+def _line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines)[:_SHOWN_CHARACTERS] or "JAX says nothing of it"

@@ -1,0 +1,202 @@
+"""The places that a model is put to: a device, or a mesh of devices over which it is sharded."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from math import prod
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from xlaserve.errors import InvalidModel
+from xlaserve.runtime.devices.placement import (
+    DATA_AXIS,
+    Axes,
+    Devices,
+    Placement,
+    Sharding,
+    axis_names,
+    device_name,
+    mesh_of,
+)
+from xlaserve.tensors import Shape
+
+_MESHES = "meshes"
+"""The line of all that is sharded. Two that share devices wait for one another on each of them, and
+for ever if these have them in a different order."""
+
+_launching = threading.Lock()
+"""Held while a program is handed to several devices. Two that threads hand over at once may come to
+these in a different order on each, and then they wait for one another for ever."""
+
+_NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
+
+
+class Site:
+    """The device or mesh of one copy of a model: its parameters, its inputs and its outputs."""
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm], as jax declares it
+        sharding: Sharding | None = None,
+        *,
+        platform: str = "cpu",
+    ) -> None:
+        self.devices = tuple(devices)
+        self.platform = platform
+        """The platform whose programs run there."""
+        self._sharding = sharding
+        self.launching = _launching if len(self.devices) > 1 else None
+        """Held by whoever hands a program to its devices; None where that is one."""
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Return the devices as memory is booked on them: `cpu:0`."""
+        return tuple(device_name(self.platform, device.id) for device in self.devices)
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Tell whether the host has something else to do while this computes."""
+        return str(self.devices[0].platform) != "cpu"
+
+    @property
+    def queue(self) -> str:
+        """Return in which line its work is (Dispatching.queues)."""
+        names = self.device_names
+        return names[0] if len(names) == 1 else f"{self.platform}:{_MESHES}"
+
+    @property
+    def rules(self) -> Mapping[str, tuple[Axes, ...]]:
+        """Return the partition rules by glob; empty where nothing is sharded."""
+        return _NO_RULES if self._sharding is None else self._sharding.partition
+
+    @cached_property
+    def outputs(self) -> jax.sharding.Sharding:
+        """Return where outputs, and parameters without a rule, lie: whole, on every device."""
+        return self._split(())
+
+    def inputs(self, rows: int) -> jax.sharding.Sharding:
+        """Return where inputs of so many rows lie: split over the mesh's `data` if it has one."""
+        parts = 1 if self._mesh is None else self._mesh.shape.get(DATA_AXIS, 1)
+        return (
+            self._split((DATA_AXIS,)) if parts > 1 and rows and not rows % parts else self.outputs
+        )
+
+    def is_split(self, name: str) -> bool:
+        """Tell whether a rule names a parameter."""
+        return self._rule(name) is not None
+
+    def parameter(self, name: str) -> jax.sharding.Sharding:
+        """Return where a parameter lies."""
+        return self._split(self._rule(name) or ())
+
+    def check(self, parameters: Mapping[str, Shape]) -> None:
+        """Raise InvalidModel unless every rule splits a parameter, evenly, over axes there are."""
+        for glob, spec in self.rules.items():
+            names = [name for name in parameters if fnmatchcase(name, glob)]
+            if not names:
+                known = ", ".join(list(parameters)[:8]) or "none"
+                raise InvalidModel(f"partition rule '{glob}' fits no parameter, there are: {known}")
+            self._check_axes(glob, spec)
+            for name in names:
+                self._check_shape(name, parameters[name])
+
+    def _rule(self, name: str) -> tuple[Axes, ...] | None:
+        return None if self._sharding is None else self._sharding.rule(name)
+
+    def _split(self, spec: tuple[Axes, ...]) -> jax.sharding.Sharding:
+        if self._mesh is None:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self._mesh, PartitionSpec(*spec))
+
+    @cached_property
+    def _mesh(self) -> Mesh | None:
+        if self._sharding is None:
+            return None
+        axes = mesh_of(self._sharding, len(self.devices))
+        return Mesh(np.array(self.devices).reshape(tuple(axes.values())), tuple(axes))
+
+    def _check_axes(self, glob: str, spec: tuple[Axes, ...]) -> None:
+        assert self._mesh is not None
+        used = [axis for axes in spec for axis in axis_names(axes)]
+        for axis in used:
+            if axis not in self._mesh.shape:
+                known = ", ".join(map(repr, self._mesh.shape))
+                raise InvalidModel(
+                    f"partition rule '{glob}': no axis '{axis}', the mesh has {known}"
+                )
+            if used.count(axis) > 1:
+                raise InvalidModel(f"partition rule '{glob}' has axis '{axis}' twice")
+
+    def _check_shape(self, name: str, shape: Shape) -> None:
+        assert self._mesh is not None
+        spec = self._rule(name) or ()
+        if len(spec) > len(shape):
+            raise InvalidModel(
+                f"parameter '{name}' has {len(shape)} dimensions, its partition rule {len(spec)}"
+            )
+        for dimension, axes in enumerate(spec):
+            parts = prod(self._mesh.shape.get(axis, 1) for axis in axis_names(axes))
+            if shape[dimension] % parts:
+                raise InvalidModel(
+                    f"parameter '{name}': dimension {dimension} of {list(shape)} cannot be split "
+                    f"into {parts} equal parts"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sites of a model, and which of them each replica executes at."""
+
+    sites: tuple[Site, ...]
+    replicas: tuple[int, ...]
+    """Index of each replica's site; several may share one."""
+
+
+def layout(
+    placement: Placement,
+    present: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+) -> Layout:
+    """Find the devices of a placement; raises InvalidModel where they are not there.
+
+    Among those of this process, or among `present`, which may be known to the compiler alone.
+    """
+    if present is None:
+        present = jax.local_devices(backend=placement.platform)
+    if placement.sharding is not None:
+        (group,) = placement.groups
+        devices = [present[index] for index in group.indexes(placement.platform, len(present))]
+        site = Site(devices, placement.sharding, platform=placement.platform)
+        _ = site.outputs  # the mesh fits, or the load ends here
+        return Layout((site,), (0,) * group.count)
+    seats = list(placement.seats(len(present)))
+    used = list(dict.fromkeys(seats))
+    return Layout(
+        tuple(Site([present[index]], platform=placement.platform) for index in used),
+        tuple(used.index(seat) for seat in seats),
+    )
+
+
+def devices(platform: str) -> Devices:
+    """Return the devices of a platform."""
+    found = jax.local_devices(backend=platform)
+    told = [getattr(device, "compute_capability", None) for device in found]
+    capabilities = tuple(str(one) for one in told if one is not None)
+    return Devices(platform, len(found), str(found[0].device_kind), capabilities)
+
+
+def memory(platform: str) -> dict[str, tuple[int, int]]:
+    """Return bytes in use and the limit of each device; none where that is the host's memory."""
+    found: dict[str, tuple[int, int]] = {}
+    for device in jax.local_devices(backend=platform):
+        statistics = device.memory_stats()
+        if statistics is not None:
+            in_use, limit = statistics.get("bytes_in_use", 0), statistics.get("bytes_limit", 0)
+            found[device_name(platform, device.id)] = (in_use, limit)
+    return found

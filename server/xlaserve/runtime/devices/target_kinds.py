@@ -1,0 +1,171 @@
+"""The kinds of devices that models can be compiled for where there is none: a row for each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from xlaserve.errors import DeviceUnavailable
+from xlaserve.runtime.devices.target_gpu import Gpu
+
+COUNTS = (1, 2, 4, 8)
+"""Numbers of devices that a host may have."""
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One kind of device."""
+
+    name: str
+    """Name by which it is asked for."""
+    platform: str
+    """A JAX platform: cpu, cuda or tpu."""
+    memory_bytes: int
+    """Bytes of one device; 0 for the host's own, which it does not have to itself."""
+    verified: str
+    """Evidence for what the row says, and what was compiled for it."""
+    kind: str = ""
+    """Prefix of the `device_kind` of one that is present."""
+    gpu: Gpu | None = None
+    topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The name of the smallest topology with so many devices, where it has a name."""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Options that its plugin needs besides to open one."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return how many of them one host may have."""
+        return tuple(self.topologies) or COUNTS
+
+    @property
+    def config(self) -> str:
+        """Return what XLA has to know of it; empty where a name is enough."""
+        return "" if self.gpu is None else self.gpu.config(self.memory_bytes)
+
+    def topology(self, count: int) -> str:
+        """Return the name of a topology of so many; raises DeviceUnavailable where none has."""
+        if count not in self.counts:
+            expected = ", ".join(map(str, self.counts))
+            raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")
+        return self.topologies.get(count, f"1x1x{count}")
+
+
+def _gpu(name: str, memory_bytes: int, gpu: Gpu, verified: str) -> Target:
+    return Target(name, "cuda", memory_bytes, verified, gpu.description, gpu)
+
+
+def _tpu(name: str, kind: str, gib: float, *topologies: str, **options: str) -> Target:
+    return Target(
+        name,
+        "tpu",
+        int(gib * _GIB),
+        _BY_LIBTPU,
+        kind,
+        topologies=MappingProxyType(dict(zip(COUNTS, topologies, strict=False))),
+        options=MappingProxyType(options),
+    )
+
+
+_BY_XLA = "numbers as XLA's own target configurations have them"
+_BY_DATASHEET = "numbers of the data sheet; memory rounded down, none was read from a device"
+_BY_LIBTPU = "known to libtpu by its name; memory as it says that a program may have"
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            _gpu(
+                "h100",
+                84_942_979_072,
+                Gpu(
+                    "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 233_472, 52_428_800,
+                    3_352_320_000_000, 1.98,
+                ),
+                _BY_XLA,
+            ),
+            _gpu(
+                "h200",
+                151_397_597_184,
+                Gpu(
+                    "NVIDIA H200", (9, 0), 132, 128, 2048, 233_472, 52_428_800,
+                    4_800_000_000_000, 1.98,
+                ),
+                _BY_XLA,
+            ),
+            _gpu(
+                "a100-40",
+                42_331_013_120,
+                Gpu(
+                    "NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 2048, 167_936, 41_943_040,
+                    1_555_200_000_000, 1.41,
+                ),
+                _BY_XLA,
+            ),
+            _gpu(
+                "a100-80",
+                85_100_068_864,
+                Gpu(
+                    "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 167_936, 41_943_040,
+                    2_039_040_000_000, 1.41,
+                ),
+                _BY_XLA,
+            ),
+            _gpu(
+                "l4",
+                22 * _GIB,
+                Gpu(
+                    "NVIDIA L4", (8, 9), 58, 128, 1536, 102_400, 50_331_648,
+                    300_096_000_000, 2.04,
+                ),
+                _BY_DATASHEET,
+            ),
+            _gpu(
+                "a10",
+                22 * _GIB,
+                Gpu(
+                    "NVIDIA A10", (8, 6), 72, 128, 1536, 102_400, 6_291_456,
+                    600_096_000_000, 1.695,
+                ),
+                _BY_DATASHEET,
+            ),
+            _gpu(
+                "b200",
+                191_514_411_008,
+                Gpu(
+                    "NVIDIA B200", (10, 0), 148, 128, 2048, 233_472, 132_644_864,
+                    7_672_320_000_000, 1.965,
+                ),
+                _BY_XLA,
+            ),
+            _tpu(
+                "v4", "TPU v4", 30.75, "v4:1x1x1", "v4:1x1x2", "v4:2x2x1",
+                chip_config_name="megacore",  # its two cores are one device
+            ),
+            _tpu("v5e", "TPU v5 lite", 15.75, "v5e:1x1", "v5e:1x2", "v5e:2x2", "v5e:2x4"),
+            _tpu("v5p", "TPU v5", 95.73, "v5p:1x1x1", "v5p:1x1x2", "v5p:2x2x1"),
+            _tpu("v6e", "TPU v6 lite", 31.24, "v6e:1x1", "v6e:1x2", "v6e:2x2", "v6e:2x4"),
+            Target("cpu", "cpu", 0, "the processor of this machine, and its memory"),
+        )
+    }
+)  # fmt: skip
+"""A new kind of device is a row here."""
+
+
+def named(name: str) -> Target:
+    """Return the row of a name; raises DeviceUnavailable."""
+    found = TARGETS.get(name.lower())
+    if found is None:
+        raise DeviceUnavailable(name[:64], f"expected one of {', '.join(TARGETS)}")
+    return found
+
+
+def of_kind(platform: str, device_kind: str) -> Target | None:
+    """Return the row of a device that is present, by what JAX calls it; None where none is."""
+    rows = [
+        row
+        for row in TARGETS.values()
+        if row.platform == platform and row.kind and device_kind.startswith(row.kind)
+    ]
+    # "TPU v5 lite" begins as "TPU v5" does.
+    return max(rows, key=lambda row: len(row.kind), default=None)

@@ -1,0 +1,72 @@
+"""Inputs of one request as executions: put together by their length, and padded to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.runtime.embedding.info import EmbeddingInfo
+from xlaserve.tensors import Tensor, TensorSpec
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some inputs of a request that are executed together."""
+
+    places: tuple[int, ...]
+    """Their places in the request."""
+    length: int
+    """Tokens of each, with padding."""
+
+    def input_bytes(self, info: EmbeddingInfo) -> int:
+        """Return the bytes of its tensors."""
+        each = sum(spec.datatype.itemsize for spec in _specs(info))
+        return len(self.places) * self.length * each
+
+
+def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequence[Part]:
+    """Return the executions for inputs of so many tokens, each of so many rows at most.
+
+    Those of one length are together, in their order: a short one is not padded to a long one.
+    """
+    by_length: dict[int, list[int]] = {}
+    for place, count in enumerate(counts):
+        by_length.setdefault(info.length_for(count), []).append(place)
+    return [
+        Part(tuple(places[start : start + most_rows]), length)
+        for length, places in sorted(by_length.items())
+        for start in range(0, len(places), most_rows)
+    ]
+
+
+def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[str, Tensor]:
+    """Return the tensors of an execution: tokens, padding behind them, and the mask."""
+    shape = (len(part.places), part.length)
+    found = {spec.name: np.zeros(shape, spec.datatype.dtype) for spec in _specs(info)}
+    tokens = found[info.tokens.name]
+    if info.pad:
+        tokens[:] = info.pad
+    mask = None if info.mask is None else found[info.mask.name]
+    for row, place in enumerate(part.places):
+        ids = inputs[place]
+        tokens[row, : len(ids)] = ids
+        if mask is not None:
+            mask[row, : len(ids)] = 1
+    return found
+
+
+def cut(embeddings: Tensor, size: int) -> Tensor:
+    """Return the first elements of each row, of length 1 again; [rows, size] FP32."""
+    if embeddings.shape[1] == size:
+        return embeddings
+    found = embeddings[:, :size]
+    # A row of zeros has no direction, and stays what it is.
+    norms = np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(found / norms, np.float32)
+
+
+def _specs(info: EmbeddingInfo) -> Sequence[TensorSpec]:
+    return [spec for spec in (info.tokens, info.mask, info.types) if spec is not None]

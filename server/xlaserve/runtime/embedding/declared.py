@@ -1,0 +1,108 @@
+"""The declaration that a model gives embeddings: a parameter of its configuration, or a file.
+
+    parameters { key: "embeddings" value { string_value: '{"dimensions": [256, 128]}' } }
+
+`embeddings.json` in the version directory has the same object; the parameter counts where both are
+there, and may be `false`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.embedding import text_files
+from xlaserve.runtime.embedding.text_files import TextFiles
+
+FILE_NAME = "embeddings.json"
+PARAMETER = "embeddings"
+LIMIT_BYTES = 64 << 10
+
+_DEFAULTS = {"true": "{}", "false": ""}
+
+
+class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """The fields of the object; all may be left out where the tensors say it."""
+
+    tokens: str = ""
+    """The input of token ids. Empty for the only one that is none of the following."""
+    mask: str = ""
+    """The input of the attention mask. Empty for `attention_mask` where there is one."""
+    types: str = ""
+    """An input of zeros. Empty for `token_type_ids` where there is one."""
+    output: str = ""
+    """The output. Empty for the only one."""
+    max_tokens: int | None = None
+    """None for the largest size that is compiled."""
+    vocab: int | None = None
+    """None where ids are not to be checked."""
+    pad: int = 0
+    dimensions: bool | list[int] = False
+    """Sizes that an embedding may be cut to; `true` for any."""
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A declaration, and the tokenizer beside the model."""
+
+    said: Declaration
+    place: str
+    """Its source, for the text of errors."""
+    text: Tokens | None = None
+    no_text: str = ""
+    written_at: int = 0
+    files: TextFiles | None = None
+    """Those of `text`; None without it."""
+
+
+def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -> Declared | None:
+    """Return what a version declares; None for one that declares nothing. Raises InvalidModel.
+
+    A tokenizer that cannot be used is named in the log: token ids are taken in any case.
+    """
+    written, place = config.parameters.get(PARAMETER), f"parameter '{PARAMETER}'"
+    if written is None:
+        if not (path / FILE_NAME).exists():
+            return None
+        place = FILE_NAME
+        data = files.read_checked(path, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
+        found = parse(bytes(data), place)
+    else:
+        text = _DEFAULTS.get(written.strip().lower(), written)
+        if not text:
+            return None
+        found = parse(text.encode(), place)
+    beside, no_text = text_files.read(path, model, roots), ""
+    if beside.problem:
+        no_text = f"is without text ({beside.problem})"
+        structlog.get_logger("embeddings").warning(
+            "a model of embeddings is without text", model=model, reason=beside.problem
+        )
+    written_at = int(path.stat().st_mtime)
+    return Declared(found, place, beside.tokens, no_text, written_at, beside.files)
+
+
+def parse(text: bytes, place: str) -> Declaration:
+    """Read a declaration; raises InvalidModel with where it was written."""
+    try:
+        found = msgspec.json.decode(text, type=Declaration)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidModel(f"{place}: expected true, false, or an object of it: {error}") from None
+    counts = {"max_tokens": found.max_tokens, "vocab": found.vocab}
+    for name, count in counts.items():
+        if count is not None and not 1 <= count <= _MOST:
+            raise InvalidModel(f"{place}: {name}: expected 1 to {_MOST}, got {count}")
+    if not 0 <= found.pad < (found.vocab or _MOST):
+        expected = f"a token id of 0 to {(found.vocab or _MOST) - 1}"
+        raise InvalidModel(f"{place}: pad: expected {expected}, got {found.pad}")
+    return found
+
+
+_MOST = (1 << 31) - 1

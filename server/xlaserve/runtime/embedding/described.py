@@ -1,0 +1,128 @@
+"""A declaration of embeddings and the tensors of a model, agreed: the description of it."""
+
+from collections.abc import Sequence
+
+from xlaserve.artifact.shapes import OpenDimensions
+from xlaserve.artifact.signature import Signature
+from xlaserve.errors import InvalidModel
+from xlaserve.runtime.embedding.declared import Declared
+from xlaserve.runtime.embedding.info import EmbeddingInfo
+from xlaserve.tensors import TensorSpec
+
+_IDS = frozenset({"INT32", "INT64"})
+_MARKS = frozenset({"INT32", "INT64", "BOOL", "FP32"})
+_MASK, _TYPES = "attention_mask", "token_type_ids"
+"""Names by which those inputs are known where the declaration has none."""
+_RANK = 2
+
+
+def describe(
+    declared: Declared, signature: Signature, dimensions: OpenDimensions, *, on_demand: bool
+) -> EmbeddingInfo:
+    """Return the description of a model whose programs are of these sizes; raises InvalidModel."""
+    said, place = declared.said, declared.place
+    inputs = {spec.name: spec for spec in signature.inputs}
+    mask = _named(place, "mask", said.mask, inputs, _MASK)
+    types = _named(place, "types", said.types, inputs, _TYPES)
+    others = [spec for spec in inputs.values() if spec not in (mask, types)]
+    tokens = _one(place, "tokens", said.tokens, others)
+    extra = [spec.name for spec in others if spec is not tokens]
+    if extra:
+        raise InvalidModel(
+            f"{place}: expected inputs of tokens, mask and types alone, got '{extra[0]}' besides"
+        )
+    for spec, kinds in ((tokens, _IDS), (mask, _MARKS), (types, _IDS)):
+        if spec is not None:
+            _check(place, spec, kinds, tokens)
+    output = _one(place, "output", said.output, signature.outputs)
+    if output.datatype.name != "FP32" or len(output.shape) != _RANK or output.shape[1] < 1:
+        raise InvalidModel(
+            f"{place}: output '{output.name}': expected FP32[-1,N], one embedding for each row, "
+            f"got {output}"
+        )
+    lengths = _lengths(signature.inputs.index(tokens), tokens, dimensions)
+    most = _most_tokens(declared, lengths, on_demand=on_demand)
+    return EmbeddingInfo(
+        tokens,
+        mask,
+        types,
+        output,
+        lengths,
+        most,
+        said.vocab,
+        said.pad,
+        _cuts(declared, output.shape[1]),
+        said.prompt,
+        declared.text,
+        declared.no_text,
+        declared.written_at,
+        declared.files,
+    )
+
+
+def _named(
+    place: str, role: str, name: str, inputs: dict[str, TensorSpec], default: str
+) -> TensorSpec | None:
+    if not name:
+        return inputs.get(default)
+    if name not in inputs:
+        raise InvalidModel(
+            f"{place}: {role}: expected one of {', '.join(inputs)}, got '{name[:64]}'"
+        )
+    return inputs[name]
+
+
+def _one(place: str, role: str, name: str, among: Sequence[TensorSpec]) -> TensorSpec:
+    """Return the tensor of a name, or the only one there is."""
+    found = [spec for spec in among if not name or spec.name == name]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(spec.name for spec in among) or "none"
+    raise InvalidModel(f"{place}: {role}: expected the name of one of {known}, got '{name[:64]}'")
+
+
+def _check(place: str, spec: TensorSpec, kinds: frozenset[str], tokens: TensorSpec) -> None:
+    is_shaped = len(spec.shape) == _RANK and spec.shape[0] == -1 and spec.shape == tokens.shape
+    if spec.datatype.name not in kinds or not is_shaped:
+        raise InvalidModel(
+            f"{place}: input '{spec.name}': expected {' or '.join(sorted(kinds))} of "
+            f"[-1, tokens], all of them of one shape, got {spec}"
+        )
+
+
+def _lengths(index: int, tokens: TensorSpec, dimensions: OpenDimensions) -> tuple[int, ...]:
+    """Return the numbers of tokens that are compiled with the load, ascending."""
+    if tokens.shape[1] != -1:
+        return (tokens.shape[1],)
+    for of, axis, dimension in dimensions.places:
+        if (of, axis) == (index, 1):
+            return tuple(sorted({sizes[dimension] for sizes in dimensions.combinations}))
+    return ()
+
+
+def _most_tokens(declared: Declared, lengths: tuple[int, ...], *, on_demand: bool) -> int:
+    most, place = declared.said.max_tokens, declared.place
+    if most is None and lengths:
+        return lengths[-1]
+    if most is None:
+        raise InvalidModel(
+            f"{place}: max_tokens: expected a number, since no size of the tokens is compiled with "
+            "the load, got none"
+        )
+    if lengths and most > lengths[-1] and not on_demand:
+        raise InvalidModel(
+            f"{place}: max_tokens: expected at most {lengths[-1]}, the largest size that is "
+            f"compiled, got {most}"
+        )
+    return most
+
+
+def _cuts(declared: Declared, size: int) -> tuple[int, ...] | None:
+    wanted = declared.said.dimensions
+    if isinstance(wanted, bool):
+        return None if wanted else ()
+    if not all(1 <= one <= size for one in wanted):
+        raise InvalidModel(
+            f"{declared.place}: dimensions: expected sizes of 1 to {size}, got {wanted}"
+        )
+    return tuple(sorted(set(wanted)))

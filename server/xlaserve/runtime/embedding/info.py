@@ -1,0 +1,65 @@
+"""The description of a loaded model of embeddings, for what turns text into its tokens."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.runtime.embedding.text_files import TextFiles
+from xlaserve.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """The facts of a model of embeddings that stay as they are until it is unloaded."""
+
+    tokens: TensorSpec
+    """The input of token ids, [batch, tokens]."""
+    mask: TensorSpec | None
+    """The input with 1 for each real token and 0 for padding; None where nothing is padded."""
+    types: TensorSpec | None
+    """An input that is 0 for every token: the types of BERT; None for none."""
+    output: TensorSpec
+    """The output, FP32 [batch, size]."""
+    lengths: tuple[int, ...]
+    """Numbers of tokens that the load compiles, ascending; longer inputs are compiled on demand."""
+    max_tokens: int
+    """The most tokens of one input."""
+    vocab: int | None = None
+    """Number of tokens; a token id is below it. None where nobody says."""
+    pad: int = 0
+    """The token id of padding, which the mask hides."""
+    cuts: tuple[int, ...] | None = None
+    """Sizes that an embedding may be cut to, ascending (Matryoshka); None for any, () for none."""
+    prompt: str = ""
+    """The beginning of every text, which clients do not write."""
+    text: Tokens | None = None
+    """Its tokenizer; None where it takes token ids only."""
+    no_text: str = ""
+    """Why it has none, behind the name of the model; empty where there is no such file."""
+    written_at: int = 0
+    """When its version directory was written, in seconds since the epoch."""
+    files: TextFiles | None = None
+    """Those of `text`; None without it."""
+
+    @property
+    def size(self) -> int:
+        """Return the elements of one embedding."""
+        return self.output.shape[-1]
+
+    def length_for(self, count: int) -> int:
+        """Return how many tokens an input of so many is executed with: padding is hidden."""
+        if self.mask is None:
+            return count
+        at = bisect_left(self.lengths, count)
+        return self.lengths[at] if at < len(self.lengths) else min(_power(count), self.max_tokens)
+
+    def may_cut_to(self, size: int) -> bool:
+        """Tell whether an embedding may be cut to so many elements, or has them."""
+        if size == self.size:
+            return True
+        return 0 < size < self.size and (self.cuts is None or size in self.cuts)
+
+
+def _power(count: int) -> int:
+    """Return the power of two that is not below a number."""
+    return 1 << max(0, count - 1).bit_length()

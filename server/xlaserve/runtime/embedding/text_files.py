@@ -1,0 +1,45 @@
+"""The tokenizer of a model of embeddings: where it is read, and that it is the same again."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel
+from xlaserve.errors.language import TextNotInstalled
+from xlaserve.files.roots import Roots
+from xlaserve.language import files, tokenizing
+from xlaserve.language.tokenizing import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """The place of a tokenizer that was read, for a process that reads it again."""
+
+    version: Path
+    """The version directory, or the file that is the version."""
+    roots: Roots
+    digest: str
+    """The SHA-256 of the file that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundText:
+    """Tokenizer of a version, or the reason why it cannot be used; neither where it has none."""
+
+    tokens: Tokens | None = None
+    problem: str = ""
+    files: TextFiles | None = None
+    """None without `tokens`."""
+
+
+def read(version: Path, model: str, roots: Roots) -> FoundText:
+    """Return the tokenizer of a version; raises nothing for its files. Blocks."""
+    folder = version if version.is_dir() else version.parent
+    try:
+        data = files.read(folder, files.TOKENIZER, roots.open)
+        if data is None:
+            return FoundText()
+        tokens = tokenizing.parse(data, model)
+    except (InvalidModel, TextNotInstalled) as error:
+        return FoundText(problem=str(error))
+    return FoundText(tokens, "", TextFiles(version, roots, hashlib.sha256(data).hexdigest()))

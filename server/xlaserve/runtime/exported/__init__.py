@@ -1,0 +1,1 @@
+"""Exports of JAX as models that can be called."""

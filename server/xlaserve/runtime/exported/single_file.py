@@ -1,0 +1,135 @@
+"""A model that is one file: a `jax.export` artifact without a manifest and without parameters.
+
+All that is known of it is what the artifact says. There is no hash to check it against: a cut file
+is noticed, a flipped bit may go unnoticed, or end the process inside the parser of JAX. That the
+rows of a batch do not depend on one another has to be proved, as of any other model.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.export import Exported, is_symbolic_dim
+
+from xlaserve.artifact import artifact, plain_artifact, shapes, trees
+from xlaserve.artifact.artifact import BATCH_DIMENSION
+from xlaserve.artifact.manifest import FILE_NAME as MANIFEST
+from xlaserve.artifact.plain_artifact import EXPORTED_NAME, Names
+from xlaserve.artifact.signature import Signature, agreed
+from xlaserve.artifact.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.errors import InvalidModel
+from xlaserve.files import files
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.buckets import DEFAULT_MAX_BATCH_SIZE
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices import placement, sites
+from xlaserve.runtime.devices.device_parameters import DeviceParameters
+from xlaserve.runtime.exported.jax_export import JaxExportModel, compiled
+from xlaserve.runtime.exported.version_files import VersionFiles
+from xlaserve.runtime.failures import invalid_model
+from xlaserve.runtime.loaded import LoadContext
+
+
+def load(path: Path, context: LoadContext) -> JaxExportModel:
+    """Load, compile and warm an artifact; `jax_runtime.start` comes before the first.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    version = read(path, context.config, context.device, context.roots)
+    layout = sites.layout(version.placement)
+    version.check_layout(layout)
+    with invalid_model(context.model, path.name):
+        return compiled(version.computation, DeviceParameters(), version.signature, layout, context)
+
+
+def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE) -> VersionFiles:
+    """Read an artifact, or the one in a version directory, for a server of this platform.
+
+    Raises InvalidModel.
+    """
+    names = plain_artifact.FROM_TREE
+    if path.is_dir():
+        names = plain_artifact.read_names(path, roots)
+    file = plain_artifact.find(path)
+    if file is None:
+        raise InvalidModel(f"expected one *{plain_artifact.SUFFIX} in '{path.name}'")
+    exported = read_file(file, roots)
+    wanted = placement.read(config, platform)
+    artifact.check_runs(exported, wanted.platform, file.name)
+    with invalid_model(path.stem, file.name):
+        found = signature_of(exported, file.name, names, sized=shapes.is_sized(config))
+        return VersionFiles(config, agreed(found, config), wanted, artifact.keyed(exported))
+
+
+def read_file(path: Path, roots: Roots = ANYWHERE) -> Exported:
+    """Read a file that `jax.export` wrote, which calls nothing unknown; raises InvalidModel."""
+    limit = LIMIT_ARTIFACT_BYTES
+    data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
+    return artifact.deserialize(data, name=path.name)
+
+
+def signature_of(
+    exported: Exported, name: str, names: Names = plain_artifact.FROM_TREE, *, sized: bool = False
+) -> Signature:
+    """Return what an artifact says of its arguments and results; raises InvalidModel.
+
+    Arrays have the names that their places in the trees give, or those of `names`. There is a
+    batch where all of them have the same symbolic first dimension; another one may be symbolic
+    where `sized`, with sizes of a configuration.
+    """
+    _check_no_parameters(exported, name)
+    batch = batch_of(exported)
+    inputs, outputs = tensor_names(exported, name, names)
+    return Signature(
+        artifact.specs_of("input", inputs, exported.in_avals, batch, sized=sized),
+        artifact.specs_of("output", outputs, exported.out_avals, batch, sized=sized),
+        DEFAULT_MAX_BATCH_SIZE if batch else 0,
+    )
+
+
+def tensor_names(exported: Exported, file: str, names: Names) -> tuple[list[str], list[str]]:
+    """Return the names of the inputs and the outputs; raises InvalidModel."""
+    return (
+        _named(file, "input", names.inputs, lambda: trees.names_of_arguments(exported.in_tree)),
+        _named(file, "output", names.outputs, lambda: trees.names_of_results(exported.out_tree)),
+    )
+
+
+def _named(
+    file: str, kind: str, given: list[str] | None, of_tree: Callable[[], list[str]]
+) -> list[str]:
+    try:
+        found = of_tree()
+        if given is None:
+            return found
+        trees.check_names(kind, given)
+    except InvalidModel as error:
+        raise InvalidModel(f"{file}: {error}") from error
+    if len(given) != len(found):
+        raise InvalidModel(
+            f"{file}: expected the names of {len(found)} {kind}s, {', '.join(found)} in their "
+            f"order, got {', '.join(given)}"
+        )
+    return given
+
+
+def _check_no_parameters(exported: Exported, file: str) -> None:
+    """Raise InvalidModel for the computation of `xlaserve export` without its parameters."""
+    arguments = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    match arguments:
+        case (([*_], [*_]), {}) if exported.fun_name == EXPORTED_NAME and not arguments[1]:
+            raise InvalidModel(
+                f"{file} was written by `xlaserve export`, and its parameters are in other files: "
+                f"copy the whole version directory, with {MANIFEST}"
+            )
+
+
+def batch_of(exported: Exported) -> str | None:
+    """Return the name of the dimension that may be the batch; None where inputs have none."""
+    first = [aval.shape[0] for aval in exported.in_avals if aval.shape]
+    symbols = [str(size) for size in first if is_symbolic_dim(size)]
+    # An expression such as 2*b is no batch: its tensor is refused, whatever the name is.
+    return next(filter(str.isidentifier, symbols), BATCH_DIMENSION if symbols else None)

@@ -1,0 +1,64 @@
+"""The files of a version, read and checked against each other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax.export import Exported
+
+from xlaserve.artifact import artifact, manifest, shapes, weights
+from xlaserve.artifact.artifact import Keyed
+from xlaserve.artifact.manifest import Manifest
+from xlaserve.artifact.signature import Signature, agreed
+from xlaserve.artifact.weights import WeightEntry
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.devices import placement
+from xlaserve.runtime.devices.placement import Placement
+from xlaserve.runtime.devices.sites import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """The contents of a version's files, but for the values of its parameters."""
+
+    config: ModelConfig
+    """The configuration, with what the manifest says where it is silent."""
+    signature: Signature
+    placement: Placement
+    computation: Keyed
+    entries: Sequence[WeightEntry] = ()
+    described: Manifest | None = None
+    """None for a model that is one file, without parameters."""
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise InvalidModel unless every partition rule fits the parameters."""
+        for site in layout.sites:
+            site.check({entry.name: entry.shape for entry in self.entries})
+
+
+def read(
+    directory: Path,
+    config: ModelConfig,
+    platform: str,
+    roots: Roots = ANYWHERE,
+    known: Callable[[str], Exported | None] = lambda key: None,
+) -> VersionFiles:
+    """Read everything but the parameters, for a server of this platform; raises InvalidModel.
+
+    `known` may have the computation, as `artifact.read_keyed` says.
+    """
+    described = manifest.read(directory, roots)
+    config = config.with_defaults(described.defaults)
+    if described.steps is None:
+        signature = agreed(Signature(*described.known, described.max_batch_size), config)
+    else:
+        # Clients know of no batch dimension, and no configuration says how large it is.
+        agreed(Signature(*described.known, 0), config)
+        signature = Signature(described.inputs, described.outputs, described.max_batch_size)
+    wanted = placement.read(config, platform)
+    computation = artifact.read_keyed(directory, described, roots, known)
+    entries = weights.read_entries(directory, manifest.WEIGHTS, roots)
+    sized = shapes.is_sized(config)
+    artifact.check(computation.exported, described, entries, wanted.platform, sized=sized)
+    return VersionFiles(config, signature, wanted, computation, entries, described)

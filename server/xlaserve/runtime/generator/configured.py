@@ -1,0 +1,223 @@
+"""The sizes of a generator that its configuration decides, and the memory that they take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import structlog
+
+from xlaserve.artifact import generator_record as record
+from xlaserve.artifact import weights
+from xlaserve.artifact.foreseen import Serving
+from xlaserve.artifact.generator_record import LENGTH, Record
+from xlaserve.artifact.sizes import EXECUTABLE_BYTES, ON_THE_HOST, Parts, whole
+from xlaserve.artifact.weights import DTYPES
+from xlaserve.errors import InvalidModel
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.language import files
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime.generator.info import TEXT, GenerationInfo, mask_words
+
+PREFIX_CACHE = "prefix_cache"
+"""The parameter that says whether rows of prompts are kept for others."""
+STEP_SIZES = "step_sizes"
+"""The parameter that says how many rows a step may compute, besides all slots."""
+DEFAULT_SLOTS = 8
+DEFAULT_CHUNK = 128
+MOST_SLOTS = 1024
+MOST_WINDOWS = 8
+MOST_STEP_SIZES = 8
+GRAMMAR_BYTES = 800
+"""Bytes of resident memory for each token where grammars are compiled: 786 of 32,000 tokens, 782 of
+256,000."""
+
+TOKENIZER_BYTES = 1000
+"""Bytes of resident memory for each token of a tokenizer: 1,300 of 8,000 tokens, 960 of 32,000, 900
+of 128,000."""
+_SMALLEST_WINDOW = 256
+_GROWTH = 4
+_LEAST_GAIN = 4
+"""Of how many slots a step has to leave all but one out by default: one of half the slots took as
+long as one of all, since its part of the cache is copied."""
+_TABLES_BYTES = 9
+"""Bytes that a slot has for each token of the vocabulary: counts, prompt and bias."""
+_WORD_BYTES = 4
+_TOKEN_BYTES = 4
+_ITEMSIZES: dict[str, int] = {dtype.name: dtype.itemsize for dtype in DTYPES.values()}
+
+
+def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
+    """Return the sizes that a configuration asks for, or the defaults; raises InvalidModel."""
+    slots = _number(config, "slots", DEFAULT_SLOTS, MOST_SLOTS)
+    length = _number(config, "length", found.max_length, found.max_length, least=2)
+    windows = _windows(config, length)
+    chunk = _number(config, "chunk", min(DEFAULT_CHUNK, windows[0]), windows[0])
+    return GenerationInfo(
+        found.vocab,
+        length,
+        tuple(found.stop_tokens),
+        directory,
+        slots,
+        windows,
+        chunk,
+        has_grammars=_boolean(config, "grammars"),
+        keeps_prefixes=_keeps_prefixes(found, config),
+        step_sizes=_step_sizes(config, slots),
+    )
+
+
+def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> GenerationInfo:
+    """Return the sizes of a generator none of whose rows can be kept, and log it.
+
+    Raises InvalidModel where its configuration has the parameter nevertheless.
+    """
+    why = "rows behind the same tokens differed in a trial"
+    if PREFIX_CACHE in config.parameters:
+        raise InvalidModel(f"parameter '{PREFIX_CACHE}': expected false, since {why}, got true")
+    structlog.get_logger("generation").warning(
+        "no rows are kept for prompts that begin with the same tokens", model=model, reason=why
+    )
+    return replace(info, keeps_prefixes=False)
+
+
+def without_step_sizes(
+    info: GenerationInfo, config: ModelConfig, model: str, why: str
+) -> GenerationInfo:
+    """Return the sizes of a generator each of whose steps has all slots, and log why.
+
+    Raises InvalidModel where its configuration names others.
+    """
+    if STEP_SIZES in config.parameters:
+        raise InvalidModel(
+            f"parameter '{STEP_SIZES}': expected '{info.slots}', since {why}, got "
+            f"'{config.parameters[STEP_SIZES][:64]}'"
+        )
+    structlog.get_logger("generation").warning(
+        "every step computes all slots", model=model, reason=why
+    )
+    return replace(info, step_sizes=())
+
+
+def predict_size(
+    directory: Path,
+    parts: Callable[[str], int],
+    roots: Roots = ANYWHERE,
+    serving: Serving = ON_THE_HOST,
+) -> int:
+    """Return the bytes of its parameters and programs; raises InvalidModel."""
+    record.read(directory, roots)
+    entries = weights.read_entries(directory, record.WEIGHTS, roots)
+    held: int = sum(entry.nbytes // parts(entry.name) for entry in entries)
+    return held + (3 * MOST_WINDOWS + 2) * EXECUTABLE_BYTES
+
+
+def cache_name(index: int) -> str:
+    """Return the name that rules of partition have for an array of the cache."""
+    return f"cache/{index}"
+
+
+def predict_slots(
+    directory: Path, config: ModelConfig, roots: Roots = ANYWHERE, parts: Parts = whole
+) -> int:
+    """Return the bytes of the cache and the counts of all its slots, on each device.
+
+    With those that steps of fewer rows take. Raises InvalidModel.
+    """
+    found = record.read(directory, roots)
+    info = read(found, directory, config)
+    unknown = [array.dtype for array in found.cache if array.dtype not in _ITEMSIZES]
+    if unknown:
+        raise InvalidModel(f"{record.FILE_NAME} is not valid: the cache is of '{unknown[0][:32]}'")
+    cache: int = sum(
+        prod(array.sized(info.slots, info.max_length))
+        * _ITEMSIZES[array.dtype]
+        // parts(cache_name(index))
+        for index, array in enumerate(found.cache)
+    )
+    tables = info.vocab * _TABLES_BYTES + mask_words(info.vocab) * _WORD_BYTES
+    # What the largest of them gathers is as much of the cache as it has of the slots.
+    gathered = cache * max(info.step_sizes, default=0) // info.slots
+    programs = len(info.step_sizes) * len(info.windows) * EXECUTABLE_BYTES
+    host = host_bytes(info, has_text=_may_have_text(directory, config))
+    return cache + gathered + programs + info.slots * tables + host
+
+
+def host_bytes(info: GenerationInfo, *, has_text: bool) -> int:
+    """Return the bytes beside its device: of tokenizer, grammars, and the tokens of kept rows."""
+    tokenizer = info.vocab * TOKENIZER_BYTES if has_text else 0
+    grammars = info.vocab * GRAMMAR_BYTES if info.has_grammars else 0
+    kept = info.slots * info.max_length * _TOKEN_BYTES if info.keeps_prefixes else 0
+    return tokenizer + grammars + kept
+
+
+def _may_have_text(directory: Path, config: ModelConfig) -> bool:
+    """Tell whether a load will read a tokenizer, unless that is not valid."""
+    wanted = config.parameters.get(TEXT, "true").strip().lower() != "false"
+    return wanted and (directory / files.TOKENIZER).exists()
+
+
+def _windows(config: ModelConfig, length: int) -> tuple[int, ...]:
+    written = config.parameters.get("windows")
+    if written is None:
+        found = [min(length, _SMALLEST_WINDOW * _GROWTH**power) for power in range(MOST_WINDOWS)]
+        return tuple(sorted({*found[:3], length}))
+    sizes = _numbers("windows", written, MOST_WINDOWS, length)
+    return tuple(sorted({*sizes, length}))
+
+
+def _step_sizes(config: ModelConfig, slots: int) -> tuple[int, ...]:
+    """Return the rows of steps that have fewer than all slots."""
+    written = config.parameters.get(STEP_SIZES)
+    if written is None:
+        powers = (_LEAST_GAIN**power for power in range(MOST_STEP_SIZES))
+        return tuple(size for size in powers if size == 1 < slots or size * _LEAST_GAIN <= slots)
+    sizes = _numbers(STEP_SIZES, written, MOST_STEP_SIZES, slots)
+    return tuple(size for size in sizes if size < slots)
+
+
+def _numbers(name: str, written: str, most: int, largest: int) -> list[int]:
+    """Return the numbers of a list, ascending, each once."""
+    parts = [part.strip() for part in written.split(",")]
+    is_valid = len(parts) <= most and all(_is_number(part) for part in parts)
+    found = sorted({int(part) for part in parts}) if is_valid else []
+    if not found or found[0] < 1 or found[-1] > largest:
+        raise InvalidModel(
+            f"parameter '{name}': expected up to {most} numbers of 1 to {largest} with commas, got "
+            f"'{written[:64]}'"
+        )
+    return found
+
+
+def _number(config: ModelConfig, name: str, default: int, most: int, *, least: int = 1) -> int:
+    written = config.parameters.get(name, str(default)).strip()
+    number = int(written) if _is_number(written) else 0
+    if not least <= number <= most:
+        raise InvalidModel(f"parameter '{name}': expected {least} to {most}, got '{written[:64]}'")
+    return number
+
+
+def _keeps_prefixes(found: Record, config: ModelConfig) -> bool:
+    """Return whether rows are kept for prompts that begin with the same tokens.
+
+    An array without positions is a state of all tokens so far: it cannot be had for some of them.
+    """
+    has_rows = all(LENGTH in array.shape for array in found.cache)
+    wanted = _boolean(config, PREFIX_CACHE, default=has_rows)
+    if wanted and not has_rows:
+        raise InvalidModel(
+            f"parameter '{PREFIX_CACHE}': expected false, since an array of the cache has no "
+            "positions, got true"
+        )
+    return wanted
+
+
+def _boolean(config: ModelConfig, name: str, *, default: bool = False) -> bool:
+    written = config.parameters.get(name, str(default).lower()).strip()
+    if written not in ("true", "false"):
+        raise InvalidModel(f"parameter '{name}': expected true or false, got '{written[:64]}'")
+    return written == "true"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

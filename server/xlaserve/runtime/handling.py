@@ -1,0 +1,293 @@
+"""The interface of models that are handed requests, and answer them in threads of their own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from xlaserve.runtime.loaded import ModelInfo, Value
+from xlaserve.tensors import Parameter, Tensor, TensorSpec
+
+Parameters: TypeAlias = Mapping[str, Parameter]
+"""Parameters by name."""
+
+_NONE: Mapping[str, Parameters] = MappingProxyType({})
+
+
+class TensorParameters(NamedTuple):
+    """The parameters of the tensors of a request, by tensor; only of those that have any."""
+
+    inputs: Mapping[str, Parameters] = _NONE
+    outputs: Mapping[str, Parameters] = _NONE
+    """Parameters of the outputs that the client asks for by name."""
+
+
+class AnswerParameters(NamedTuple):
+    """The parameters of an answer, and of its outputs, by output."""
+
+    answer: Parameters = MappingProxyType({})
+    outputs: Mapping[str, Parameters] = _NONE
+
+
+class Sender(NamedTuple):
+    """The sender of a request as the server knows it, for models that serve many at once."""
+
+    submitted_ns: int = 0
+    """When it was ready to be executed, by `time.perf_counter_ns`; 0 where no client sent it."""
+    principal: str = ""
+    """The name of the caller; empty for anybody."""
+    takes_many: bool = True
+    """Whether it can be given more than one answer."""
+    caller: str = ""
+    """Who takes turns with others: the principal, or whatever else tells clients apart."""
+
+
+NO_TENSOR_PARAMETERS = TensorParameters()
+NO_SENDER = Sender()
+
+
+@runtime_checkable
+class SaysReady(Protocol):
+    """A model whose code says whether it is ready."""
+
+    def ask_ready(self) -> "Sequence[Future[bool]]":
+        """Return what it is asked, which never fails; it is ready if all say so."""
+        ...
+
+
+class ModelRequest(Protocol):
+    """One request, as the model has it. Its methods may be called in any thread."""
+
+    @property
+    def id(self) -> str:
+        """Return the id that the client gave; may be empty."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, Value]:
+        """Return the inputs by name; they were checked against `info.inputs`."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows they have; 1 without a batch dimension."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Return the names of the outputs that the client asks for."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the parameters that the client gave."""
+        ...
+
+    @property
+    def tensor_parameters(self) -> TensorParameters:
+        """Return the parameters that the client gave for single tensors."""
+        ...
+
+    @property
+    def sender(self) -> Sender:
+        """Return what is known of who sent it."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits for an answer any more."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the client may be sent another answer (backpressure)."""
+        ...
+
+    def begin(self) -> None:
+        """Take note of the time: the model begins to compute."""
+        ...
+
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        """Give an answer with the outputs that are asked for; nothing may follow the last one."""
+        ...
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Have what this thread gives to requests of its model meanwhile handed over together.
+
+        For who answers several, one after the other: their clients are sent nothing before its end.
+        """
+        ...
+
+    def again(self) -> None:
+        """Have the request executed once more, as the next step of its iterative sequence."""
+        ...
+
+    def end(self) -> None:
+        """End the request, which was given all of its answers, perhaps none."""
+        ...
+
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error.
+
+        `whole` says that it is one of all requests that were executed together: each that was given
+        no answer is executed again by itself.
+        """
+        ...
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the client may be sent another answer, or nobody waits any more.
+
+        In any thread, perhaps before this returns.
+        """
+        ...
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Call once when nobody waits for an answer any more; on the event loop, or never.
+
+        Only for who is handed a request, before it returns.
+        """
+        ...
+
+
+class UnsentRequest:
+    """A request that no client sent (a ModelRequest).
+
+    A warm-up executes one; another tells a model that a sequence has expired.
+    """
+
+    id = ""
+    is_cancelled = False
+    is_writable = True
+    tensor_parameters = NO_TENSOR_PARAMETERS
+    sender = NO_SENDER
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Value],
+        outputs: Sequence[str],
+        *,
+        rows: int = 1,
+        parameters: Parameters = MappingProxyType({}),
+        answered: Callable[[Mapping[str, Tensor]], None] | None = None,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Take what to do with answers and the error, in any thread; answers may be dropped."""
+        self.inputs = inputs
+        self.outputs = outputs
+        self.rows = rows
+        self.parameters = parameters
+        self._answered = answered
+        self._failed = failed
+
+    def begin(self) -> None:
+        """Do nothing: nobody asks for the time."""
+
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        """Hand an answer to who made the request, or drop it."""
+        if self._answered is not None:
+            self._answered(outputs)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Do nothing: nobody is woken for it."""
+        return nullcontext()
+
+    def again(self) -> None:
+        """Do nothing: once is enough."""
+
+    def end(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """Hand the error to who made the request."""
+        self._failed(error)
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call at once."""
+        resume()
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Do nothing: nobody cancels it."""
+
+
+@runtime_checkable
+class Handling(Protocol):
+    """A model that is handed requests."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        ...
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies work side by side."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """Return how many executions each copy has at a time: more than 1 where it awaits."""
+        ...
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Tell whether a request may be given any number of answers."""
+        ...
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether several requests may be handed over together."""
+        ...
+
+    def handle(
+        self,
+        replica: int,
+        requests: Sequence[ModelRequest],
+        freed: Callable[[], None],
+        *,
+        together: bool = True,
+    ) -> None:
+        """Hand requests to a copy, for one execution or for one each, and return at once.
+
+        `freed` is called in any thread when it takes others; each request is answered by then,
+        unless the model is decoupled.
+        """
+        ...
+
+
+@runtime_checkable
+class Slotted(Handling, Protocol):
+    """A model that has a slot for each of several requests, and decides which is computed when.
+
+    It puts all of its answers into one for a request that can be given no more.
+    """
+
+    @property
+    def ahead(self) -> int:
+        """Return how many requests it may have besides those in its slots."""
+        ...
+
+    def yields_to(self, level: int) -> bool:
+        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        ...
+
+    def choose_outputs(
+        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+    ) -> tuple[TensorSpec, ...]:
+        """Return the outputs of an answer: all of many answers or of one, or those asked for.
+
+        Raises UnknownTensor for one that such an answer has not.
+        """
+        ...

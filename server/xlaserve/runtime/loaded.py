@@ -1,0 +1,421 @@
+"""The interface of every kind of loaded model to the core, whatever it is made of."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.verdict import Verdict
+from xlaserve.runtime.embedding.declared import Declared
+from xlaserve.runtime.embedding.info import EmbeddingInfo
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.runtime.host import PythonHost
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
+from xlaserve.runtime.programs.shared_programs import SharedPrograms
+from xlaserve.runtime.wrappers.optional_inputs import NONE_OPTIONAL, Optional
+from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
+
+MAX_ON_DEMAND_SHAPES = 64
+"""The most shapes of one model that are compiled on request, unless a setting says otherwise."""
+
+DEFAULT_MAX_SEQUENCES = 65_536
+"""The most slots for sequences of one replica, unless a setting says otherwise."""
+
+
+class Resident(Protocol):
+    """A tensor that a model left on its device, perhaps with padding rows after the real ones.
+
+    Only for the next model of an ensemble: it takes the device array as it is where it can.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Return how many of its rows are real."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Return its shape, with the real rows."""
+        ...
+
+    def numpy(self) -> Tensor:
+        """Fetch the real rows to the host. Blocks until they are computed."""
+        ...
+
+
+Value: TypeAlias = "Tensor | Resident"
+"""A tensor on the host, or one that stayed on a device between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes that one loaded model holds, as measured after its compilation."""
+
+    parameters_bytes: int = 0
+    constants_bytes: int = 0
+    """Constants that executables hold beside their code, on accelerators, as the compiler says."""
+    temporaries_bytes: int = 0
+    """Scratch memory, inputs and outputs of the largest bucket: once for each replica on the host,
+    IN_FLIGHT times for each on an accelerator."""
+    executables_bytes: int = 0
+    per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
+    does not know; otherwise the sum is `total_bytes`."""
+    states_bytes: int = 0
+    """States of sequences: those of all slots of all replicas, whether they are in use or not."""
+    computation: str = ""
+    """The key of what other models may hold a part of; empty for a model that shares nothing."""
+    alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Bytes by device if no other model held a part of it; empty where no other does."""
+
+    def alone_on_devices(self, first: str) -> Mapping[str, int]:
+        """Return what each device would hold of it, and may come to, once all others left."""
+        return self.alone_per_device or self.on_devices(first)
+
+    def on_devices(self, first: str) -> Mapping[str, int]:
+        """Return what each device holds: all on the first where that is not known."""
+        return self.per_device or {first: self.total_bytes}
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of all parts."""
+        return (
+            self.parameters_bytes
+            + self.constants_bytes
+            + self.temporaries_bytes
+            + self.executables_bytes
+            + self.states_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One batch size that is compiled, on every device that the model is placed on."""
+
+    rows: int
+    """0 for the one executable of a model without a batch dimension."""
+    compile_seconds: float
+    """The sum over the devices."""
+    seconds: float
+    """One execution, the quickest of the warm-up; 0 where that measured nothing."""
+    sizes: tuple[int, ...] = ()
+    """Sizes of dimensions besides the batch that the artifact leaves open."""
+    split_rows: int = 0
+    """Rows of the pieces that a batch of this size is executed in; 0 where it is executed whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The description of a loaded model, known without executing it."""
+
+    platform: str
+    """Its runtime, as ModelMetadata reports it: `jax_export`, `identity`, `ensemble`."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    """The most rows of one request. 0 where the first dimension is fixed, or takes any number of
+    rows, which are not put together with others."""
+    memory: ModelMemory = field(default_factory=ModelMemory)
+    compile_seconds: float = 0.0
+    """Since the load began; of what was dropped again too."""
+    buckets: tuple[Bucket, ...] = ()
+    """Buckets that are compiled by now: with the load, ascending, and then on demand."""
+    compiled_programs: int = 0
+    """Programs that were compiled for it since its load began; of trials too."""
+    cached_programs: int = 0
+    """Programs that were not, since the compilation cache had them."""
+    shared_programs: int = 0
+    """Programs that were not, since another model of the same computation had them."""
+    on_demand_compilations: int = 0
+    """Requests that were the first to ask for their shape."""
+    loops_follow_inputs: bool = False
+    """Whether the length of some loop is not known to be a constant: what the warm-up measured says
+    nothing of what a request takes, and such a model never runs on the event loop."""
+    verdict: Verdict | None = None
+    """Verdict on its rows; None where its first dimension is fixed, or nobody asked."""
+    is_decoupled: bool = False
+    """Whether it gives any number of answers to a request: it is Generating."""
+    state_bytes: int = 0
+    """Bytes that it holds for a request between two answers."""
+    has_sequences: bool = False
+    """Whether each request belongs to a sequence, which its parameters name."""
+    optional: Optional = field(default_factory=lambda: NONE_OPTIONAL)
+    """The inputs that a request may leave out, with their defaults."""
+    echoes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Outputs that an answer has where the request has an input, whose name is behind each."""
+    ragged: frozenset[str] = frozenset()
+    """Inputs of which the requests of a batch may have different shapes."""
+    takes_parameters: bool = False
+    """Whether its code is given the parameters of requests, whatever their names."""
+    takes_tensor_parameters: bool = False
+    """Whether its code is given those of single tensors."""
+    generation: GenerationInfo | None = None
+    """The facts of a generator; None for every other model."""
+    matmul_precision: str = ""
+    """The precision of FP32 products that the artifact leaves open, by JAX's name for it; empty
+    where nobody can choose it, as on the CPU."""
+    embedding: EmbeddingInfo | None = None
+    """The facts of a model of embeddings, if it declares to be one."""
+    notice: str = ""
+    """Why its requests are not put together, for the log of its load; empty where there is nothing
+    to say."""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Tell whether requests may differ in other sizes than their rows."""
+        return any(-1 in spec.shape[1:] for spec in self.inputs)
+
+
+class InFlight(Protocol):
+    """An execution that was dispatched to a device."""
+
+    def fetch(self) -> Mapping[str, Value]:
+        """Wait for its end, and return what `Executable.execute` would. To be called once. Blocks.
+
+        Raises OutOfMemory: a device's lack of memory may be known only now.
+        """
+        ...
+
+
+class Dispatching(Protocol):
+    """Starts executions on accelerators, which compute while the host does something else."""
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """Return for each replica in which line its work is: `cuda:1`, that of one device.
+
+        What is in one line is to be dispatched by one thread, which gives it its order.
+        """
+        ...
+
+    def dispatch(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> InFlight:
+        """Start what `Executable.execute` does, without waiting for the device.
+
+        The inputs must not change before it is fetched. Raises OutOfMemory.
+        """
+        ...
+
+
+class Executable(Protocol):
+    """A model, or what is compiled of it for one shape."""
+
+    @property
+    def dispatching(self) -> Dispatching | None:
+        """Return what starts it without waiting for its end; None where the host computes."""
+        ...
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Run once, on inputs that were checked against `info.inputs`. Blocks.
+
+        With `resident` the outputs may stay on the device; otherwise all are host arrays.
+        Raises OutOfMemory when the device has too little memory.
+        """
+        ...
+
+
+class Answer(NamedTuple):
+    """One of the answers to a request."""
+
+    outputs: Mapping[str, Tensor]
+    is_last: bool = False
+    """Whether it is known to be the last one; nothing more is computed then."""
+
+
+class Answers(Protocol):
+    """The answers to one request, each computed when it is asked for: a generator is one."""
+
+    def __next__(self) -> Answer:
+        """Return the next answer; raises StopIteration where there is none. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Release what the answers hold, once and in a thread, after the last `__next__` returned.
+
+        Also of a request that is cancelled, or whose `__next__` raised. Blocks.
+        """
+        ...
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A model that gives any number of answers to one request: it is decoupled."""
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies can generate side by side."""
+        ...
+
+    def generate(
+        self,
+        inputs: Mapping[str, Value],
+        parameters: Mapping[str, Parameter],
+        *,
+        replica: int = 0,
+    ) -> Answers:
+        """Return the answers to a request with these inputs and parameters. Called in a thread.
+
+        All of them are computed by one replica. Different requests may be answered side by side,
+        the answers of one are asked for one after the other, in any thread.
+        """
+        ...
+
+
+class OnDemand(Protocol):
+    """The shapes of a model that are compiled when a request first asks for them. Thread-safe.
+
+    There is a bound to their number: the one that was not asked for longest is dropped.
+    """
+
+    def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
+        """Return the shape that inputs need compiled; None where the load compiled it.
+
+        Raises InvalidTensor for sizes that contradict one another.
+        """
+        ...
+
+    def find(self, shape: Hashable) -> Executable | None:
+        """Return the executable of a shape, which any holder may execute; None if there is none."""
+        ...
+
+    def compile(self, shape: Hashable) -> Executable:
+        """Compile and warm a shape, and take it into `info`. Blocks.
+
+        Raises OutOfMemory, or InvalidModel where the model cannot be compiled for it.
+        """
+        ...
+
+
+class LoadedModel(Executable, Protocol):
+    """One model version in memory, ready to execute. Thread-safe; knows no asyncio."""
+
+    @property
+    def on_demand(self) -> OnDemand | None:
+        """Return what compiles other shapes; None where the load compiled all there are."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model; what is compiled later changes its memory and its buckets."""
+        ...
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies can execute side by side."""
+        ...
+
+    @property
+    def batch_limit(self) -> int:
+        """Return how many rows to gather at most: more do not lower the time per row.
+
+        1 where batching gains nothing, 0 where requests must not be put together: there is no
+        batch dimension, its rows depend on one another, or other dimensions are open.
+        """
+        ...
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return what the warm-up measured for the bucket that so many rows would run in now.
+
+        Infinity where it measured nothing, since it may not end.
+        """
+        ...
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the size of that bucket: a batch that is put together in it is not copied again.
+
+        A model whose rows depend on one another has no padding.
+        """
+        ...
+
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return what the next step of `compile_rest` may add, in bytes by device; not measured.
+
+        Empty where nothing is left.
+        """
+        ...
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: "Callable[[Stage], None]" = lambda stage: None,
+    ) -> None:
+        """Compile and warm what a load with `background_compile` left out. Blocks.
+
+        Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has
+        its memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises
+        before each step, OutOfMemory or InvalidModel; what was compiled until then stays.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Compile nothing more: `compile_rest` ends at its next step. Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Drop every buffer and executable. Nothing may call `execute` any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The progress of a load."""
+
+    name: str
+    """reading, proving, compiling or warming, or what a kind of model has besides."""
+    step: int = 0
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.step} of {self.steps}" if self.steps else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """The arguments of a loader besides the directory."""
+
+    model: str
+    version: str
+    config: ModelConfig
+    device: str = "cpu"
+    """A JAX platform: cpu, cuda or tpu, already checked to be present."""
+    on_stage: Callable[[Stage], None] = lambda stage: None
+    """Called from the loader's thread as the load goes on."""
+    check_cancelled: Callable[[], None] = lambda: None
+    """Raises LoadCancelled when the load was cancelled; loaders call it between steps."""
+    background_compile: bool = False
+    """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""
+    mmap_parameters: bool = False
+    """Whether parameters may stay in their file, mapped into memory, instead of being read."""
+    processes: int = 1
+    """Processes that load the same model; each accounts for its part of what all of them map."""
+    max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
+    """The most shapes that a model may ask to have compiled on request."""
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
+    """The most slots for sequences that a model may ask for, on each replica."""
+    roots: Roots = ANYWHERE
+    """Directories that its files may lie in, wherever links lead."""
+    is_sent: bool = False
+    """Whether its files came with a request, and not from the operator's disk."""
+    python: PythonHost | None = None
+    """The server, as the code of a Python model may use it; None where none is run."""
+    mappings: Mappings = UNLIMITED
+    """Admits programs before they are compiled."""
+    compilation: Compilation = field(default_factory=Compilation)
+    """Cache of its programs, and options of XLA."""
+    programs: SharedPrograms = field(default_factory=SharedPrograms)
+    """Programs of the models that are loaded, for those of the same computation."""
+    embedding: Declared | None = None
+    """The declaration that it gives embeddings; None where there is none."""
+    on_memory: Callable[[], None] = lambda: None
+    """Called in any thread when a loaded model holds more or less than it did: it has to carry
+    programs that another one carried, or has those that another one had compiled."""
+    on_handed_on: Callable[[], None] = lambda: None
+    """Called in any thread when it leaves, and another one carries its programs from now on, whose
+    `on_memory` is called next."""

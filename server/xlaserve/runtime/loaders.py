@@ -1,0 +1,460 @@
+"""The table of loaders: which kinds of model there are, and what loads each."""
+
+import importlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from xlaserve.artifact import manifest, onnx_source, plain_artifact, replaced, sizes, target_sizes
+from xlaserve.artifact.foreseen import Serving
+from xlaserve.artifact.generator_record import FILE_NAME as GENERATOR_FILE
+from xlaserve.artifact.target_sizes import TargetSizes
+from xlaserve.errors import InvalidModel
+from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.model_config import foreign
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.fields import is_onnx
+from xlaserve.runtime import absent
+from xlaserve.runtime.devices import placement
+from xlaserve.runtime.devices.placement import ONE_CPU, Devices, device_name
+from xlaserve.runtime.devices.target_kinds import of_kind
+from xlaserve.runtime.embedding import declared as embedding
+from xlaserve.runtime.embedding.declared import Declared
+from xlaserve.runtime.generator import configured as generation
+from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.runtime.wrappers import ragged, reshaping, warmup
+
+
+class _Load(Protocol):
+    def __call__(self, path: Path, context: LoadContext) -> LoadedModel: ...
+
+
+class _Wrap(Protocol):
+    def __call__(
+        self, inner: LoadedModel, directory: Path, context: LoadContext
+    ) -> LoadedModel: ...
+
+
+_SEQUENCES = "xlaserve.runtime.wrappers.sequence_model"
+"""Imported once jax is, as those of the table are."""
+_IMPORTED_LATE = (
+    _SEQUENCES,
+    sizes.ESTIMATING,
+    "xlaserve.row_proofs.interface",
+    "xlaserve.importers.onnx.reading",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """One kind of model."""
+
+    kind: str
+    """The `backend` or `platform` by which a configuration may ask for it."""
+    module: str
+    """Has a function `load`; imported once the port is open, since jax takes seconds to import."""
+    sniff: Callable[[Path, ModelConfig], bool]
+    """Tells from the files of a version directory, or from a file, whether it is of this kind."""
+    predict_size: Callable[[Path, sizes.Parts, Roots, Serving], int]
+    """Returns the bytes on each device, told into how many parts parameters are split."""
+    files: tuple[str, ...] | None = ()
+    """Names that a `default_model_filename` may have; None for any."""
+    predict_slots: Callable[[Path, ModelConfig, Roots, sizes.Parts], int] = (
+        lambda path, config, roots, parts: 0
+    )
+    """Returns the bytes that its configuration asks for besides, on each device."""
+    looked_for: str = ""
+    """The file by which a directory is one, as errors say it; empty where no file makes it one."""
+
+
+_ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
+_OF_EXPORTS = (manifest.ARTIFACT, manifest.FILE_NAME, manifest.STABLEHLO)
+
+
+def _has_manifest(directory: Path, config: ModelConfig) -> bool:
+    return (directory / manifest.FILE_NAME).exists()
+
+
+def _is_artifact(path: Path, config: ModelConfig) -> bool:
+    return path.is_file() and path.suffix == _ARTIFACT_SUFFIX
+
+
+def _has_plain_artifact(path: Path, config: ModelConfig) -> bool:
+    found = plain_artifact.find(path)
+    return found is not None and config.default_model_filename in ("", found.name)
+
+
+def _predict_plain(path: Path, parts: sizes.Parts, roots: Roots, serving: Serving) -> int:
+    found = plain_artifact.find(path)
+    assert found is not None
+    return sizes.predict_single_file(found, parts, roots, serving)
+
+
+def _nothing(path: Path, parts: sizes.Parts, roots: Roots, serving: Serving) -> int:
+    return 0
+
+
+def _has_code(directory: Path, config: ModelConfig) -> bool:
+    name = config.default_model_filename or _CODE
+    return name.endswith(_CODE_SUFFIX) and (directory / name).is_file()
+
+
+def _has_onnx(path: Path, config: ModelConfig) -> bool:
+    named = config.default_model_filename
+    is_meant = named.endswith(onnx_source.SUFFIX) or not named or _is_said_to_be_onnx(config)
+    found = None if _is_said_to_be_jax(config) or not is_meant else onnx_source.find(path, config)
+    return found is not None and not found.is_pt2
+
+
+def _has_pt2(path: Path, config: ModelConfig) -> bool:
+    named = config.default_model_filename
+    if _is_said_to_be_jax(config) or _is_said_to_be_onnx(config):
+        return False
+    if named and not named.endswith(onnx_source.PT2_SUFFIX):
+        return False
+    found = onnx_source.find(path, config)
+    return found is not None and found.is_pt2
+
+
+def _is_said_to_be_jax(config: ModelConfig) -> bool:
+    return JAX_EXPORT in (config.backend, config.platform)
+
+
+def _is_said_to_be_onnx(config: ModelConfig) -> bool:
+    return is_onnx(config.backend) or is_onnx(config.platform)
+
+
+def _never(directory: Path, config: ModelConfig) -> bool:
+    return False
+
+
+def _is_generator(path: Path, config: ModelConfig) -> bool:
+    return (path / GENERATOR_FILE).exists()
+
+
+JAX_EXPORT = "jax_export"
+GENERATOR = "generator"
+PYTHON = "python"
+_CODE = "model.py"
+_CODE_SUFFIX = ".py"
+
+LOADERS = (
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.runtime.exported.jax_export",
+        _has_manifest,
+        sizes.predict_exported,
+        _OF_EXPORTS,
+        looked_for=manifest.FILE_NAME,
+    ),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.runtime.exported.single_file",
+        _is_artifact,
+        sizes.predict_single_file,
+        None,
+    ),
+    Loader(
+        GENERATOR,
+        "xlaserve.generation.loading",
+        _is_generator,
+        generation.predict_size,
+        predict_slots=generation.predict_slots,
+        looked_for=GENERATOR_FILE,
+    ),
+    # What its code will take, nobody can tell.
+    Loader(
+        PYTHON,
+        "xlaserve.python_models.loading",
+        _has_code,
+        _nothing,
+        None,
+        looked_for=_CODE,
+    ),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.importers.onnx.loading",
+        _has_onnx,
+        sizes.predict_onnx,
+        None,
+        looked_for=onnx_source.DEFAULT_FILE,
+    ),
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.importers.pt2.loading",
+        _has_pt2,
+        sizes.predict_onnx,
+        None,
+        looked_for=onnx_source.PT2_FILE,
+    ),
+    # Last of what files tell: it may lie beside the source of a model.
+    Loader(
+        JAX_EXPORT,
+        "xlaserve.runtime.exported.single_file",
+        _has_plain_artifact,
+        _predict_plain,
+        None,
+        looked_for=f"one *{_ARTIFACT_SUFFIX}",
+    ),
+    Loader(
+        "identity", "xlaserve.runtime.identity", _never, lambda directory, parts, roots, serving: 0
+    ),
+)
+"""In the order in which they are tried. A new kind of model is a row here and a module."""
+
+FORMATS = ("jax", "onnx", "pytorch", "python")
+"""The names by which manifests say what loads (`supportedModelFormats`): exports and generators,
+`.onnx`, `.pt2`, and `model.py`."""
+
+_START_SECONDS = 60.0
+"""Most seconds that a server waits for a process that compiles, 1.4 of a core, before it is ready:
+a mesh sends requests elsewhere meanwhile, and behind it would have them wait."""
+
+
+def load_modules() -> None:
+    """Import what loads any kind of model: files that are replaced later change no load. Blocks.
+
+    A kind whose libraries are not installed is left to its first load, which says so.
+    """
+    for module in dict.fromkeys([*(row.module for row in LOADERS), *_IMPORTED_LATE]):
+        with suppress(ImportError):
+            importlib.import_module(module)
+
+
+def prepare(compilation: Compilation, platform: str) -> None:
+    """Take from the first load what need not be a part of it. Blocks.
+
+    Imports the loader of exported models, and starts a process that compiles, unless a cache may
+    have what the first loads need.
+    """
+    importlib.import_module(LOADERS[0].module)
+    processes = compilation.processes
+    if processes is not None and platform == "cpu" and compilation.has_no_programs:
+        processes.start_ahead(_START_SECONDS)
+
+
+def _loaded(path: Path, context: LoadContext) -> LoadedModel:
+    context.check_cancelled()
+    context.on_stage(Stage("reading"))
+    row = _loader_for(path, context.config)
+    declaration = None
+    if row.kind != PYTHON:  # whose code gives its parameters what meaning it likes
+        declaration = embedding.read(path, context.config, context.model, context.roots)
+        context = replace(context, embedding=declaration)
+    function: _Load = importlib.import_module(row.module).load
+    if row.kind != PYTHON and ragged.asks(context.config):
+        model = _ragged(function, path, context)
+    else:
+        model = function(path, context)
+    if context.config.is_decoupled and not model.info.is_decoupled:
+        model.close()
+        raise InvalidModel(
+            "model_transaction_policy.decoupled: expected false, since the model gives one answer "
+            "to each request, got true"
+        )
+    if declaration is not None:
+        _check_embedding(model, declaration, context.config)
+    if context.config.is_reshaped:
+        model = _reshaped(model, context)
+    if context.config.sequence_batching is None:
+        if context.config.warmup:
+            _warm_up(model, path, context)
+        return model
+    wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
+    return wrap(model, path, context)
+
+
+def load(path: Path, context: LoadContext) -> LoadedModel:
+    """Load a version directory, or a model that is one file, compiled and warmed. Blocks.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
+    memory then. What a migration has replaced is removed once its successor is loaded.
+    """
+    model = _loaded(path, context)
+    replaced.forget(path)
+    return model
+
+
+def _check_embedding(model: LoadedModel, declaration: Declared, config: ModelConfig) -> None:
+    """Raise InvalidModel for a model that cannot give the embeddings that it declares."""
+    if model.info.embedding is None:
+        got = f"a model of {model.info.platform}"
+    elif config.is_reshaped:
+        got = "a configuration with reshape"
+    elif config.sequence_batching is not None:
+        got = "a configuration with sequence_batching"
+    elif ragged.asks(config):
+        got = "a configuration with allow_ragged_batch"
+    else:
+        return
+    model.close()
+    raise InvalidModel(
+        f"{declaration.place}: expected a computation that gives one embedding for each row of "
+        f"tokens, got {got}"
+    )
+
+
+def _ragged(function: _Load, path: Path, context: LoadContext) -> LoadedModel:
+    config = context.config
+    model = function(path, replace(context, config=ragged.inner(config)))
+    try:
+        return ragged.wrap(context.model, model, config)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _reshaped(model: LoadedModel, context: LoadContext) -> LoadedModel:
+    try:
+        return reshaping.wrap(model, context.config)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
+    context.on_stage(Stage("warming"))
+    try:
+        warmup.run(model, path, context)
+    except BaseException:
+        model.close()
+        raise
+
+
+def recognised(path: Path, config: ModelConfig) -> str:
+    """Return the kind of a version: that of its loader, `onnx` or `pt2`. Raises InvalidModel."""
+    row = _loader_for(path, config)
+    if row.sniff is _has_pt2:
+        return "pt2"
+    return "onnx" if row.sniff is _has_onnx else row.kind
+
+
+def begin_estimating() -> None:
+    """Have temporaries estimated from now on in `predict_size`; imports JAX."""
+    importlib.import_module(sizes.ESTIMATING)
+
+
+def predict_size(
+    path: Path,
+    config: ModelConfig | None = None,
+    devices: Devices = ONE_CPU,
+    roots: Roots = ANYWHERE,
+    *,
+    processes: int = 1,
+    in_background: bool = False,
+    patience_seconds: float | None = None,
+) -> dict[str, int]:
+    """Return how many bytes the model will need on each device, from its headers alone.
+
+    Where its manifest has what the compiler said for devices of this kind, that is it. So many
+    `processes` map its parameters, and each accounts for its part. `in_background`: a load leaves
+    most batch sizes for later. After `patience_seconds` temporaries count as large as the outputs.
+
+    Raises InvalidModel, also where the configuration asks for a device that is not there.
+    """
+    config = config or ModelConfig()
+    wanted = placement.read(config, devices.platform)
+    # A model may go to the CPU of a server with GPUs.
+    present = devices.count if wanted.platform == devices.platform else 1
+    seats = list(wanted.seats(present))
+    used = set(seats)
+    row, sharding = _loader_for(path, config), wanted.sharding
+    parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
+    states = row.predict_slots(path, config, roots, parts)
+    if config.sequence_batching is not None:
+        states += config.sequence_batching.states_bytes(config.max_batch_size)
+    if sharding is None and wanted.platform == devices.platform and processes == 1:
+        recorded = _recorded(row, path, config, devices, roots)
+        if recorded is not None:
+            return {
+                device_name(wanted.platform, index): recorded.on_device(seats.count(index))
+                + states * seats.count(index)
+                for index in sorted(used)
+            }
+    found: dict[str, int] = {}
+    for index in sorted(used):
+        serving = Serving(
+            wanted.platform, config, seats.count(index), in_background, patience_seconds
+        )
+        size = row.predict_size(path, lambda name: processes * parts(name), roots, serving)
+        found[device_name(wanted.platform, index)] = size + states * serving.replicas
+    return found
+
+
+def _recorded(
+    row: Loader, path: Path, config: ModelConfig, devices: Devices, roots: Roots
+) -> TargetSizes | None:
+    """Return what the manifest says for devices of this kind, where a load compiles just that."""
+    target = of_kind(devices.platform, devices.kind)
+    if target is None or row.sniff is not _has_manifest or not row.sniff(path, config):
+        return None
+    described = manifest.read(path, roots)
+    if not target_sizes.holds(config, described.max_batch_size):
+        return None
+    return described.sizes.get(target.name)
+
+
+def _kind(config: ModelConfig) -> str:
+    """Return the kind that a configuration asks for; empty where it leaves that to the files."""
+    kinds = tuple(dict.fromkeys(row.kind for row in LOADERS))
+    found = set()
+    for place, said in (("backend", config.backend), ("platform", config.platform)):
+        # What an import was made of is still what the configuration beside it says.
+        kind = JAX_EXPORT if is_onnx(said) else said
+        if kind not in ("", *kinds):
+            known = ", ".join(f"'{kind}'" for kind in kinds)
+            raise InvalidModel(
+                f"unknown {place} '{said}' in the configuration, expected {known}"
+                f"{foreign.advice(kind)}"
+            )
+        found.add(kind)
+    found.discard("")
+    if len(found) > 1:
+        raise InvalidModel(
+            f"the configuration has backend '{config.backend}' and platform '{config.platform}', "
+            "expected one kind of model"
+        )
+    return found.pop() if found else ""
+
+
+def _loader_for(path: Path, config: ModelConfig) -> Loader:
+    asked = _kind(config)
+    if config.default_model_filename:
+        onnx_source.inside(config.default_model_filename)
+    rows = [row for row in LOADERS if asked in ("", row.kind)]
+    for row in rows:
+        if row.sniff(path, config):
+            _check_file_name(row, config)
+            return row
+    if path.is_file():
+        raise InvalidModel(
+            f"'{path.name}' is no model: one that is a single file is an artifact of jax.export, "
+            f"*{_ARTIFACT_SUFFIX}, an ONNX model, *{onnx_source.SUFFIX}, or a program of "
+            f"torch.export, *{onnx_source.PT2_SUFFIX}"
+        )
+    if found := foreign.recognise(path):
+        raise InvalidModel(found)
+    if _is_said_to_be_onnx(config):
+        name = config.default_model_filename or onnx_source.DEFAULT_FILE
+        raise InvalidModel(absent.text(path, (), name))
+    if asked:
+        _check_file_name(rows[0], config)
+        return rows[0]
+    looked_for = [row.looked_for for row in LOADERS if row.looked_for]
+    raise InvalidModel(absent.text(path, looked_for, config.default_model_filename))
+
+
+def _check_file_name(row: Loader, config: ModelConfig) -> None:
+    """Raise InvalidModel if the configuration names a file that would not be loaded."""
+    name, files = config.default_model_filename, row.files
+    was_imported = row.sniff is _has_manifest and name.endswith(onnx_source.SUFFIXES)
+    if name and files is not None and name not in files and not was_imported:
+        shown = f"one of {', '.join(files)}" if len(files) > 1 else "".join(files) or "none"
+        raise InvalidModel(
+            f"default_model_filename: expected {shown}, as models of {row.kind} have it, "
+            f"got '{name[:200]}'"
+        )

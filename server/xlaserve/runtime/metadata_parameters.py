@@ -1,0 +1,79 @@
+"""The parameters of a model and of its tensors, as ModelMetadata shows them."""
+
+import json
+
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.fields import CONTENT_TYPE, DEFAULT
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve_proto import inference
+
+MOST_BYTES = 127
+"""The longest value of a model's parameter that is shown.
+
+In the Open Inference Protocol the map has texts, here and in MLServer it has messages. Its clients
+read a message with a text of up to so many bytes as a text; a longer one makes the answer one that
+they cannot read."""
+
+_OF_TENSORS = (f"{CONTENT_TYPE}.", DEFAULT)
+
+MOST_LABEL_BYTES = 16 << 10
+"""The longest list of labels that is shown, as JSON."""
+
+
+DECOUPLED = "decoupled"
+OPTIONAL = "optional"
+PRECISION = "matmul_precision"
+_TRUE = "true"
+
+
+def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
+    """Return the parameters of the configuration, but for those of single tensors.
+
+    A model that may give any number of answers to a request says so: ModelConfig has it as well
+    (model_transaction_policy), and a client need not ask for that. One on a GPU or a TPU says the
+    precision of its FP32 products.
+    """
+    found = {
+        name: value
+        for name, value in config.parameters.items()
+        if not name.startswith(_OF_TENSORS) and len(value.encode()) <= MOST_BYTES
+    }
+    if info.is_decoupled:
+        found[DECOUPLED] = _TRUE
+    if info.matmul_precision:
+        found[PRECISION] = info.matmul_precision
+    return found
+
+
+def of_input(config: ModelConfig, info: ModelInfo, name: str) -> dict[str, str]:
+    """Return the content type of an input, its format where it is an image, and its default.
+
+    One that a request may leave out says so.
+    """
+    found = _content_type(config, name)
+    if name in info.optional:
+        found[OPTIONAL] = _TRUE
+        default = config.parameters.get(f"{DEFAULT}{name}")
+        if info.optional[name] is not None and default and len(default.encode()) <= MOST_BYTES:
+            found["default"] = default
+    for tensor in config.message.input if config.message else ():
+        if tensor.name == name and tensor.format != inference.ModelInputFormat.FORMAT_NONE:
+            found["format"] = str(tensor.format.name)
+    return found
+
+
+def of_output(config: ModelConfig, name: str) -> dict[str, str]:
+    """Return the content type of an output, and its labels as a list in JSON."""
+    found = _content_type(config, name)
+    labels = config.labels.get(name)
+    # In JSON each takes three bytes besides its own.
+    if labels and 3 * len(labels) <= MOST_LABEL_BYTES:
+        text = json.dumps([label.decode(errors="replace") for label in labels], ensure_ascii=False)
+        if len(text.encode()) <= MOST_LABEL_BYTES:
+            found["labels"] = text
+    return found
+
+
+def _content_type(config: ModelConfig, name: str) -> dict[str, str]:
+    said = config.parameters.get(f"{CONTENT_TYPE}.{name}")
+    return {CONTENT_TYPE: said} if said else {}

@@ -1,0 +1,1 @@
+"""Compiled programs: their keys, their caches, who compiles and who shares them."""

@@ -1,0 +1,93 @@
+"""The compilations of a load: decided from its artifact's proof and its configuration."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xlaserve.artifact import shapes
+from xlaserve.artifact.shapes import OpenDimensions
+from xlaserve.artifact.signature import Signature
+from xlaserve.model_config import buckets
+from xlaserve.model_config.buckets import FIXED, BucketPlan
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.row_proofs.neighbours import Difference
+from xlaserve.row_proofs.verdict import Verdict
+from xlaserve.runtime.programs.proving import Prover, digest_of
+from xlaserve.runtime.programs.served_rows import ServedRows, refused_rows, served_rows
+from xlaserve.runtime.programs.shared_programs import Lease
+
+_LOOP = b"while_v"
+"""The operation in the bytes of a module, whatever its version is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompilePlan:
+    """The decision how a model's rows are served, and the programs that it takes."""
+
+    rows: ServedRows
+    verdict: Verdict | None
+    """None where the first dimension is fixed."""
+    loops_follow_inputs: bool
+    """Whether nothing may be executed before a request comes: it may never end on zeros."""
+    buckets: BucketPlan
+    dimensions: OpenDimensions
+
+    @staticmethod
+    def of(
+        lease: Lease,
+        signature: Signature,
+        config: ModelConfig,
+        prover: Prover,
+        find_difference: Callable[[OpenDimensions], Difference | None],
+        *,
+        refuse: Callable[[Verdict], Verdict] | None = None,
+    ) -> "CompilePlan":
+        """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
+
+        What another model of the computation was asked is not proved again: it follows from the
+        module, whose very bytes are part of what it is remembered under.
+
+        Raises what the `prover` raises.
+
+        `find_difference` tries rows that are only declared independent, at the given sizes.
+        `refuse` changes the verdict of a proof that a trial has contradicted.
+        """
+        inputs, exported = signature.inputs, lease.exported
+        avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
+        sizes, tried = shapes.tried(config, inputs, avals)
+        rows, verdict = ServedRows(signature.max_batch_size), None
+        if signature.is_open:
+            outputs = [spec.name for spec in signature.outputs]
+            count = len(exported.in_avals) - len(inputs)
+            platform = prover.site.platform
+            asked = "rows", digest_of(exported), count, tuple(outputs), _known(sizes), platform
+            verdict = lease.fact(
+                asked, lambda: prover.prove(lease.key, exported, count, outputs, sizes)
+            )
+            if refuse is not None:
+                verdict = refuse(verdict)
+                rows = refused_rows(config, verdict)
+            else:
+                rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
+        # Most models have no loop, and their module does not name the operation.
+        follows = _LOOP in exported.mlir_module_serialized and (
+            verdict.loops_follow_inputs
+            if verdict
+            else lease.fact(
+                ("loops", digest_of(exported), _known(sizes)),
+                lambda: prover.loops_follow_inputs(lease.key, exported, sizes),
+            )
+        )
+        plan, numbers = _buckets(rows, config)
+        dimensions = shapes.read(config, inputs, avals, numbers)
+        return CompilePlan(rows, verdict, follows, plan, dimensions)
+
+
+def _known(sizes: Mapping[str, int]) -> Hashable:
+    return tuple(sorted(sizes.items()))
+
+
+def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:
+    """Return what is compiled, and the numbers of rows where each has a program of its own."""
+    if rows.is_exact:
+        return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
+    return buckets.plan(rows.max_batch_size, config), ()

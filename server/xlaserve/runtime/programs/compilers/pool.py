@@ -1,0 +1,443 @@
+"""The processes that compile for the loads of a server: a bounded number, started when asked for.
+
+XLA cannot be cancelled, and holds the interpreter's lock while it lowers, compiles and serializes.
+In a process of its own it delays no request, and can be killed. Needs no JAX.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
+from xlaserve.process import last_words
+from xlaserve.process.silence import is_stopped
+from xlaserve.runtime.programs.compilers.jobs import READY, Answer, Job, Packed
+from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
+
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.programs.compilers.child")
+"""-P: what lies in the working directory is not imported. Its arguments are the id of its parent,
+and the bytes of memory that it may take."""
+
+_LOOK_SECONDS = 0.05
+"""Between two looks whether a load was cancelled, and what its process holds."""
+_ATTEMPTS = 2
+"""A process may end for no fault of the model: the system is out of memory, or an operator ends
+it."""
+_KEPT_PART = 0.25
+"""Part of its most bytes above which a process is ended once it has answered."""
+_CLOSING_SECONDS = 5.0
+_LONG_SECONDS = 2.0
+"""From when it is asked for until it is there: a program that takes longer is logged."""
+
+_log = structlog.get_logger("compiler_process")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of all processes of a server."""
+
+    processes: int
+    bytes: int
+    """Resident in each."""
+    idle_seconds: float
+    job_seconds: float
+    """For one program."""
+    trial_seconds: float = 60.0
+    """Of the processor, for the trial of a model's rows."""
+    is_told: bool = True
+    """Whether the log says when a process starts and ends, and what takes long."""
+
+
+_NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
+"""That of a process which is started for jobs to come."""
+
+
+class Refused(Exception):
+    """A program has to be compiled in the server; its text says why."""
+
+
+class CompilationError(Exception):
+    """JAX or XLA do not compile a computation; its text is what they say."""
+
+
+class TrialEndedError(Exception):
+    """A trial ended the process that made it, or was ended; its text says how."""
+
+    def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
+        super().__init__(reason)
+        self.doing = doing
+        """What was executed then, in a phrase."""
+        self.is_limit = ended.is_limit
+        """Whether it took all of its time, be it that of the processor."""
+        self.is_late = ended.is_late
+        """Whether that was on the clock."""
+
+
+class CompilerProcesses:
+    """Compiles programs in processes. Thread-safe."""
+
+    def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
+        self.limits = limits
+        self._command = (*command, str(os.getpid()), str(limits.bytes))
+        self._tell: Callable[..., None] = _log.info if limits.is_told else _nothing
+        self._changed = threading.Condition()
+        """Held for all that follows."""
+        self._tasks: deque[_Task] = deque()
+        self._running: set[_Task] = set()
+        self._threads: set[threading.Thread] = set()
+        self._free = 0
+        """Threads that wait for a task."""
+        self._closed = False
+
+    def compile(
+        self,
+        job: Job,
+        artifact: Callable[[], bytes],
+        check_cancelled: Callable[[], None],
+        parameters: Callable[[], Sequence[bytes | memoryview]] = tuple,
+    ) -> bytes:
+        """Return a program, a verdict, or the result of a trial as it was serialized. Blocks.
+
+        `parameters` are those of a trial.
+
+        Raises Refused where the server has to compile it, what `check_cancelled` raises, with the
+        compilation killed, and InvalidModel or OutOfMemory where it ends its process twice, takes
+        too long, or more memory than it may. CompilationError is what JAX or XLA say against it.
+        """
+        task = _Task(job, artifact, parameters)
+        self._submit(task)
+        try:
+            while not task.done.wait(_LOOK_SECONDS):
+                check_cancelled()
+                task.look(self.limits.bytes)
+        except BaseException:
+            self._cancel(task)
+            raise
+        return task.result()
+
+    def start_ahead(self, seconds: float) -> None:
+        """Start a process for loads to come, and wait for it for so many seconds at most.
+
+        Nothing where there is one. One that compiles nothing is ended when it was idle for as long
+        as any. One that cannot be started is the load's to tell.
+        """
+        task = _Task(_NO_JOB, bytes)
+        with self._changed:
+            if self._closed or self._threads:
+                return
+            self._enqueue(task)
+        task.done.wait(seconds)
+
+    def close(self) -> None:
+        """End all processes, also those that compile; nothing is compiled any more."""
+        with self._changed:
+            self._closed = True
+            for task in (*self._tasks, *self._running):
+                task.cancel()
+            self._tasks.clear()
+            self._changed.notify_all()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(_CLOSING_SECONDS)
+
+    @property
+    def count(self) -> int:
+        """Return how many processes there are, or are started."""
+        with self._changed:
+            return len(self._threads)
+
+    def _submit(self, task: "_Task") -> None:
+        with self._changed:
+            if self._closed:
+                raise LoadCancelled(task.job.model)
+            self._enqueue(task)
+
+    def _enqueue(self, task: "_Task") -> None:
+        """Add a task, and a thread for it if there may be one more; the lock is held."""
+        self._tasks.append(task)
+        if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
+            # It starts the process and lives as long: the system ends a process with the
+            # thread that started it.
+            kind = "compiler" if self.limits.is_told else "trial"
+            name = f"{kind}_{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+        self._changed.notify()
+
+    def _cancel(self, task: "_Task") -> None:
+        with self._changed:
+            if task in self._tasks:
+                self._tasks.remove(task)
+            task.cancel()
+
+    # --- in the threads ---
+
+    def _serve(self) -> None:
+        process: _Process | None = None
+        try:
+            while (task := self._next()) is not None:
+                try:
+                    process = self._do(task, process)
+                # Whoever waits for it hears of it, and the next one is served.
+                except BaseException as error:
+                    task.fail(error)
+                finally:
+                    with self._changed:
+                        self._running.discard(task)
+        finally:
+            if process is not None:
+                process.end("the server ends" if self._closed else "it was idle")
+
+    def _next(self) -> "_Task | None":
+        """Return a task; None once there was none for as long as a process may be idle."""
+        with self._changed:
+            self._free += 1
+            self._changed.wait_for(lambda: self._tasks or self._closed, self.limits.idle_seconds)
+            self._free -= 1
+            if not self._tasks:
+                # With the lock held: a task that comes now finds a thread less, and starts one.
+                self._threads.discard(threading.current_thread())
+                return None
+            task = self._tasks.popleft()
+            self._running.add(task)
+            return task
+
+    def _do(self, task: "_Task", process: "_Process | None") -> "_Process | None":
+        """Do a task, and return the process that may do the next one."""
+        for attempt in range(_ATTEMPTS):
+            if process is not None and is_stopped(process.of.pid):
+                process.end("it is stopped")
+                process = None
+            if process is None:
+                process = self._started(task)
+            if process is None or not task.begin(process.of):
+                return process
+            if task.job is _NO_JOB:
+                task.succeed(b"")
+                return process
+            try:
+                data = process.compiled(task, self.limits.job_seconds)
+            except ProcessEndedError as ended:
+                task.tell(ended)
+                process.of.stop()
+                process = None
+                is_last = ended.is_late or attempt + 1 == _ATTEMPTS
+                if task.ended(ended, self.limits.bytes, is_last=is_last):
+                    return None
+            except Exception as error:
+                task.fail(error)
+                return self._kept(process)
+            else:
+                task.succeed(data)
+                return self._kept(process)
+        return process
+
+    def _started(self, task: "_Task") -> "_Process | None":
+        """Return a process that can compile; None where there is none, and the task has failed."""
+        try:
+            process = _Process(self._command, variables(), self._tell)
+        except OSError as error:
+            task.fail(Refused(f"no process can be started: {error}"))
+            return None
+        try:
+            if not task.begin(process.of):
+                process.of.stop()
+                return None
+            process.wait_until_ready()
+        except ProcessEndedError as error:
+            task.tell(error)
+            process.of.stop()
+            if error.was_stopped:
+                return self._started(task)
+            task.fail(Refused(f"a process does not start: {error}"))
+            return None
+        self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
+        return process
+
+    def _kept(self, process: "_Process") -> "_Process | None":
+        held = process.of.resident_bytes
+        if held <= self.limits.bytes * _KEPT_PART:
+            return process
+        process.end(f"it holds {held} bytes")
+        return None
+
+
+class _Process:
+    """A process, and which computation it has."""
+
+    def __init__(
+        self, command: Sequence[str], given: Mapping[str, str], tell: Callable[..., None]
+    ) -> None:
+        self._tell = tell
+        self.of = CompilerProcess(command, given)
+        self._computation = ""
+        self._module = ""
+        """Digest of the module that came with the computation; empty where no proof asked."""
+
+    def wait_until_ready(self) -> None:
+        """Return once it can compile; raises ProcessEndedError."""
+        if self.of.line() != READY:
+            raise ProcessEndedError("its first line is another")
+
+    def compiled(self, task: "_Task", seconds: float) -> bytes:
+        """Have a job done; raises ProcessEndedError, Refused, or what JAX says."""
+        job, artifact = task.job, b""
+        module = "" if job.proof is None else job.proof.module
+        if self._computation != job.computation or module not in ("", self._module):
+            self._computation, self._module = "", module
+            artifact = task.artifact()
+        began = time.monotonic()
+        line = msgspec.json.encode(replace(job, artifact_bytes=len(artifact)))
+        try:
+            attached = artifact, *task.parameters()
+            answer = msgspec.json.decode(self.of.ask(line, attached, seconds), type=Answer)
+        except msgspec.MsgspecError as error:
+            raise ProcessEndedError(f"its answer cannot be read: {error}") from error
+        data = self.of.read(answer.executable_bytes)
+        self.of.forget_errors()
+        if answer.refused:
+            raise Refused(answer.refused)
+        self._computation = job.computation
+        self._tell_long(task, began, answer.processor_seconds)
+        if answer.error:
+            raise CompilationError(answer.error)
+        if hashlib.sha256(data).hexdigest() != answer.sha256:
+            raise ProcessEndedError("its program is not the one that it has compiled (sha256)")
+        if (answer.program, answer.environment) != (job.program, job.environment):
+            raise Refused("its program has another key")
+        return data
+
+    def end(self, reason: str) -> None:
+        """End it, where nothing is compiled."""
+        self._tell("a process that compiles is ended", pid=self.of.pid, reason=reason)
+        self.of.stop()
+
+    def _tell_long(self, task: "_Task", began: float, processor_seconds: float) -> None:
+        """Log why a program took long: others were before it, or the process had no core."""
+        now = time.monotonic()
+        if now - task.asked > _LONG_SECONDS:
+            self._tell(
+                "a program took long to compile",
+                model=task.job.model,
+                waited_seconds=round(began - task.asked, 3),
+                seconds=round(now - began, 3),
+                processor_seconds=round(processor_seconds, 3),
+            )
+
+
+class _Task:
+    """A job that a thread of a load waits for."""
+
+    def __init__(
+        self,
+        job: Job,
+        artifact: Callable[[], bytes],
+        parameters: Callable[[], Sequence[bytes | memoryview]] = tuple,
+    ) -> None:
+        self.job = job
+        self.artifact = artifact
+        self.parameters = parameters
+        self.done = threading.Event()
+        self.asked = time.monotonic()
+        self._lock = threading.Lock()
+        """Held for all that follows."""
+        self._process: CompilerProcess | None = None
+        self._is_cancelled = False
+        self._is_too_large = False
+        self._error: BaseException | None = None
+        self._data = b""
+
+    def begin(self, process: CompilerProcess) -> bool:
+        """Note which process works on it; false where it is not wanted any more."""
+        with self._lock:
+            if not self._is_cancelled:
+                self._process = process
+            return not self._is_cancelled
+
+    def look(self, most_bytes: int) -> None:
+        """Kill its process where that holds more than it may."""
+        with self._lock:
+            if self._process is not None and self._process.resident_bytes > most_bytes:
+                self._is_too_large = True
+                self._process.kill()
+
+    def cancel(self) -> None:
+        """Want it no longer: its process is killed, and whoever waits raises LoadCancelled."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._process is not None and not self.done.is_set():
+                self._process.kill()
+        self.fail(LoadCancelled(self.job.model))
+
+    def tell(self, ended: ProcessEndedError) -> None:
+        """Log the end of its process, unless that was killed since nobody wants it any more."""
+        if not self._is_cancelled:
+            last_words.tell("compile process", str(ended), ended.said, self.job.model)
+
+    def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
+        """Take note that its process has ended, and tell whether that is the end of it."""
+        model, reason = self.job.model, str(ended)
+        with self._lock:
+            self._process = None
+            if self._is_cancelled:
+                return True
+            is_too_large = self._is_too_large
+        if self.job.trial is not None and not ended.was_stopped:
+            # Another attempt would take as long.
+            if is_too_large:
+                reason = f"it took more than {most_bytes} bytes"
+            self.fail(TrialEndedError(reason, ended.doing, ended))
+            return True
+        if is_too_large:
+            detail = f"its compilation took more than {most_bytes} bytes (compile_process_bytes)"
+            self.fail(OutOfMemory(model, detail))
+            return True
+        if is_last:
+            self.fail(InvalidModel(reason))
+            return True
+        _log.warning("a process that compiles ended, another tries again", model=model, why=reason)
+        return False
+
+    def succeed(self, data: bytes) -> None:
+        """Give the program to whoever waits."""
+        with self._lock:
+            self._process, self._data = None, data
+            self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error to whoever waits, unless there is a result."""
+        with self._lock:
+            self._process = None
+            if not self.done.is_set():
+                self._error = error
+                self.done.set()
+
+    def result(self) -> bytes:
+        """Return the program, or raise why there is none."""
+        if self._error is not None:
+            raise self._error
+        return self._data
+
+
+def _nothing(event: str, **said: object) -> None:
+    """Log nothing."""
+
+
+def variables(inherited: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """Return the environment of a process that compiles as this one would, for the CPU."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith("XLASERVE_")}
+    return {
+        **kept,
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": inherited.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+    }

@@ -1,0 +1,180 @@
+"""A directory of our own where models that a load converted outlive the process, bounded in size.
+
+An entry is a version directory, as an import writes it, named by a hash of everything that it was
+made of. It is renamed into place whole. Converted models are looked for below the directory of
+compiled programs, which nobody but this user can write to.
+"""
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.runtime.programs.compilation_cache import CompilationCache
+
+DIRECTORY = "converted"
+"""The directory beside those of targets in the compilation cache."""
+
+Convert: TypeAlias = Callable[[Path], None]
+"""Writes a version directory at a path where nothing is yet; raises InvalidModel or OSError."""
+
+_KEY = re.compile("[0-9a-f]{64}")
+_TEMPORARY = Path("/tmp")
+
+_log = structlog.get_logger("conversions")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionLimits:
+    """The limits of conversions, and of those that are kept."""
+
+    kept_bytes: int = 0
+    """Most bytes of all that are kept; with 0 each load converts anew."""
+    model_bytes: int = 8 << 30
+    """Most bytes of one model that is converted, with its external data."""
+
+
+class Conversions:
+    """The converted models that are kept, by key; the least recently used are evicted. Thread-safe.
+
+    Several processes may share the directory: entries appear and go whole, and one that goes while
+    it is read is converted anew.
+    """
+
+    def __init__(
+        self,
+        cache: CompilationCache | None = None,
+        limits: ConversionLimits | None = None,
+        scratch: Path = _TEMPORARY,
+        *,
+        compare: bool = False,
+    ) -> None:
+        """Without a cache nothing is kept, and `scratch` has what a load needs while it goes on."""
+        self.limits = limits or ConversionLimits()
+        self.compare = compare
+        """Whether what is converted is compared with onnxruntime, where that is installed."""
+        self.converted = 0
+        """Conversions that this process has made; changed by any thread that loads."""
+        self._cache = cache
+        self._scratch = scratch
+        self._lock = threading.Lock()
+        """Held while entries are counted and evicted."""
+        self._is_refusing = False
+        """Whether the directory could not be used, and that was logged."""
+        self._is_pruned = False
+        """Whether what was kept before is within the limit of this process."""
+
+    @contextmanager
+    def version(self, key: str, convert: Convert) -> Iterator[Path]:
+        """Yield the version directory of a key, and convert unless it is kept whole. Blocks.
+
+        It is there for the length of the block at least. Raises what `convert` raises.
+        """
+        parent = self._prepared()
+        kept = None if parent is None else parent / key
+        if kept is not None and kept.is_dir() and not kept.is_symlink():
+            with suppress(OSError):
+                os.utime(kept)
+            yield kept
+            return
+        with self._made(key, parent, convert) as made:
+            yield made
+
+    def drop(self, key: str) -> None:
+        """Remove an entry that turned out to be damaged, so that it is converted anew."""
+        if self._cache is not None:
+            _log.warning("a converted model is damaged, it is converted anew", entry=key)
+            shutil.rmtree(self._cache.directory / DIRECTORY / key, ignore_errors=True)
+
+    def _prepared(self) -> Path | None:
+        if self._cache is None:
+            return None
+        try:
+            parent = self._cache.prepare(DIRECTORY)
+        except InvalidSettings as error:
+            self._refuse(str(error))
+            return None
+        with self._lock:
+            if not self._is_pruned:
+                _evict(parent, self.limits.kept_bytes)
+            self._is_pruned = True
+        return parent if self.limits.kept_bytes else None
+
+    def _refuse(self, reason: str) -> None:
+        if not self._is_refusing:
+            _log.warning("converted models are not kept", reason=reason)
+        self._is_refusing = True
+
+    @contextmanager
+    def _made(self, key: str, parent: Path | None, convert: Convert) -> Iterator[Path]:
+        if parent is not None:
+            remove_leftovers(parent)
+        staging, made = self._converted(parent, convert)
+        with staging:
+            yield self._keep(made, parent, key)
+
+    def _converted(self, parent: Path | None, convert: Convert) -> tuple[TemporaryDirectory, Path]:
+        """Convert beside the entries; where these cannot be written, in the scratch directory."""
+        if parent is not None:
+            try:
+                return self._convert_in(parent, convert)
+            except OSError as error:
+                self._refuse(error.strerror or str(error))
+        return self._convert_in(self._scratch, convert)
+
+    def _convert_in(self, parent: Path, convert: Convert) -> tuple[TemporaryDirectory, Path]:
+        staging = TemporaryDirectory(parent)
+        try:
+            made = staging.path / "model"
+            convert(made)
+        except BaseException:
+            staging.remove()
+            raise
+        with self._lock:
+            self.converted += 1
+        return staging, made
+
+    def _keep(self, made: Path, parent: Path | None, key: str) -> Path:
+        """Rename what was made to its entry, if it fits; return where it is now."""
+        if parent is None or not made.is_relative_to(parent):
+            return made
+        size = _size(made)
+        if size > self.limits.kept_bytes:
+            return made
+        with self._lock:
+            _evict(parent, self.limits.kept_bytes - size)
+            with suppress(OSError):  # another process was quicker, and this one's is as good
+                made.rename(parent / key)
+                return parent / key
+        return made
+
+
+def _evict(parent: Path, most: int) -> None:
+    found = []
+    for entry in parent.iterdir():
+        with suppress(OSError):
+            if _KEY.fullmatch(entry.name):
+                found.append((entry.stat().st_mtime, _size(entry), entry))
+    total = sum(size for _, size, _ in found)
+    for _, size, entry in sorted(found):
+        if total <= most:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        total -= size
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for file in directory.iterdir():
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total

@@ -1,0 +1,231 @@
+"""Programs of one load in the compilation cache: which are there, and which cannot be used."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import structlog
+
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.programs import cache_key, serialized
+from xlaserve.runtime.programs.compilation import Compilation, XlaOptions, flags
+from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, Unusable, name_of
+from xlaserve.runtime.programs.program_counts import ProgramCounts
+
+_log = structlog.get_logger("compilation_cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The key of a program in the cache, and what has to be the same."""
+
+    target: str
+    name: str
+    """That of the program, whatever it was compiled by."""
+    program: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names that it may have in a directory, its own first.
+
+        Each names the environment too, so that several versions keep their programs side by side.
+        """
+        environments = [self.environment]
+        if self.environment.get("platform") == "cuda":
+            # As it was compiled where there was no such device.
+            environments.append({**self.environment, "platform_version": cache_key.UNKNOWN})
+        names = [f"{self.name}-{name_of(one)}" for one in environments]
+        # The last is what versions of before wrote.
+        return tuple(dict.fromkeys((*names, self.name)))
+
+    @property
+    def names_in_store(self) -> tuple[str, ...]:
+        """Return the names that it may have in a store, which tell environments apart as well.
+
+        Its own comes first.
+        """
+        whole = {**self.program, **self.environment}
+        names = [name_of(whole)]
+        if self.environment.get("platform") == "cuda":
+            # As it was compiled where there was no such device.
+            names.append(name_of({**whole, "platform_version": cache_key.UNKNOWN}))
+        return tuple(dict.fromkeys(names))
+
+
+class KeptPrograms:
+    """The compilation cache, as the programs of one model use it; nothing where there is none."""
+
+    def __init__(self, compilation: Compilation, model: str, version: str) -> None:
+        self._compilation = compilation
+        self._of = {"model": model, "version": version}
+        self._dropped: list[str] = []
+        """Why entries were not used, since that was logged last."""
+        self._spoiled: set[str] = set()
+        """Names of programs that a store has and that cannot be used."""
+        self._told: set[str] = set()
+        """Reasons that were logged. Batch sizes that are compiled later have the same."""
+
+    @property
+    def options(self) -> XlaOptions:
+        """Return the options of the programs, which their keys hold."""
+        return self._compilation.options
+
+    def described(
+        self,
+        site: Site,
+        computation: str,
+        packing: str,
+        arguments: Sequence[Any],
+        outputs: "jax.sharding.Sharding | None",
+    ) -> Place:
+        """Return the key of a program, as `cache_key.program` takes what it is compiled of."""
+        program = cache_key.program(site, computation, packing, arguments, outputs)
+        options = self._compilation.options.key(site.platform, len(site.devices))
+        ahead = self._compilation.is_ahead
+        given = self._compilation.server_flags if ahead else flags()
+        return Place(
+            cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
+            name_of(program),
+            program,
+            cache_key.environment(site, options, given, is_ahead=ahead),
+        )
+
+    def has(self, place: Place) -> bool:
+        """Tell whether the cache has a program, which may be of devices that are not there."""
+        assert self._compilation.cache is not None
+        there = self._compilation.cache.read(place.target, *place.names)
+        return isinstance(there, Entry) and not _difference(place, there)
+
+    def find(
+        self, place: Place, load: Callable[[bytes], jax.stages.Compiled], *, is_run: bool = True
+    ) -> jax.stages.Compiled | None:
+        """Return a program out of the cache, as `load` makes it of its bytes; None without one.
+
+        One that is not in the directory is looked for in the store, and kept in the directory from
+        then on. `is_run`: whether it is executed before requests come.
+        """
+        cache, store = self._compilation.cache, self._compilation.store
+        if cache is not None:
+            read = cache.read(place.target, *place.names)
+            found = self._usable(place, read, load, is_run=is_run)
+            _recount(cache.counts, read, found)
+            if read is None and store is None:
+                self._drop_others(cache, place)
+            if found is not None or store is None:
+                return found
+        if store is None:
+            return None
+        read = store.find(place.target, place.names_in_store)
+        found = self._usable(place, read, load, is_run=is_run, where=f"{store.url}: ")
+        _recount(store.counts, read, found)
+        if found is None:
+            if read is not None:
+                self._spoiled.add(place.name)
+        elif cache is not None and isinstance(read, Entry):
+            cache.write(place.target, place.names[0], read)
+        return found
+
+    def _drop_others(self, cache: CompilationCache, place: Place) -> None:
+        """Note what of the environment differs where only others have compiled a program."""
+        other = cache.latest(place.target, f"{place.name}-")
+        if other is not None:
+            difference = cache_key.first_difference(place.environment, other.environment)
+            self.drop(difference or "it was compiled by another environment")
+
+    def _usable(
+        self,
+        place: Place,
+        entry: Entry | Unusable | None,
+        load: Callable[[bytes], jax.stages.Compiled],
+        *,
+        is_run: bool,
+        where: str = "",
+    ) -> jax.stages.Compiled | None:
+        """Return what an entry holds, or note why it is not used. The key comes before its bytes:
+        to read these is to execute them.
+        """
+        if entry is None:
+            return None
+        if not isinstance(entry, Entry):
+            self.drop(f"{where}{entry.reason}")
+        elif difference := _difference(place, entry):
+            self.drop(f"{where}{difference}")
+        elif entry.is_ahead and not is_run:
+            self.drop(f"{where}it never ran, and cannot be tried: a loop of it follows its inputs")
+        else:
+            try:
+                return load(entry.executable)
+            # Whatever bytes of another make meet in JAX and XLA has no class of its own.
+            except Exception as error:
+                self.drop(f"{where}it cannot be loaded: {first_line(error)}")
+        return None
+
+    def drop(self, reason: str) -> None:
+        """Note why a program out of the cache is not used."""
+        self._dropped.append(reason)
+
+    def keep(
+        self,
+        place: Place | None,
+        executable: jax.stages.Compiled,
+        written: bytes = b"",
+        *,
+        is_again: bool = False,
+    ) -> None:
+        """Keep a program in the cache, as it was written elsewhere if it was; best effort.
+
+        `is_again`: in place of one that could not be used, wherever it came from.
+        """
+        if place is None or not self._compilation.is_kept:
+            return
+        try:
+            data = written or serialized.written(executable)
+        # Not every program can be written, and each kind fails with an error of its own.
+        except Exception as error:
+            _log.info("a program is not kept", **self._of, reason=first_line(error))
+            return
+        entry = Entry(place.program, place.environment, data, self._compilation.is_ahead)
+        if self._compilation.cache is not None:
+            self._compilation.cache.write(place.target, place.names[0], entry)
+        if self._compilation.store is not None:
+            is_again = is_again or place.name in self._spoiled
+            name = place.names_in_store[0]
+            self._compilation.store.put(place.target, name, entry, is_again=is_again)
+
+    def log_dropped(self) -> None:
+        """Log why entries of the cache were not used, each reason once for the load."""
+        for reason, programs in Counter(self._dropped).items():
+            if reason not in self._told:
+                _log.warning(
+                    "cached programs are not used, they are compiled anew",
+                    **self._of,
+                    programs=programs,
+                    reason=reason,
+                )
+            self._told.add(reason)
+        self._dropped.clear()
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, or its class where it has none; 300 characters."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
+def _difference(place: Place, entry: Entry) -> str:
+    expected, found = {**place.program, **place.environment}, {**entry.program, **entry.environment}
+    return cache_key.first_difference(expected, found)
+
+
+def _recount(
+    counts: ProgramCounts, read: Entry | Unusable | None, found: jax.stages.Compiled | None
+) -> None:
+    """Count a lookup as unusable that was counted as a hit: there was an entry, of another make."""
+    if found is None and isinstance(read, Entry):
+        counts.add(hits=-1, unusable=1)

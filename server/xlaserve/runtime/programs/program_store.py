@@ -1,0 +1,321 @@
+"""Compiled programs in a store that servers share: looked for there, and put there behind loads.
+
+An object is one program: its key in JSON, a line feed, and its bytes. Its name is a hash of the
+whole key, so programs of other versions, flags or processors are other objects, and any number of
+servers may write. What a store sends is machine code: whoever may write there decides what the
+server executes. Nothing that a store does fails a load. Needs no JAX.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from xlaserve.runtime.programs.compilation_cache import (
+    MAX_KEY_BYTES,
+    Entry,
+    Key,
+    Unusable,
+    count_lookup,
+    entry_of,
+)
+from xlaserve.runtime.programs.program_counts import ProgramCounts
+from xlaserve.storage.fetching import FetchControl, read_part
+from xlaserve.storage.objects import (
+    FetchCancelled,
+    ObjectStore,
+    RangeIgnored,
+    StoreProblem,
+    WritableStore,
+)
+
+SETTING = "compilation_cache_url"
+READ_ONLY = ("http", "https")
+"""Schemes of stores that nothing is put into."""
+
+_SUFFIX = ".program"
+_AWAY_SECONDS = 60.0
+"""For how long a store that was too slow, or failed, is not asked: each program would wait."""
+_OPENING_SECONDS = 30.0
+"""Seconds beyond those of a look, for the first one: it imports the SDK."""
+_MOST_LOOKS = 16
+"""Looks at a time. One that never ends keeps its thread."""
+_MOST_WAITING, _MOST_WAITING_BYTES = 256, 256 << 20
+"""Programs that may wait to be put there, and their bytes; further ones are not."""
+_ATTEMPTS = 3
+_RETRY_SECONDS = 1.0
+_IDLE_SECONDS = 10.0
+"""After which the thread that writes ends."""
+
+_log = structlog.get_logger("program_store")
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    name: str
+    data: bytes
+    is_again: bool
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look for a program, in a thread that may never come back."""
+
+    control: FetchControl
+    done: threading.Event = field(default_factory=threading.Event)
+    found: Entry | Unusable | None = None
+    problem: StoreProblem | None = None
+
+
+class ProgramStore:
+    """The programs at a URL that was checked. Thread-safe; asked for nothing until it is used."""
+
+    def __init__(
+        self,
+        url: str,
+        open_store: Callable[[], ObjectStore],
+        *,
+        seconds: float,
+        max_bytes: int,
+        is_waited_for: bool = False,
+    ) -> None:
+        """`is_waited_for`: to put programs there is what the process is for, so none is left out.
+
+        A look may take so many `seconds`, and a program have `max_bytes`.
+        """
+        self.url = url
+        self.is_writable = urlsplit(url).scheme not in READ_ONLY
+        self.counts = ProgramCounts()
+        self.last_problem = ""
+        """Error of the store for the last program that could not be written."""
+        self._open_store = open_store
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._is_waited_for = is_waited_for
+        self._opening = threading.Lock()
+        self._store: ObjectStore | None = None
+        self._looks = threading.BoundedSemaphore(_MOST_LOOKS)
+        self._away_until = 0.0
+        self._changed = threading.Condition()
+        """Held for what follows."""
+        self._waiting: deque[_Upload] = deque()
+        self._waiting_bytes = 0
+        """With those of the program that is being written."""
+        self._writer: threading.Thread | None = None
+        self._is_busy = False
+        """Whether a program is being written."""
+        self._is_failing = False
+        """Whether the last one could not be, which was logged."""
+        self._is_denied = False
+        """Whether reading was denied, which was logged."""
+        self._is_closed = False
+
+    def find(self, target: str, names: Sequence[str]) -> Entry | Unusable | None:
+        """Return the program of the first of these names, or why it cannot be used.
+
+        None where there is none, or where the store gives no answer in time, which is logged.
+        Blocks for some seconds at most.
+        """
+        began = time.perf_counter()
+        found, was_answered = self._looked(target, names)
+        seconds = time.perf_counter() - began
+        if was_answered:
+            count_lookup(self.counts, found, seconds)
+        else:
+            self.counts.add(unanswered=1, seconds=seconds)
+        return found
+
+    def _looked(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
+        """Return what `find` does, and whether the store has answered."""
+        if time.monotonic() < self._away_until or not self._looks.acquire(timeout=self._seconds):
+            return None, False
+        more = 0.0 if self._store is not None else _OPENING_SECONDS
+        look = _Look(FetchControl(self._seconds + more))
+        arguments = (look, [_object_name(target, name) for name in names])
+        threading.Thread(target=self._look, args=arguments, name="look", daemon=True).start()
+        if not look.done.wait(self._seconds + more):
+            look.control.cancel()
+            self._leave_alone(f"no answer within {self._seconds:g} seconds ({SETTING}_seconds)")
+            return None, False
+        if look.problem is not None:
+            self._not_read(look.problem)
+            # What may not be read is as good as not there.
+            return None, not look.problem.is_transient
+        return look.found, True
+
+    def put(self, target: str, name: str, entry: Entry, *, is_again: bool = False) -> None:
+        """Have a program put there by a thread; best effort.
+
+        `is_again`: what may be there by this name cannot be used, and is replaced.
+        """
+        data = msgspec.json.encode(Key.of(entry)) + b"\n" + entry.executable
+        if not self.is_writable or len(data) > self._max_bytes:
+            return
+        with self._changed:
+            if self._is_waited_for:
+                self._changed.wait_for(lambda: self._is_closed or self._has_room(len(data)))
+            if self._is_closed or not self._has_room(len(data)):
+                self._failed("too many programs wait to be put there")
+                return
+            self._waiting.append(_Upload(_object_name(target, name), data, is_again))
+            self._waiting_bytes += len(data)
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="programs", daemon=True)
+                self._writer.start()
+            self._changed.notify_all()
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until nothing waits to be put there any more; tell whether that came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
+
+    def close(self, seconds: float) -> None:
+        """Put nothing more there, once what waits is written or so many seconds are over."""
+        if not self.flush(seconds):
+            _log.warning("compiled programs are not in the store", programs=len(self._waiting))
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    # --- reading ---
+
+    def _look(self, look: _Look, names: Sequence[str]) -> None:
+        try:
+            look.found = self._asked(names, look.control)
+        except StoreProblem as problem:
+            look.problem = problem
+        except FetchCancelled:
+            pass
+        # An SDK that is not what it should be is a store that is away.
+        except BaseException as error:
+            look.problem = StoreProblem(f"it failed with {type(error).__name__}")
+        finally:
+            self._looks.release()
+            look.done.set()
+
+    def _asked(self, names: Sequence[str], control: FetchControl) -> Entry | Unusable | None:
+        store = self._opened()
+        for name in names:
+            found = store.find(name)
+            if found is None:
+                continue
+            if found.size_bytes > self._max_bytes:
+                return Unusable(
+                    f"it has {found.size_bytes} bytes, expected {self._max_bytes} at most"
+                )
+            try:
+                return _entry(read_part(store, found, (0, found.size_bytes), control))
+            except RangeIgnored:  # it was asked for from its beginning
+                return Unusable("the store sends another part of it")
+        return None
+
+    def _opened(self) -> ObjectStore:
+        with self._opening:
+            if self._store is None:
+                self._store = self._open_store()
+            return self._store
+
+    def _not_read(self, problem: StoreProblem) -> None:
+        if problem.is_transient:
+            self._leave_alone(str(problem))
+            return
+        # Who may read but not list is refused what is not there, at once: it is no reason to
+        # ask for nothing.
+        if not self._is_denied:
+            self._is_denied = True
+            _log.warning("a program of the store is not read", url=self.url, reason=str(problem))
+
+    def _leave_alone(self, reason: str) -> None:
+        self._away_until = time.monotonic() + _AWAY_SECONDS
+        _log.warning(
+            "the store of programs is not asked for a while",
+            url=self.url,
+            seconds=_AWAY_SECONDS,
+            reason=reason,
+        )
+
+    # --- writing ---
+
+    def _has_room(self, size: int) -> bool:
+        """Tell whether a program may wait; one at least may, whatever its size."""
+        if not self._waiting and not self._is_busy:
+            return True
+        is_small = self._waiting_bytes + size <= _MOST_WAITING_BYTES
+        return is_small and len(self._waiting) < _MOST_WAITING
+
+    def _write(self) -> None:
+        while (upload := self._next()) is not None:
+            problem = ""
+            try:
+                problem = self._written(upload)
+            # As above; and what waits behind it is written.
+            except BaseException as error:
+                problem = f"it failed with {type(error).__name__}"
+            with self._changed:
+                self._is_busy = False
+                self._waiting_bytes -= len(upload.data)
+                if problem:
+                    self._failed(problem)
+                else:
+                    self._is_failing = False
+                self._changed.notify_all()
+
+    def _next(self) -> _Upload | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed, _IDLE_SECONDS)
+            if not self._waiting:
+                # With the lock held: what comes now starts another thread.
+                self._writer = None
+                return None
+            self._is_busy = True
+            return self._waiting.popleft()
+
+    def _written(self, upload: _Upload) -> str:
+        """Put a program there unless it is; return why it is not, empty where it is."""
+        attempts = 1 if self._is_failing else _ATTEMPTS
+        for attempt in range(1, attempts + 1):
+            try:
+                self._put(upload)
+            except StoreProblem as problem:
+                if not problem.is_transient or attempt == attempts or self._is_closed:
+                    return str(problem)
+                time.sleep(attempt * _RETRY_SECONDS)
+            else:
+                return ""
+        return ""
+
+    def _put(self, upload: _Upload) -> None:
+        store = self._opened()
+        if not upload.is_again and store.find(upload.name) is not None:
+            return  # another server was quicker, and its program is as good
+        assert isinstance(store, WritableStore)
+        store.write(upload.name, upload.data)
+        self.counts.add(written=1, written_bytes=len(upload.data))
+
+    def _failed(self, reason: str) -> None:
+        """Count a program that is not there, and log the first of several; the lock is held."""
+        self.counts.add(failures=1)
+        self.last_problem = reason
+        if not self._is_failing:
+            _log.warning("programs are not put into the store", url=self.url, reason=reason)
+        self._is_failing = True
+
+
+def _object_name(target: str, name: str) -> str:
+    return f"{target}/{name}{_SUFFIX}"
+
+
+def _entry(data: bytes) -> Entry | Unusable:
+    """Return what an object holds, if it is whole."""
+    end = data.find(b"\n", 0, MAX_KEY_BYTES)
+    try:
+        key = msgspec.json.decode(data[: max(end, 0)], type=Key)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return Unusable(f"it cannot be read: {error}")
+    return Unusable(key.problem) if key.problem else entry_of(key, data[end + 1 :])

@@ -1,0 +1,118 @@
+"""Proofs about the rows of a load's computation: by a process that compiles, or here.
+
+JAX and MLIR keep Python's lock for some 10 ms at a time while they lower and refine a module.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from jax.export import Exported
+
+from xlaserve.row_proofs import loops_follow_inputs, prove
+from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.runtime.devices.sites import Site
+from xlaserve.runtime.loaded import Stage
+from xlaserve.runtime.programs import cache_key
+from xlaserve.runtime.programs.compilation import Compilation, flags
+from xlaserve.runtime.programs.compilers.jobs import Job, Packed, Proof
+from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Refused
+
+_NO_PARAMETERS = Packed(0, (), {}, ())
+
+_log = structlog.get_logger("proof")
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """Asks for the proofs of one load."""
+
+    site: Site
+    compilation: Compilation
+    model: str = ""
+    is_niced: bool = True
+    """Whether requests go before a proof in a process."""
+    check_cancelled: Callable[[], None] = lambda: None
+    on_stage: Callable[[Stage], None] = lambda stage: None
+    """Told before each proof."""
+
+    def prove(
+        self,
+        computation: str,
+        exported: Exported,
+        parameters: int,
+        outputs: Sequence[str],
+        sizes: Mapping[str, int],
+    ) -> Verdict:
+        """Return what `rows.prove` says of the platform of the site.
+
+        Raises InvalidModel or OutOfMemory where that ends its process, takes too long or more
+        memory than it may, and what `check_cancelled` raises.
+        """
+        platforms = (self.site.platform,)
+        module = digest_of(exported)
+        asked = Proof(module, parameters, tuple(outputs), sizes, platforms)
+        return self._answer(computation, exported, asked)
+
+    def loops_follow_inputs(
+        self, computation: str, exported: Exported, sizes: Mapping[str, int]
+    ) -> bool:
+        """Return what `rows.loops_follow_inputs` says; raises as `prove` does."""
+        asked = Proof(digest_of(exported), 0, (), sizes, (), of_loops=True)
+        return self._answer(computation, exported, asked).loops_follow_inputs
+
+    def _answer(self, computation: str, exported: Exported, asked: Proof) -> Verdict:
+        self.on_stage(Stage("proving"))
+        processes = self.compilation.processes
+        if processes is not None and self._is_process_wanted(processes):
+            try:
+                return self._elsewhere(processes, computation, exported, asked)
+            except Refused as refused:
+                _log.info("proved in the server", model=self.model, reason=str(refused))
+        return answered(exported, asked)
+
+    def _is_process_wanted(self, processes: CompilerProcesses) -> bool:
+        """Tell whether there is a process, or will be one for the programs of this load anyway."""
+        if self.site.platform != "cpu":
+            return False  # its rules of lowering may be a plugin's
+        return processes.count > 0 or self.compilation.has_no_programs
+
+    def _elsewhere(
+        self, processes: CompilerProcesses, computation: str, exported: Exported, asked: Proof
+    ) -> Verdict:
+        environment = cache_key.environment(self.site, {}, flags())
+        job = Job(
+            self.model,
+            computation,
+            0,
+            _NO_PARAMETERS,
+            (),
+            (),
+            {},
+            environment,
+            self.is_niced,
+            asked,
+        )
+        said = processes.compile(job, lambda: bytes(exported.serialize()), self.check_cancelled)
+        try:
+            return msgspec.json.decode(said, type=Verdict)
+        except msgspec.MsgspecError as error:
+            raise Refused(f"its verdict cannot be read: {error}") from error
+
+
+def digest_of(exported: Exported) -> str:
+    """Return the digest of the module of an artifact, with its lines and names."""
+    return hashlib.sha256(exported.mlir_module_serialized).hexdigest()
+
+
+def answered(exported: Exported, asked: Proof) -> Verdict:
+    """Prove what is asked, in this process.
+
+    Of the loops alone, the verdict has what they follow and nothing else.
+    """
+    if asked.of_loops:
+        follows = loops_follow_inputs(exported, asked.sizes)
+        return Verdict(Independence.UNKNOWN, loops_follow_inputs=follows)
+    return prove(exported, asked.parameters, asked.outputs, asked.sizes, platforms=asked.platforms)

@@ -1,0 +1,179 @@
+"""The second net below a proof of rows: what is proved is run, once for a computation.
+
+What has no loops ends: its own programs are executed, with the parameters of the load. What has
+loops is executed by a process first, on zeros as a warm-up does, and only then in the server.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import msgspec
+import numpy as np
+import structlog
+
+from xlaserve.artifact import shapes
+from xlaserve.artifact.computation import text_of
+from xlaserve.errors import InvalidModel
+from xlaserve.row_proofs import neighbours, tolerances
+from xlaserve.row_proofs.neighbours import Difference
+from xlaserve.runtime.programs import cache_key, trials
+from xlaserve.runtime.programs.compilation import Compilation, flags
+from xlaserve.runtime.programs.compilation_cache import Entry, name_of
+from xlaserve.runtime.programs.program_table import Copy, Program
+from xlaserve.runtime.programs.shared_programs import Lease
+from xlaserve.runtime.programs.trials import Outcome, Subject
+from xlaserve.tensors import Shape, Tensor
+
+MAX_SECONDS = 2.0
+"""Of executions that a load adds to those of its warm-up; larger batches are left out beyond."""
+
+_BATCH_RUNS = 2
+"""Executions of each batch size: with padding, and with other rows."""
+
+_AS_PROVED = "its rows are put together as proved"
+_EXECUTED_HERE = "the server executes it, which nothing ends but load_seconds"
+
+_log = structlog.get_logger("proof")
+
+
+class ContradictionError(Exception):
+    """A proof of rows is wrong: a trial saw a row that depends on others."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(str(difference))
+        self.difference = difference
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """What a load executes before it serves a model as it was proved."""
+
+    subject: Subject
+    lease: Lease
+    copy: Copy
+    compilation: Compilation
+    is_proved: bool
+    """Whether rows of different requests are to be put together for a proof."""
+    check_cancelled: Callable[[], None]
+
+    def check_ends(self, first: Sequence[Shape]) -> None:
+        """Have a process execute what has loops, on inputs of these shapes; none for no execution.
+
+        Raises InvalidModel where that does not end, and ContradictionError.
+        """
+        here = self.compilation.tries_here or self.copy.site.platform != "cpu"
+        if here or not self.subject.has_loops or not (first or self.is_proved):
+            return
+
+        def find() -> Outcome:
+            return trials.tried(
+                self.subject,
+                self.compilation.processes,
+                seconds=self.compilation.trial_seconds,
+                is_thorough=False,
+                is_compared=self.is_proved,
+                first=first,
+                check_cancelled=self.check_cancelled,
+            )
+
+        outcome = self.lease.fact(self._key, lambda: self._remembered(find))
+        if outcome.never_began:
+            raise InvalidModel(
+                "a loop of the model does not end, or takes long: "
+                f"{outcome.unfinished}; trial_seconds may give it more"
+            )
+        self._judge(outcome)
+
+    def check(self, programs: Sequence[Program]) -> None:
+        """Raise ContradictionError where programs without loops say otherwise than the proof."""
+        if self.is_proved and not self.subject.has_loops and programs:
+            self._judge(self.lease.fact(self._key, lambda: self._executed(programs)))
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """Return what the outcome follows from, beside the module that the lease is of."""
+        inputs = tuple((spec.name, spec.shape) for spec in self.subject.inputs)
+        outputs = tuple(spec.name for spec in self.subject.outputs)
+        return "trial", self.is_proved, inputs, outputs, self.copy.site.platform
+
+    def _judge(self, outcome: Outcome) -> None:
+        if outcome.difference is not None:
+            raise ContradictionError(outcome.difference)
+        if outcome.unfinished:
+            _log.warning(
+                "a model was not tried to the end",
+                model=self.subject.model,
+                reason=outcome.unfinished,
+                consequence=_AS_PROVED if self.is_proved else _EXECUTED_HERE,
+            )
+
+    def _executed(self, programs: Sequence[Program]) -> Outcome:
+        batches = [program for program in programs if program.rows >= neighbours.SUBJECTS]
+        if all(program.seconds == inf for program in batches):
+            return Outcome()  # no batch was warmed up: what is loaded here is not served
+        chosen = within(programs, MAX_SECONDS)
+        if not chosen:
+            return Outcome(unfinished=f"its executions take more than {MAX_SECONDS:g} seconds")
+        by_rows = {program.rows: program for program in chosen}
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            self.check_cancelled()
+            rows = len(tensors[0])
+            program = by_rows.get(rows, chosen[0])
+            padded = [shapes.padded(tensor, program.rows) for tensor in tensors]
+            outputs = program.call(self.copy.leaves, list(padded))
+            return [np.asarray(output)[:rows] for output in outputs]
+
+        sizes = [rows for rows in by_rows if rows >= neighbours.SUBJECTS]
+        inputs, outputs = self.subject.inputs, self.subject.outputs
+        return Outcome(
+            neighbours.find_contradiction(run, inputs, outputs, sizes=sizes, least=self._tolerance)
+        )
+
+    def _tolerance(self) -> float:
+        return tolerances.of_module(text_of(self.subject.exported.mlir_module_serialized))
+
+    # --- what another start has found ---
+
+    def _remembered(self, find: Callable[[], Outcome]) -> Outcome:
+        """Return what the compilation cache has of a trial, or keep there what `find` returns."""
+        cache, site = self.compilation.cache, self.copy.site
+        if cache is None:
+            return find()
+        key = {"computation": self.lease.key, "trial": repr(self._key)}
+        environment = cache_key.environment(site, {}, flags())
+        target = cache_key.target_of(site.platform, str(site.devices[0].device_kind))
+        name = name_of({**key, **environment})
+        there = cache.read(target, name)
+        if isinstance(there, Entry) and (there.program, there.environment) == (key, environment):
+            return msgspec.msgpack.decode(there.executable, type=Outcome)
+        outcome = find()
+        if not outcome.unfinished:
+            cache.write(target, name, Entry(key, environment, msgspec.msgpack.encode(outcome)))
+        return outcome
+
+
+def within(programs: Sequence[Program], seconds: float) -> list[Program]:
+    """Return the smallest program, the largest for which a trial has time, and the next smallest.
+
+    Nothing where there is time for none of them. By what a warm-up measured: a program without a
+    time may not be executed.
+    """
+    smallest, large = programs[0], [one for one in programs if one.rows >= neighbours.SUBJECTS]
+    left = seconds - neighbours.SUBJECTS * smallest.seconds
+    found: list[Program] = []
+    for candidates in (reversed(large), large):
+        for program in candidates:
+            cost = _BATCH_RUNS * program.seconds
+            if program not in found and cost <= left < inf:
+                found.append(program)
+                left -= cost
+                break
+    if not found:
+        return []
+    chosen = found if smallest in found else [smallest, *found]
+    return sorted(chosen, key=lambda program: program.rows)

@@ -1,0 +1,116 @@
+"""Trials of an artifact, in the process that may be ended for what they execute."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlaserve.row_proofs import neighbours
+from xlaserve.row_proofs.neighbours import Difference, Say
+from xlaserve.runtime.programs.compilers.jobs import Array, Named, Trial
+from xlaserve.runtime.programs.compilers.process import DOING
+from xlaserve.tensors import Tensor, TensorSpec, datatype_named
+
+FIRST = "its first execution, on "
+"""Begins what is said of the execution that shows whether a model ends at all."""
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a trial that ended."""
+
+    difference: Difference | None = None
+
+
+def tried(
+    model: Callable[..., Any],
+    leaves: Sequence[Tensor],
+    trial: Trial,
+    limit_processor: Callable[[float], None],
+    say: Say,
+) -> Tried:
+    """Execute a model as a trial asks; raises what JAX and XLA raise.
+
+    `say` is told what comes next, since the process may be ended by it.
+    """
+    inputs = tuple(map(_spec, trial.inputs))
+    outputs = tuple(map(_spec, trial.outputs))
+    call = jax.jit(model)
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        with jax.enable_x64(trial.is_wide):
+            return [np.asarray(output) for output in call(list(leaves), list(tensors))]
+
+    if trial.first:
+        say("the compilation of a first execution")
+        given = first_inputs(trial, inputs)
+        with jax.enable_x64(trial.is_wide):
+            executable = call.lower(list(leaves), given).compile()
+        say(f"{FIRST}{'zeros' if trial.is_of_zeros else 'random numbers'}")
+        limit_processor(trial.first_seconds)
+        jax.block_until_ready(executable(list(leaves), given))
+    limit_processor(trial.processor_seconds)
+    if trial.is_thorough:
+        return Tried(neighbours.find_difference(run, inputs, outputs, say=say))
+    if trial.outputs:
+        return Tried(neighbours.find_contradiction(run, inputs, outputs, say=say))
+    return Tried()
+
+
+def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
+    """Return what a model is executed on first."""
+    if trial.is_of_zeros:
+        return [
+            np.zeros(shape, spec.datatype.dtype)
+            for spec, shape in zip(inputs, trial.first, strict=True)
+        ]
+    random = np.random.default_rng(_SEED)
+    return [
+        neighbours.random_numbers(random, spec, shape)
+        for spec, shape in zip(inputs, trial.first, strict=True)
+    ]
+
+
+def leaves_of(described: Sequence[Array], data: bytes) -> list[Tensor]:
+    """Return the parameters that the bytes hold, one after the other; random ones without bytes."""
+    if not data:
+        random = np.random.default_rng(_SEED)
+        return [_random_leaf(random, one) for one in described]
+    found, start = [], 0
+    for one in described:
+        dtype = jnp.dtype(one.dtype)
+        size = prod(one.shape) * dtype.itemsize
+        part = np.frombuffer(data, np.uint8, size, start)
+        found.append(part.view(dtype).reshape(one.shape))
+        start += size
+    return found
+
+
+def _random_leaf(random: np.random.Generator, described: Array) -> Tensor:
+    dtype = jnp.dtype(described.dtype)
+    if dtype.kind in "iub":
+        return np.asarray(random.integers(0, 2, described.shape)).astype(dtype)
+    # Sums of as many products keep their size.
+    scale = max(1, prod(described.shape[:-1])) ** -0.5
+    numbers: Tensor = np.asarray(random.standard_normal(described.shape) * scale)
+    found: Tensor = numbers.astype(dtype)
+    return found
+
+
+def say(phrase: str) -> None:
+    """Write what comes next where the server finds it should this process end."""
+    print(f"{DOING}{phrase}", file=sys.stderr, flush=True)  # noqa: T201, the server reads it
+
+
+def _spec(named: Named) -> TensorSpec:
+    return TensorSpec(named.name, datatype_named(named.datatype), named.shape)

@@ -1,0 +1,216 @@
+"""A model that a client sent is first loaded by a process that may die of it.
+
+The reader of artifacts is compiled code: bytes that were made to do harm, with checksums to match,
+can end the process. `python -m xlaserve.runtime.trial DIRECTORY` loads one model and exits.
+"""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xlaserve.artifact import manifest, plain_artifact
+from xlaserve.artifact.onnx_source import OnnxSource
+from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
+from xlaserve.files.temporary import TemporaryDirectory
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.process import last_words
+from xlaserve.process.children import started_deaf
+from xlaserve.process.confinement import confine, limit_processor
+from xlaserve.process.endings import end_with_parent
+from xlaserve.process.silence import Stopped
+
+# -P: what lies in the working directory is not imported.
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.trial")
+_OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_sizes"})
+"""Parameters of a configuration that a trial has no use for: it has one device, and one row."""
+
+_READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
+_REFUSED = 3
+MEMORY_BYTES = 4 << 30
+"""Of memory, besides what JAX takes by itself; a server has `compile_process_bytes`."""
+FILE_BYTES = 8 << 30
+"""Of one file: a converted model has its parameters in one."""
+OPEN_FILES = 256
+
+_PROCESS = "trial load"
+_GRACE_SECONDS = 5.0
+"""Seconds beyond its time after which a trial ends itself."""
+_ATTEMPTS = 2
+"""Processes for one trial: the first may be stopped, which is no fault of the model."""
+
+_SHOWN_CHARACTERS = 500
+
+
+def try_loading(
+    directory: Path,
+    seconds: float,
+    parameters: Mapping[str, str] | None = None,
+    source: OnnxSource | None = None,
+    *,
+    command: Sequence[str] = COMMAND,
+    memory_bytes: int = MEMORY_BYTES,
+) -> None:
+    """Return if a process of its own can load the artifact of a version directory. Blocks.
+
+    It is loaded with the parameters of its configuration; an ONNX model is converted before.
+
+    Raises InvalidModel where it is refused, where the process dies of it, takes longer, or more
+    memory. A directory without an artifact holds nothing to try.
+    """
+    plain = plain_artifact.find(directory)
+    if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
+        return
+    said = {
+        "parameters": dict(parameters or {}),
+        "onnx": source and {**asdict(source), "path": str(source.path)},
+    }
+    arguments = str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes), str(os.getpid())
+    for _ in range(_ATTEMPTS):
+        # Not as an argument: those have a limit, and everybody may read them.
+        trial = _run([*command, *arguments], json.dumps(said), seconds)
+        if trial is not None:
+            break
+    else:
+        raise InvalidModel("a trial load was stopped (SIGSTOP)")
+    if trial.returncode == _REFUSED:
+        raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
+    if trial.returncode:
+        last_words.tell(_PROCESS, last_words.how(trial.returncode), trial.stderr)
+    if trial.returncode == -signal.SIGXCPU:
+        raise InvalidModel(_late(seconds))
+    if trial.returncode < 0:
+        name = last_words.how(trial.returncode)
+        what = "artifact" if source is None else f"file {source.path.name}"
+        raise InvalidModel(f"the {what} ends the process that reads it ({name})")
+    if trial.returncode:
+        raise InvalidModel(
+            f"a trial load failed with exit status {trial.returncode}"
+            f"{_behind(last_words.last_line(trial.stderr))}"
+        )
+
+
+def _run(
+    command: Sequence[str], given: str, seconds: float
+) -> "subprocess.CompletedProcess[str] | None":
+    """Return how a process ended and what it printed; None for one that was stopped.
+
+    Raises InvalidModel where it takes longer.
+    """
+    said: str | None = given
+    with started_deaf():
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    with process:
+        stopped, until = Stopped(process.pid), time.monotonic() + seconds
+        try:
+            while not stopped.is_over:
+                left = until - time.monotonic()
+                try:
+                    printed = process.communicate(said, max(0.0, min(left, stopped.step)))
+                except subprocess.TimeoutExpired as expired:
+                    if left <= 0:
+                        last_words.tell(_PROCESS, f"killed after {seconds:g} s", expired.stderr)
+                        raise InvalidModel(_late(seconds)) from None
+                else:
+                    return subprocess.CompletedProcess(command, process.returncode, *printed)
+                said = None
+                stopped.look()
+            last_words.tell(_PROCESS, "killed, as it was stopped (SIGSTOP)", "")
+            return None
+        finally:
+            process.kill()
+
+
+def _behind(line: str) -> str:
+    return f": {line[:_SHOWN_CHARACTERS]}" if line else ""
+
+
+def _late(seconds: float) -> str:
+    return f"a trial load did not end in {seconds:g} seconds (trial_seconds)"
+
+
+def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
+    """Load a version directory on the CPU, for one row, and say what is wrong with it."""
+    from xlaserve.runtime.devices import jax_runtime
+
+    try:
+        device = jax_runtime.start("cpu")
+        confine(memory_bytes, file_bytes=FILE_BYTES, open_files=OPEN_FILES)
+        # Each core may be busy for all of its time.
+        limit_processor(seconds * (os.cpu_count() or 1))
+        if said["onnx"]:
+            with TemporaryDirectory(directory.parent) as temporary:
+                made = _converted(said["onnx"], temporary.path / "model", device)
+                _load(made, said["parameters"], device)
+        else:
+            _load(directory, said["parameters"], device)
+    except (OutOfMemory, MemoryError):
+        print(_too_much(memory_bytes))  # noqa: T201, the parent reads it
+        return _REFUSED
+    except XlaserveError as error:
+        print(error)  # noqa: T201, likewise
+        return _REFUSED
+    return 0
+
+
+def _too_much(memory_bytes: int) -> str:
+    return (
+        f"a trial load took more than {memory_bytes} bytes of memory besides what it starts with "
+        "(compile_process_bytes)"
+    )
+
+
+def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
+    from xlaserve.runtime.loaded import LoadContext
+
+    # As the table of loaders does: what converts is built upon this layer.
+    known = OnnxSource(**{**source, "path": Path(source["path"])})
+    package = "pt2" if known.is_pt2 else "onnx"
+    loading = importlib.import_module(f"xlaserve.importers.{package}.loading")
+    loading.converted(known, target, LoadContext("trial", "1", ModelConfig(), device))
+    return target
+
+
+def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
+    from xlaserve.runtime import loaders
+    from xlaserve.runtime.loaded import LoadContext
+    from xlaserve.runtime.programs.compilation import Compilation
+
+    batch = 0
+    if plain_artifact.find(directory) is None:
+        batch = 1 if manifest.read(directory).max_batch_size else 0
+    said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
+    config = ModelConfig(max_batch_size=batch, parameters=said)
+    # The server itself knows what it allows.
+    compilation = Compilation(tries_here=True)
+    context = LoadContext(
+        "trial",
+        "1",
+        config,
+        device,
+        max_on_demand_shapes=sys.maxsize,
+        compilation=compilation,
+    )
+    loaders.load(directory, context).close()
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
+    # Its default action ends the process, whatever XLA does.
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+    limits = float(sys.argv[2]), int(sys.argv[3])
+    sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin), *limits))

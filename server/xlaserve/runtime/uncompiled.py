@@ -1,0 +1,31 @@
+"""The base of models that have nothing to compile."""
+
+from collections.abc import Callable, Mapping
+
+from xlaserve.runtime.loaded import Stage
+
+
+class UncompiledModel:
+    """Takes any number of rows as they are, and is complete once it is loaded."""
+
+    on_demand = None
+    dispatching = None
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows as they are."""
+        return rows
+
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return nothing: there is nothing to compile."""
+        return {}
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def stop(self) -> None:
+        """Do nothing: there is nothing to compile."""

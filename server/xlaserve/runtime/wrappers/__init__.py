@@ -1,0 +1,1 @@
+"""Models around models: sequences, ragged batches, optional inputs, warm-up."""

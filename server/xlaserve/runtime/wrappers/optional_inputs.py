@@ -1,0 +1,113 @@
+"""Inputs that a request may leave out: `optional` of a configuration, and their defaults."""
+
+import json
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.model_config.fields import DEFAULT
+from xlaserve.tensors import BYTES, Tensor, TensorDataError, TensorSpec, describe, from_elements
+
+MOST_CHARACTERS = 1 << 20
+"""The longest default; one number fills an input of any size."""
+
+_SHOWN = 200
+"""Characters of a name that a text repeats."""
+
+Optional: TypeAlias = Mapping[str, Tensor | None]
+"""Inputs that a request may leave out, each with its default.
+
+That is one element for all of it, or a whole tensor without the batch dimension; None where the
+code of the model sees that the input is absent.
+"""
+
+NONE_OPTIONAL: Optional = MappingProxyType({})
+
+
+def of_code(config: ModelConfig) -> Optional:
+    """Return the inputs that are absent for the code of a model where a request has none."""
+    return MappingProxyType({one.name: None for one in config.inputs if one.is_optional})
+
+
+def of_computation(config: ModelConfig) -> Optional:
+    """Return the inputs of a computation that a request may leave out.
+
+    Raises InvalidModel for one without a default, or with one that it cannot have.
+    """
+    found = with_defaults(config)
+    for name, default in found.items():
+        if default is None:
+            raise InvalidModel(
+                f"input '{name[:_SHOWN]}' is optional: expected its default in the parameter "
+                f"'{DEFAULT}{name[:_SHOWN]}', since a computation takes all of its inputs, got none"
+            )
+    return found
+
+
+def with_defaults(config: ModelConfig) -> Optional:
+    """Return the inputs that a request may leave out, with the defaults of those that have one.
+
+    Raises InvalidModel for a default that an input cannot have.
+    """
+    return MappingProxyType(
+        {one.name: _default(config, one) for one in config.inputs if one.is_optional}
+    )
+
+
+def completed(
+    inputs: Mapping[str, Any], specs: tuple[TensorSpec, ...], optional: Optional, rows: int
+) -> dict[str, Any]:
+    """Return the inputs of a request with the defaults of those that it leaves out.
+
+    `rows` is 0 for a model without a batch dimension.
+    """
+    return {**inputs, **dict(_left_out(inputs, specs, optional, rows))}
+
+
+def _left_out(
+    inputs: Mapping[str, Any], specs: tuple[TensorSpec, ...], optional: Optional, rows: int
+) -> Iterator[tuple[str, Tensor]]:
+    for spec in specs:
+        default = None if spec.name in inputs else optional.get(spec.name)
+        if default is None:
+            continue
+        shape = default.shape or spec.shape[bool(rows) :]
+        whole = (rows, *shape) if rows else shape
+        yield spec.name, np.full(whole, default, dtype=default.dtype)
+
+
+def _default(config: ModelConfig, tensor: ConfigTensor) -> Tensor | None:
+    name = f"{DEFAULT}{tensor.name}"
+    text = config.parameters.get(name)
+    if text is None:
+        return None
+    wanted = describe(tensor.datatype, tensor.dims)
+    if len(text) > MOST_CHARACTERS:
+        raise _unfit(name, f"at most {MOST_CHARACTERS} characters", str(len(text)))
+    try:
+        value = json.loads(text)
+        array = np.array(value, dtype=object)
+        flat: list[Any] = array.ravel().tolist()
+        shape = array.shape
+        # A list of strings is an array of strings: each is one element.
+        found = from_elements(tensor.datatype, shape, flat)
+    except TensorDataError as error:
+        raise _unfit(name, f"{error.expected} for {wanted}", error.got) from None
+    except (ValueError, RecursionError):
+        expected = f"a number, or a list, in JSON for {wanted}"
+        if tensor.datatype is BYTES:
+            expected = f"a string, or a list, in JSON for {wanted}"
+        raise _unfit(name, expected, f"'{text[:64]}'") from None
+    if not shape and -1 in tensor.dims:
+        raise _unfit(name, f"a list that says the open sizes of {wanted}", f"'{text[:64]}'")
+    if shape and not TensorSpec(tensor.name, tensor.datatype, tensor.dims).accepts(shape):
+        raise _unfit(name, wanted, describe(tensor.datatype, shape))
+    return found
+
+
+def _unfit(name: str, expected: str, got: str) -> InvalidModel:
+    return InvalidModel(f"parameter '{name[:_SHOWN]}': expected {expected}, got {got}")

@@ -1,0 +1,335 @@
+"""Computations that are given what the requests of a batch concatenate to.
+
+Triton gives such a model one dimension with the elements of all requests, and batch inputs that say
+which are whose. A computation has fixed shapes: they are its capacity. What requests leave of it
+is one request more, of zeros, whose answer is for nobody: where requests are independent, as the
+operator declares, each is answered as it would be by itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.model_config.buckets import BATCH_INDEPENDENT, declared
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.model_config.ragged import BatchInput, BatchKind
+from xlaserve.runtime.handling import Handling
+from xlaserve.runtime.loaded import Generating, LoadedModel, ModelInfo, Value
+from xlaserve.runtime.wrappers.around import AroundModel
+from xlaserve.tensors import BYTES, Tensor, TensorSpec
+
+_SOME = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An output of a batch, in the parts of its requests."""
+
+    parts: Sequence[Tensor]
+
+
+@runtime_checkable
+class Ragged(Protocol):
+    """A model that executes requests of different shapes together."""
+
+    def check(self, inputs: Mapping[str, Value]) -> None:
+        """Raise InvalidTensor for a request that the model has no room for."""
+        ...
+
+    def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
+        """Return how many of these requests, from the first on, fit into one execution."""
+        ...
+
+    def together(
+        self, requests: Sequence[Mapping[str, Value]], *, replica: int = 0
+    ) -> Mapping[str, Parts]:
+        """Execute requests together. Blocks; raises OutOfMemory."""
+        ...
+
+
+def asks(config: ModelConfig) -> bool:
+    """Tell whether a configuration has something of ragged batches."""
+    has_ragged = any(one.is_ragged for one in config.inputs)
+    return has_ragged or bool(config.batch_inputs or config.batch_outputs)
+
+
+def inner(config: ModelConfig) -> ModelConfig:
+    """Return the configuration of the computation within; raises InvalidModel."""
+    _check(config)
+    listed = {one.name for one in config.batch_inputs}
+    inputs = [replace(one, dims=(_SOME,), is_ragged=False) for one in config.inputs]
+    made = {one.name: _as_tensor(one) for one in config.batch_inputs}
+    scattered = {one.name for one in config.batch_outputs}
+    outputs = tuple(
+        replace(one, dims=(_SOME,) if one.name in scattered else (_SOME, *one.dims))
+        for one in config.outputs
+    )
+    parameters = {k: v for k, v in config.parameters.items() if k != BATCH_INDEPENDENT}
+    return replace(
+        config,
+        max_batch_size=0,
+        is_unbatched=True,
+        inputs=(*(one for one in inputs if one.name not in listed), *made.values()),
+        outputs=outputs,
+        parameters=parameters,
+        batch_inputs=(),
+        batch_outputs=(),
+        warmup=(),
+    )
+
+
+def wrap(name: str, model: LoadedModel, config: ModelConfig) -> "RaggedModel":
+    """Return a model that was loaded with `inner` as its clients see it; raises InvalidModel."""
+    if isinstance(model, Handling | Generating):
+        raise InvalidModel("allow_ragged_batch is for models with one answer to each request")
+    return RaggedModel(name, model, config)
+
+
+def _check_input(tensor: ConfigTensor) -> None:
+    if not tensor.is_ragged:
+        raise InvalidModel(
+            f"input '{tensor.name}': expected allow_ragged_batch as other inputs have it: all "
+            "inputs of a computation are ragged, or none"
+        )
+    if tensor.datatype is BYTES:
+        raise InvalidModel(f"input '{tensor.name}': texts are not concatenated, got BYTES")
+    if tensor.is_optional or tensor.reshape is not None:
+        what = "optional" if tensor.is_optional else "reshape"
+        raise InvalidModel(f"input '{tensor.name}': {what} is not possible with allow_ragged_batch")
+
+
+def _check(config: ModelConfig) -> None:
+    for tensor in config.inputs:
+        _check_input(tensor)
+    if not config.inputs or not config.outputs:
+        raise InvalidModel("ragged batches: expected the inputs and outputs in the configuration")
+    if not config.max_batch_size:
+        raise InvalidModel("ragged batches: expected a max_batch_size above 0, got 0")
+    if config.sequence_batching is not None or config.is_reshaped:
+        raise InvalidModel("ragged batches: expected neither sequence_batching nor reshape")
+    if declared(config) is not True:
+        raise InvalidModel(
+            f"ragged batches: expected the parameter '{BATCH_INDEPENDENT}' to be true, which "
+            "declares that a request's answer depends on its own elements alone: nothing proves "
+            "it of elements that are put together"
+        )
+    outputs = {one.name for one in config.outputs}
+    for scattered in config.batch_outputs:
+        if scattered.name not in outputs:
+            raise InvalidModel(f"batch_output '{scattered.name}' is no output of the configuration")
+
+
+def _as_tensor(given: BatchInput) -> ConfigTensor:
+    is_item = given.kind is BatchKind.ITEM_SHAPE
+    return ConfigTensor(given.name, given.datatype, (_SOME, _SOME) if is_item else (_SOME,))
+
+
+class RaggedModel(AroundModel):
+    """A computation that executes requests of different shapes together (a LoadedModel)."""
+
+    on_demand = None
+    dispatching = None
+    """The parts of a batch are copied in a thread, which waits for the device too."""
+
+    def __init__(self, name: str, model: LoadedModel, config: ModelConfig) -> None:
+        self._model = name
+        self._inner = model
+        self.replicas = model.replicas
+        info = model.info
+        self._specs = {spec.name: spec for spec in info.inputs}
+        for spec in (*info.inputs, *info.outputs):
+            if _SOME in spec.shape:
+                raise InvalidModel(
+                    f"ragged batches: expected fixed shapes, which are the capacity of the "
+                    f"computation, '{spec.name}' is {spec}"
+                )
+        self._clients = tuple(_shown(one) for one in config.inputs)
+        self._outputs = tuple(_shown(one) for one in config.outputs)
+        self._batch_inputs = config.batch_inputs
+        self._scattered = {one.name: one.source for one in config.batch_outputs}
+        self._ranks = {one.name: len(one.dims) for one in config.inputs}
+        self._requests = self._most_requests()
+        if config.max_batch_size > self._requests:
+            raise InvalidModel(
+                f"max_batch_size: expected {self._requests} at most, for which the computation has "
+                f"room, got {config.max_batch_size}"
+            )
+        self._most = config.max_batch_size
+        self._names = frozenset(one.name for one in config.inputs)
+
+    def _most_requests(self) -> int:
+        """Return how many requests there are, with the one of zeros; raises InvalidModel."""
+        counts = {one.name: self._count_of(one) for one in self._batch_inputs}
+        counts |= {
+            spec.name: spec.shape[0]
+            for spec in self._inner.info.outputs
+            if spec.name not in self._scattered
+        }
+        sizes = {count for count in counts.values() if count is not None}
+        if len(sizes) > 1:
+            told = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+            raise InvalidModel(f"ragged batches: expected as many requests everywhere, got {told}")
+        for name, source in self._scattered.items():
+            found = next(spec for spec in self._inner.info.outputs if spec.name == name)
+            if found.shape != self._specs[source].shape:
+                raise InvalidModel(
+                    f"batch_output '{name}': expected the shape of input '{source}', "
+                    f"{self._specs[source]}, got {found}"
+                )
+        if not sizes:
+            raise InvalidModel("ragged batches: nothing says how many requests there are")
+        return sizes.pop()
+
+    def _count_of(self, given: BatchInput) -> int | None:
+        size = self._specs[given.name].shape[0]
+        match given.kind:
+            case BatchKind.ACCUMULATED_WITH_ZERO:
+                return size - 1
+            case BatchKind.MAX_AS_SHAPE:
+                return None
+            case BatchKind.ITEM_SHAPE_FLATTEN:
+                return size // max(1, self._ranks[given.source])
+        return size
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model as its clients see it."""
+        return replace(
+            self._inner.info,
+            inputs=self._clients,
+            outputs=self._outputs,
+            max_batch_size=self._most,
+            ragged=self._names,
+        )
+
+    @property
+    def batch_limit(self) -> int:
+        """Return how many requests are put together at most."""
+        return self._most
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return what the warm-up measured."""
+        return self._inner.expected_seconds(rows)
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows as they are."""
+        return rows
+
+    def check(self, inputs: Mapping[str, Value]) -> None:
+        """Raise InvalidTensor for a request that the computation has no room for."""
+        for spec in self._clients:
+            shape = inputs[spec.name].shape
+            if shape[0] != 1:
+                self._refuse(spec, "one row, since requests have different shapes", shape)
+            if np.prod(shape) > self._room(spec.name):
+                self._refuse(spec, f"at most {self._room(spec.name)} elements", shape)
+        if not self.fitting([inputs]):
+            spec = self._clients[0]
+            expected = f"{self._room(spec.name)} elements, since there is room for one request"
+            self._refuse(spec, expected, inputs[spec.name].shape)
+
+    def _refuse(self, spec: TensorSpec, expected: str, shape: Sequence[int]) -> None:
+        raise InvalidTensor(self._model, "input", spec.name, expected, str(list(shape)))
+
+    def _room(self, name: str) -> int:
+        """Return how many elements of an input one request may have."""
+        most = self._specs[name].shape[0]
+        for one in self._batch_inputs:
+            if one.kind is BatchKind.MAX_AS_SHAPE and one.source == name:
+                most = min(most, self._specs[one.name].shape[0])
+        return most
+
+    def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
+        """Return how many of these requests, from the first on, fit into one execution."""
+        used = dict.fromkeys(self._names, 0)
+        count = 0
+        for index, inputs in enumerate(requests, 1):
+            for name in used:
+                used[name] += int(np.prod(inputs[name].shape))
+            if index > self._most or any(n > self._specs[x].shape[0] for x, n in used.items()):
+                break
+            is_whole = all(n == self._specs[x].shape[0] for x, n in used.items())
+            if index < self._requests or is_whole:
+                count = index
+        return count
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Run for one request; whatever is asked, the outputs are host arrays."""
+        found = self.together([inputs], replica=replica)
+        return {name: output.parts[0] for name, output in found.items()}
+
+    def together(
+        self, requests: Sequence[Mapping[str, Value]], *, replica: int = 0
+    ) -> Mapping[str, Parts]:
+        """Execute requests together. Blocks; raises OutOfMemory."""
+        hosts = [{name: _on_host(one[name]) for name in self._names} for one in requests]
+        counts = {name: [one[name].size for one in hosts] for name in self._names}
+        inputs = {name: self._joined(name, hosts) for name in self._names}
+        for given in self._batch_inputs:
+            inputs[given.name] = self._made(given, hosts, counts[given.source])
+        outputs = self._inner.execute(inputs, replica=replica)
+        return {
+            spec.name: Parts(self._parts(spec, _on_host(outputs[spec.name]), hosts))
+            for spec in self._outputs
+        }
+
+    def _joined(self, name: str, hosts: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        spec = self._specs[name]
+        whole = np.zeros(spec.shape, spec.datatype.dtype)
+        np.concatenate(
+            [one[name].ravel() for one in hosts], out=whole[: sum(h[name].size for h in hosts)]
+        )
+        return whole
+
+    def _made(
+        self, given: BatchInput, hosts: Sequence[Mapping[str, Tensor]], counts: Sequence[int]
+    ) -> Tensor:
+        """Return a batch input: of the requests, of the one of zeros, and of empty ones."""
+        spec = self._specs[given.name]
+        rest = self._specs[given.source].shape[0] - sum(counts)
+        missing = self._requests - len(counts)
+        all_counts = [*counts, *([rest] if missing else []), *([0] * (missing - 1))]
+        shapes = [list(one[given.source].shape[1:]) for one in hosts]
+        rank = self._ranks[given.source]
+        shapes += [[count, *([1] * (rank - 1))] for count in all_counts[len(counts) :]]
+        made: object = _MADE[given.kind](all_counts, shapes, spec)
+        return np.asarray(made, spec.datatype.dtype).reshape(spec.shape)
+
+    def _parts(
+        self, spec: TensorSpec, output: Tensor, hosts: Sequence[Mapping[str, Tensor]]
+    ) -> list[Tensor]:
+        source = self._scattered.get(spec.name)
+        if source is None:
+            return [output[index : index + 1] for index in range(len(hosts))]
+        parts, start = [], 0
+        for one in hosts:
+            shape, size = one[source].shape, one[source].size
+            parts.append(output[start : start + size].reshape(shape))
+            start += size
+        return parts
+
+
+_Made = Callable[[Sequence[int], Sequence[Sequence[int]], TensorSpec], object]
+
+_MADE: Mapping[BatchKind, _Made] = {
+    BatchKind.ELEMENT_COUNT: lambda counts, shapes, spec: counts,
+    BatchKind.ACCUMULATED: lambda counts, shapes, spec: np.cumsum(counts),
+    BatchKind.ACCUMULATED_WITH_ZERO: lambda counts, shapes, spec: np.cumsum([0, *counts]),
+    # Its shape says it: the largest that a request may have, since it is fixed.
+    BatchKind.MAX_AS_SHAPE: lambda counts, shapes, spec: np.zeros(spec.shape),
+    BatchKind.ITEM_SHAPE: lambda counts, shapes, spec: shapes,
+    BatchKind.ITEM_SHAPE_FLATTEN: lambda counts, shapes, spec: shapes,
+}
+
+
+def _shown(tensor: ConfigTensor) -> TensorSpec:
+    return TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.dims))
+
+
+def _on_host(value: Value) -> Tensor:
+    return value if isinstance(value, np.ndarray) else value.numpy()

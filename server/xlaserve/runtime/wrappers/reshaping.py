@@ -1,0 +1,219 @@
+"""Models whose clients see other shapes than they do: `reshape` of a configuration."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.model_config.config import ConfigTensor, ModelConfig
+from xlaserve.runtime.handling import Handling
+from xlaserve.runtime.loaded import (
+    Dispatching,
+    Executable,
+    Generating,
+    InFlight,
+    LoadedModel,
+    ModelInfo,
+    OnDemand,
+    Value,
+)
+from xlaserve.runtime.wrappers.around import AroundModel
+from xlaserve.tensors import Shape, Tensor, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """The shapes of one tensor before and behind the server."""
+
+    lead: int
+    """1 with a batch dimension, which stays; else 0."""
+    source: Shape
+    target: Shape
+    """Without the batch. Each -1 has the size of that of the source that stands at its place among
+    those of the source."""
+
+    def __call__(self, value: Value) -> Tensor:
+        """Return a tensor in the other shape, as a view where that is possible."""
+        tensor = value if isinstance(value, np.ndarray) else value.numpy()
+        lead = self.lead
+        open_sizes = iter(
+            [tensor.shape[lead + i] for i, size in enumerate(self.source) if size == -1]
+        )
+        sizes = [next(open_sizes) if size == -1 else size for size in self.target]
+        return tensor.reshape((*tensor.shape[:lead], *sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    inputs: Mapping[str, Reshape]
+    outputs: Mapping[str, Reshape]
+
+    def given(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        return _reshaped(self.inputs, inputs)
+
+    def returned(self, outputs: Mapping[str, Value]) -> dict[str, Value]:
+        return _reshaped(self.outputs, outputs)
+
+
+def _reshaped(shapes: Mapping[str, Reshape], values: Mapping[str, Value]) -> dict[str, Value]:
+    return {
+        name: shapes[name](value) if name in shapes else value for name, value in values.items()
+    }
+
+
+def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
+    """Return a model with the shapes that its configuration shows to clients.
+
+    Raises InvalidModel for kinds of models whose tensors are not reshaped.
+    """
+    if isinstance(model, Handling | Generating):
+        raise InvalidModel(
+            f"reshape is not implemented for models of the kind '{model.info.platform}', which "
+            "can do so in their code"
+        )
+    return ReshapedModel(model, config)
+
+
+class _ReshapedExecutable:
+    """The program that is compiled for one shape (an Executable)."""
+
+    def __init__(self, inner: Executable, shapes: _Shapes) -> None:
+        self._of = inner
+        self._shapes = shapes
+
+    @property
+    def dispatching(self) -> Dispatching | None:
+        """Return what starts it without waiting for its end."""
+        inner = self._of.dispatching
+        return None if inner is None else _ReshapedDispatching(inner, self._shapes)
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Run once; whatever is asked, the outputs are host arrays."""
+        outputs = self._of.execute(self._shapes.given(inputs), replica=replica)
+        return self._shapes.returned(outputs)
+
+
+class ReshapedModel(AroundModel, _ReshapedExecutable):
+    """A model whose tensors are reshaped on their way in and out (a LoadedModel)."""
+
+    def __init__(self, inner: LoadedModel, config: ModelConfig) -> None:
+        info = inner.info
+        inputs, self._input_specs = _of_side("input", config.inputs, info.inputs, info)
+        outputs, self._output_specs = _of_side("output", config.outputs, info.outputs, info)
+        back = {name: Reshape(one.lead, one.target, one.source) for name, one in outputs.items()}
+        super().__init__(inner, _Shapes(inputs, back))
+        self._inner = inner
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model as its clients see it."""
+        return replace(self._inner.info, inputs=self._input_specs, outputs=self._output_specs)
+
+    @property
+    def on_demand(self) -> OnDemand | None:
+        """Return what compiles other shapes."""
+        inner = self._inner.on_demand
+        return None if inner is None else _ReshapedOnDemand(inner, self._shapes)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies can execute side by side."""
+        return self._inner.replicas
+
+    @property
+    def batch_limit(self) -> int:
+        """Return how many rows to gather at most."""
+        return self._inner.batch_limit
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return what the warm-up measured."""
+        return self._inner.expected_seconds(rows)
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the size of the bucket that so many rows run in."""
+        return self._inner.padded_rows(rows)
+
+
+class _ReshapedOnDemand:
+    """The shapes of a model that are compiled on request (an OnDemand)."""
+
+    def __init__(self, inner: OnDemand, shapes: _Shapes) -> None:
+        self._inner = inner
+        self._shapes = shapes
+
+    def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
+        """Return the shape that inputs need compiled."""
+        return self._inner.shape_of(self._shapes.given(inputs))
+
+    def find(self, shape: Hashable) -> Executable | None:
+        """Return the executable of a shape."""
+        found = self._inner.find(shape)
+        return None if found is None else _ReshapedExecutable(found, self._shapes)
+
+    def compile(self, shape: Hashable) -> Executable:
+        """Compile and warm a shape. Blocks."""
+        return _ReshapedExecutable(self._inner.compile(shape), self._shapes)
+
+
+class _ReshapedDispatching:
+    """Starts executions on accelerators (a Dispatching)."""
+
+    def __init__(self, inner: Dispatching, shapes: _Shapes) -> None:
+        self._inner = inner
+        self._shapes = shapes
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """Return for each replica in which line its work is."""
+        return self._inner.queues
+
+    def dispatch(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> InFlight:
+        """Start an execution, whose outputs are host arrays."""
+        given = self._shapes.given(inputs)
+        return _ReshapedInFlight(self._inner.dispatch(given, replica=replica), self._shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReshapedInFlight:
+    """An execution that was dispatched (an InFlight)."""
+
+    inner: InFlight
+    shapes: _Shapes
+
+    def fetch(self) -> Mapping[str, Value]:
+        """Wait for its end, and return the outputs."""
+        return self.shapes.returned(self.inner.fetch())
+
+
+# --- what clients see ---
+
+
+def _of_side(
+    kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec], info: ModelInfo
+) -> tuple[dict[str, Reshape], tuple[TensorSpec, ...]]:
+    """Return how the tensors are reshaped on their way in, and their specs for clients."""
+    wanted = {one.name: one for one in tensors if one.reshape is not None}
+    shapes, shown = {}, []
+    for spec in specs:
+        tensor = wanted.get(spec.name)
+        if tensor is None or tensor.reshape is None:
+            shown.append(spec)
+            continue
+        lead = len(spec.shape) - len(tensor.reshape)
+        if info.max_batch_size and not lead:
+            raise InvalidModel(
+                f"{kind} '{spec.name}': reshape is not possible without a max_batch_size in the "
+                "configuration: it does not say which dimension is the batch"
+            )
+        inner = spec.shape[lead:]
+        # An open size of the configuration is that of the artifact.
+        sizes = iter([inner[i] for i, size in enumerate(tensor.reshape) if size == -1])
+        dims = tuple(next(sizes) if size == -1 else size for size in tensor.dims)
+        shapes[spec.name] = Reshape(lead, tensor.dims, tensor.reshape)
+        shown.append(TensorSpec(spec.name, spec.datatype, (*spec.shape[:lead], *dims)))
+    return shapes, tuple(shown)

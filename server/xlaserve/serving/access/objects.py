@@ -1,0 +1,381 @@
+"""Whose everything is that callers reach: objects, their doors, and what each caller finds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from xlaserve.serving.call import Operation
+
+
+class Found(StrEnum):
+    """What a caller finds at a door."""
+
+    WORKS = "works"
+    ITS_OWN = "its own alone"
+    NOT_THERE = "not there"
+    """The answer to a name that nobody knows, before anything is looked up."""
+    REFUSED = "refused"
+    """PERMISSION_DENIED or 403."""
+    UNKNOWN = "unknown"
+    """UNAUTHENTICATED or 401, with one text."""
+
+
+class Callers(NamedTuple):
+    """What four callers find at the doors of a tenant's object."""
+
+    nobody: Found
+    """Who shows no credentials."""
+    owner: Found
+    """A caller of some models, of whom the object is."""
+    other: Found
+    """A caller of other models."""
+    operator: Found
+    """A caller that may do everything."""
+
+
+class Rule(StrEnum):
+    """Rules that decide what callers find."""
+
+    OF_A_MODEL = "of a model"
+    LIST = "a list"
+    ONLY_ONE = "the only model"
+    OF_THE_SERVER = "of the whole server"
+    OF_OPERATORS = "of operators"
+    OF_A_CALLER = "of a caller"
+    FOR_ALL = "for every caller"
+
+
+RULES: Mapping[Rule, Callers] = MappingProxyType(
+    {
+        Rule.OF_A_MODEL: Callers(Found.UNKNOWN, Found.WORKS, Found.NOT_THERE, Found.WORKS),
+        Rule.LIST: Callers(Found.UNKNOWN, Found.ITS_OWN, Found.ITS_OWN, Found.WORKS),
+        Rule.ONLY_ONE: Callers(Found.UNKNOWN, Found.ITS_OWN, Found.ITS_OWN, Found.WORKS),
+        Rule.OF_THE_SERVER: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
+        Rule.OF_OPERATORS: Callers(Found.UNKNOWN, Found.REFUSED, Found.REFUSED, Found.WORKS),
+        # Who may register memory manages everything: it is of an operator.
+        Rule.OF_A_CALLER: Callers(Found.UNKNOWN, Found.NOT_THERE, Found.NOT_THERE, Found.WORKS),
+        Rule.FOR_ALL: Callers(Found.UNKNOWN, Found.WORKS, Found.WORKS, Found.WORKS),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The doors by which something is done with objects of one kind."""
+
+    thing: str
+    """The object."""
+    deed: str
+    """What is done with it."""
+    rule: Rule
+    operation: Operation
+    paths: tuple[str, ...]
+    """Methods of gRPC (`/package.Service/Method`), and routes (`GET /path`)."""
+
+
+_V2 = "/inference.GRPCInferenceService/"
+_MESH = "/mmesh.ModelRuntime/"
+_HEALTH = "/grpc.health.v1.Health/"
+_MODEL = "/v2/models/{model}"
+_VERSION = "/v2/models/{model}/versions/{version}"
+
+
+def _both(route: str) -> tuple[str, ...]:
+    """Return a route of a model, and that of its version."""
+    verb, _, rest = route.partition(" ")
+    return f"{verb} {_MODEL}{rest}", f"{verb} {_VERSION}{rest}"
+
+
+def _openai(*routes: str) -> tuple[str, ...]:
+    """Return routes as OpenAI has them, and with a prefix."""
+    prefixed = [route.replace(" /v1", " /openai/v1") for route in routes]
+    return (*routes, *prefixed)
+
+
+DOORS: tuple[Doors, ...] = (
+    Doors(
+        "a model",
+        "infer",
+        Rule.OF_A_MODEL,
+        Operation.INFER,
+        (
+            _V2 + "ModelInfer",
+            _V2 + "ModelStreamInfer",
+            *_both("POST /infer"),
+            *_both("POST /generate"),
+            *_both("POST /generate_stream"),
+            "POST /models/{model}/invoke",
+            *_openai("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/embeddings"),
+        ),
+    ),
+    Doors(
+        "a model that a request does not name",
+        "infer",
+        Rule.ONLY_ONE,
+        Operation.INFER,
+        ("POST /invocations",),
+    ),
+    Doors(
+        "a model",
+        "read its metadata",
+        Rule.OF_A_MODEL,
+        Operation.METADATA,
+        (
+            _V2 + "ModelMetadata",
+            *_both("GET "),
+            *_openai("GET /v1/models/{model}"),
+            "GET /models/{model}",
+        ),
+    ),
+    Doors(
+        "a configuration",
+        "read, without the names of hidden steps",
+        Rule.OF_A_MODEL,
+        Operation.METADATA,
+        (_V2 + "ModelConfig", *_both("GET /config")),
+    ),
+    Doors(
+        "statistics",
+        "read those of a model",
+        Rule.OF_A_MODEL,
+        Operation.METADATA,
+        (_V2 + "ModelStatistics", *_both("GET /stats")),
+    ),
+    Doors(
+        "a model",
+        "ask whether it is ready",
+        Rule.OF_A_MODEL,
+        Operation.READINESS,
+        (_V2 + "ModelReady", *_both("GET /ready")),
+    ),
+    Doors(
+        "a model",
+        "ask for its health",
+        Rule.OF_A_MODEL,
+        Operation.HEALTH,
+        (_HEALTH + "Check", _HEALTH + "Watch"),
+    ),
+    Doors(
+        "a model",
+        "load or unload",
+        Rule.OF_A_MODEL,
+        Operation.MANAGE,
+        (
+            _V2 + "RepositoryModelLoad",
+            _V2 + "RepositoryModelUnload",
+            "POST /v2/repository/models/{model}/load",
+            "POST /v2/repository/models/{model}/unload",
+            "DELETE /models/{model}",
+        ),
+    ),
+    Doors(
+        "trace settings of a model",
+        "read",
+        Rule.OF_A_MODEL,
+        Operation.METADATA,
+        ("GET /v2/models/{model}/trace/setting",),
+    ),
+    Doors(
+        "trace settings of a model",
+        "read or change",
+        Rule.OF_A_MODEL,
+        Operation.MANAGE,
+        (_V2 + "TraceSetting", "POST /v2/models/{model}/trace/setting"),
+    ),
+    Doors(
+        "models",
+        "list",
+        Rule.LIST,
+        Operation.METADATA,
+        (
+            _V2 + "RepositoryIndex",
+            "POST /v2/repository/index",
+            "GET /v2/models",
+            *_openai("GET /v1/models"),
+            "GET /models",
+        ),
+    ),
+    Doors("models", "list with their health", Rule.LIST, Operation.HEALTH, (_HEALTH + "List",)),
+    Doors(
+        "statistics",
+        "read those of all models",
+        Rule.LIST,
+        Operation.METADATA,
+        (_V2 + "ModelStatistics", "GET /v2/models/stats"),
+    ),
+    Doors(
+        "shared memory",
+        "read its status",
+        Rule.OF_A_CALLER,
+        Operation.METADATA,
+        (
+            _V2 + "SystemSharedMemoryStatus",
+            "GET /v2/systemsharedmemory/status",
+            "GET /v2/systemsharedmemory/region/{region}/status",
+            _V2 + "CudaSharedMemoryStatus",
+            "GET /v2/cudasharedmemory/status",
+            "GET /v2/cudasharedmemory/region/{region}/status",
+        ),
+    ),
+    Doors(
+        "shared memory",
+        "register or unregister",
+        Rule.OF_THE_SERVER,
+        Operation.MANAGE,
+        (
+            _V2 + "SystemSharedMemoryRegister",
+            _V2 + "SystemSharedMemoryUnregister",
+            "POST /v2/systemsharedmemory/region/{region}/register",
+            "POST /v2/systemsharedmemory/region/{region}/unregister",
+            "POST /v2/systemsharedmemory/unregister",
+            _V2 + "CudaSharedMemoryRegister",
+            _V2 + "CudaSharedMemoryUnregister",
+            "POST /v2/cudasharedmemory/region/{region}/register",
+            "POST /v2/cudasharedmemory/region/{region}/unregister",
+            "POST /v2/cudasharedmemory/unregister",
+        ),
+    ),
+    Doors(
+        "settings of the log, trace settings of all models",
+        "read",
+        Rule.FOR_ALL,
+        Operation.METADATA,
+        ("GET /v2/logging", "GET /v2/trace/setting"),
+    ),
+    Doors(
+        "settings of the log, trace settings of all models",
+        "change",
+        Rule.OF_THE_SERVER,
+        Operation.MANAGE,
+        (
+            _V2 + "LogSettings",
+            _V2 + "TraceSetting",
+            "POST /v2/logging",
+            "POST /v2/trace/setting",
+        ),
+    ),
+    Doors(
+        "a model of any url",
+        "load",
+        Rule.OF_THE_SERVER,
+        Operation.MANAGE,
+        ("POST /models",),
+    ),
+    Doors(
+        "a repository by name, which is not implemented",
+        "list",
+        Rule.FOR_ALL,
+        Operation.METADATA,
+        ("POST /v2/repository/{repository}/index",),
+    ),
+    Doors(
+        "a repository by name, which is not implemented",
+        "load or unload",
+        Rule.FOR_ALL,
+        Operation.MANAGE,
+        (
+            "POST /v2/repository/{repository}/models/{model}/load",
+            "POST /v2/repository/{repository}/models/{model}/unload",
+        ),
+    ),
+    Doors(
+        "the server",
+        "read what it is, and what services it has",
+        Rule.FOR_ALL,
+        Operation.METADATA,
+        (
+            _V2 + "ServerMetadata",
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            "GET /v2",
+        ),
+    ),
+    Doors(
+        "the server",
+        "ask for its health",
+        Rule.FOR_ALL,
+        Operation.HEALTH,
+        (
+            _V2 + "ServerLive",
+            _V2 + "ServerReady",
+            _HEALTH + "Check",
+            _HEALTH + "Watch",
+            "GET /v2/health/live",
+            "GET /v2/health/ready",
+            "GET /ping",
+        ),
+    ),
+    Doors("metrics of all models", "read", Rule.OF_OPERATORS, Operation.METRICS, ("GET /metrics",)),
+    Doors(
+        "the page, the history and the events of all models",
+        "read",
+        Rule.OF_OPERATORS,
+        Operation.PAGE,
+        (
+            "GET /",
+            "GET /status.json",
+            "GET /history.json",
+            "GET /page/events",
+            "GET /page/models/{model}",
+            "GET /page/hosting",
+            "GET /page/*.css",
+            "GET /page/*.js",
+            "GET /page/*.svg",
+            "GET /v2/docs",
+            "GET /v2/docs/openapi.json",
+            "GET /v2/docs/protos.zip",
+        ),
+    ),
+    Doors(
+        "models of a mesh",
+        "load, unload, size",
+        Rule.OF_OPERATORS,
+        Operation.RUNTIME,
+        (
+            _MESH + "loadModel",
+            _MESH + "unloadModel",
+            _MESH + "predictModelSize",
+            _MESH + "modelSize",
+            _MESH + "runtimeStatus",
+        ),
+    ),
+)
+"""Every door of the server's own; methods of services of one's own need `service`, all alike.
+
+A door may lead to several objects, by what a request says.
+"""
+
+
+class Owner(StrEnum):
+    """Whom something is of that has no door of its own."""
+
+    CALLER = "the caller"
+    MODEL = "its model"
+    SERVER = "operators"
+
+
+class Beside(NamedTuple):
+    """Something that requests leave behind or come upon, which has no door of its own."""
+
+    thing: str
+    owner: Owner
+    others: str
+    """What another caller of the same model finds, or one that may not see the model."""
+
+
+BESIDE: tuple[Beside, ...] = (
+    Beside("cached answers", Owner.CALLER, "none: its request is executed"),
+    Beside("executions that equal requests share", Owner.CALLER, "none: it has one of its own"),
+    Beside("sequences", Owner.CALLER, "none of that id: it has to start one"),
+    Beside("regions of shared memory in requests", Owner.CALLER, "none of that name"),
+    Beside("kept prefixes of generators", Owner.CALLER, "no cached tokens"),
+    Beside("loads in progress", Owner.CALLER, "its own load, with its own permissions"),
+    Beside("steps of an ensemble, in errors, states and reasons", Owner.MODEL, "no names"),
+    Beside("models that the code of a model calls, in errors", Owner.MODEL, "no names"),
+    Beside("events", Owner.MODEL, "none of hidden models, and no other caller's name or address"),
+    Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
+    Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
+)
+"""What stands beside models, and whose it is."""

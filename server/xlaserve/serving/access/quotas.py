@@ -1,0 +1,92 @@
+"""How much each principal may ask: a rate, and requests in flight."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from xlaserve.errors.access import QuotaExceeded
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.access.rules import Quota
+from xlaserve.serving.call import Call
+
+BUSY_SECONDS = 1.0
+"""When a caller is told to come again that has too many requests in flight."""
+_LOOKS = 16
+"""Principals that are looked at, of those that asked longest ago, for one to be forgotten."""
+
+
+class Admits(Protocol):
+    """Counts what principals ask."""
+
+    def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
+        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        ...
+
+
+class _Usage:
+    """The use that a principal makes: tokens left in its bucket, and requests in flight."""
+
+    __slots__ = ("at", "in_flight", "left")
+
+    def __init__(self, burst: float, at: float) -> None:
+        self.left = burst
+        self.at = at
+        self.in_flight = 0
+
+    def ended(self) -> None:
+        """Count one request in flight less."""
+        self.in_flight -= 1
+
+
+class Quotas:
+    """Counts what principals ask, of so many at most; those that asked longest ago are evicted.
+
+    One with requests in flight is kept: evicted, it could have as many again. They are told apart
+    by their names: a caller has one quota, whichever of its credentials it shows.
+    """
+
+    def __init__(self, max_principals: int, clock: Callable[[], float]) -> None:
+        self._max_principals = max_principals
+        self._clock = clock
+        self._usage: OrderedDict[str, _Usage] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._usage)
+
+    def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
+        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        now = self._clock()
+        usage = self._usage.get(principal.name)
+        if usage is None:
+            usage = self._remember(principal, quota, now)
+        else:
+            self._usage.move_to_end(principal.name)
+        most, rate = quota.concurrent_requests, quota.requests_per_second
+        if most is not None and usage.in_flight >= most:
+            text = f"{usage.in_flight} requests in flight and may have {most}"
+            raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
+        if rate is not None:
+            usage.left = min(quota.burst, usage.left + (now - usage.at) * rate)
+            usage.at = now
+            if usage.left < 1:
+                text = f"asked more than {rate:g} requests a second"
+                raise QuotaExceeded(principal.name, text, (1 - usage.left) / rate)
+            usage.left -= 1
+        if most is not None:
+            usage.in_flight += 1
+            call.hold(usage.ended)
+
+    def _remember(self, principal: Principal, quota: Quota, now: float) -> _Usage:
+        if len(self._usage) >= self._max_principals and not self._evict():
+            text = f"to wait, as {len(self._usage)} callers are active (max_principals)"
+            raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
+        usage = self._usage[principal.name] = _Usage(quota.burst, now)
+        return usage
+
+    def _evict(self) -> bool:
+        for _ in range(min(_LOOKS, len(self._usage))):
+            name, usage = self._usage.popitem(last=False)
+            if not usage.in_flight:
+                return True
+            self._usage[name] = usage
+        return False

@@ -1,0 +1,77 @@
+"""Quotas of principals that hold over all processes of a server."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from xlaserve.errors.access import QuotaExceeded
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.access.quota_table import Contended, Place, QuotaTable
+from xlaserve.serving.access.quotas import BUSY_SECONDS
+from xlaserve.serving.access.rules import Quota
+from xlaserve.serving.call import Call
+
+_SECOND_NS = 1e9
+_LONGEST_NS = 1 << 62
+"""The time of a burst, at most: 146 years. Times are words of 63 bits."""
+_MOST_PLACES = 1024
+"""Principals whose places are remembered here: to find one takes a digest of its name."""
+
+
+class SharedQuotas:
+    """Counts what principals ask of all processes; those that asked longest ago are evicted.
+
+    One with requests in flight is kept. A process that is stopped while it counts has others
+    refuse the callers that share its set (`QuotaTable`) rather than wait for it.
+    """
+
+    def __init__(
+        self, table: QuotaTable, process: int, now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """The clock is that of all processes."""
+        self._table = table
+        self._process = process
+        self._now_ns = now_ns
+        self._places: dict[str, Place] = {}
+
+    def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
+        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        table, name = self._table, principal.name
+        place = self._places.get(name) or self._remember(name)
+        try:
+            table.lock(place.set)
+        except Contended:
+            text = "to wait, as another process of the server counts its requests"
+            raise QuotaExceeded(name, text, BUSY_SECONDS) from None
+        try:
+            now = self._now_ns()
+            if not table.find(place, now):
+                text = "to wait, as too many callers are active (max_principals)"
+                raise QuotaExceeded(name, text, BUSY_SECONDS)
+            self._admit_to(place.row, call, name, quota, now)
+        finally:
+            table.unlock(place.set)
+
+    def _remember(self, name: str) -> Place:
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        place = self._places[name] = self._table.place_of(name)
+        return place
+
+    def _admit_to(self, row: int, call: Call, name: str, quota: Quota, now: int) -> None:
+        table = self._table
+        most, rate = quota.concurrent_requests, quota.requests_per_second
+        if most is not None and (in_flight := table.in_flight(row)) >= most:
+            text = f"{in_flight} requests in flight and may have {most}"
+            raise QuotaExceeded(name, text, BUSY_SECONDS)
+        if rate is not None:
+            each = min(_SECOND_NS / rate, _LONGEST_NS / (quota.burst + 1))
+            used = max(table.used_until(row), now)
+            late = used - now - (quota.burst - 1) * each
+            if late > 0:
+                text = f"asked more than {rate:g} requests a second"
+                raise QuotaExceeded(name, text, late / _SECOND_NS)
+            table.use(row, int(used + each))
+        if most is not None:
+            table.count(row, self._process, 1)
+            call.hold(partial(table.count, row, self._process, -1))

@@ -1,0 +1,262 @@
+"""Answers to calls from what was executed for them, those of a batch in one go."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, cast
+
+from xlaserve.errors import InvalidRequest
+from xlaserve.errors.panics import ENDS
+from xlaserve.runtime.handling import AnswerParameters
+from xlaserve.serving.call import Call, Outcome, end_together
+from xlaserve.serving.infer_call import Executed, InferCall, Relayed, Tensors
+from xlaserve.serving.inference import DetailedResponse, InferOutput, InferResponse, PlacedOutput
+from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.stations.batching import split
+from xlaserve.tensors import TensorSpec
+
+
+def answer_now(call: InferCall, executed: Executed) -> None:
+    """Answer a call in the pass of the event loop in which it came; most calls come here.
+
+    Raises what hinders its answer from being made.
+    """
+    response = respond(call, executed.outputs)
+    call.executed = executed
+    call.end(executed)
+    try:
+        call.write(response, last=True)
+    except ENDS:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def respond(
+    call: InferCall, outputs: Tensors, parameters: AnswerParameters | None = None
+) -> InferResponse:
+    """Return the response with the outputs that a call asks for, in its order.
+
+    Raises an InvalidRequest for an output that cannot be put into the form that it asks for.
+    """
+    specs, version = call.chosen or call.instance.info.outputs, call.found
+    # A list is made in half the time of a generator.
+    shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
+    if call.shaping is not None:
+        return _shaped(call, call.shaping(shown), parameters)
+    if parameters is not None:
+        return _detailed(call, shown, parameters)
+    return InferResponse(version.model, version.number, call.id, shown)
+
+
+def _shaped(
+    call: InferCall, outputs: tuple[InferOutput, ...], parameters: AnswerParameters | None = None
+) -> InferResponse:
+    is_placed = any(isinstance(output, PlacedOutput) for output in outputs)
+    if is_placed or parameters is not None:
+        return _detailed(call, outputs, parameters or AnswerParameters())
+    return InferResponse(call.found.model, call.found.number, call.id, outputs)
+
+
+def _detailed(
+    call: InferCall, outputs: tuple[InferOutput, ...], parameters: AnswerParameters
+) -> DetailedResponse:
+    found = call.found
+    return DetailedResponse(found.model, found.number, call.id, outputs, *parameters)
+
+
+def parameters_of(response: InferResponse) -> AnswerParameters | None:
+    """Return the parameters of a response; None where it cannot have any."""
+    if isinstance(response, DetailedResponse):
+        return AnswerParameters(response.parameters, response.output_parameters)
+    return None
+
+
+def answer_with(
+    call: InferCall,
+    outputs: tuple[InferOutput, ...],
+    how: Relayed,
+    parameters: AnswerParameters | None = None,
+) -> None:
+    """Answer a call with outputs that were made for another one, in the forms that it asks for."""
+    found = call.found
+    response = InferResponse(found.model, found.number, call.id, outputs)
+    if call.shaping is not None or parameters is not None:
+        try:
+            shaped = outputs if call.shaping is None else call.shaping(outputs)
+            response = _shaped(call, shaped, parameters)
+        except InvalidRequest as error:
+            _refuse([call], error)
+            return
+    call.end(how)
+    _write(call, response)
+
+
+def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
+    """End a call with its last answer; one that was given all that have outputs with an empty one.
+
+    Does nothing where it has ended.
+    """
+    if not call.has_ended:
+        _end([call], executed)
+        found = call.found
+        _write(call, response or InferResponse(found.model, found.number, call.id, ()))
+
+
+def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    """Answer the calls that were executed together, or refuse them; not those that have ended.
+
+    Raises nothing. All of them end before anybody is told.
+    """
+    if isinstance(result, BaseException):
+        _refuse(calls, result)
+        return
+    rows = result.rows = sum([call.rows for call in calls])
+    try:
+        responses = list(_responses(calls, result.outputs, rows))
+    except ENDS:
+        raise
+    except BaseException as error:
+        # Outputs that are not what the model promised: nobody may wait for ever.
+        _refuse(calls, error)
+        return
+    wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]
+    _end([call for call, _ in wanted], result)
+    for call, response in wanted:
+        # A callback may cancel calls that are answered after it.
+        if not call.is_cancelled:
+            try:
+                call.write(response, last=True)
+            except ENDS:
+                raise
+            except BaseException as error:
+                _report(error)
+
+
+def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
+    wanted = [call for call in calls if not call.has_ended]
+    _end(wanted, error)
+    for call in wanted:
+        if not call.is_cancelled:
+            _tell(partial(call.refuse, error))
+
+
+def _end(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    executed = result if isinstance(result, Executed) else None
+    for call in calls:
+        call.place = None  # it has left already
+        call.executed = executed
+    if calls:
+        end_together(calls, result)
+
+
+def _responses(calls: Sequence[InferCall], outputs: Tensors, rows: int) -> Iterator[InferResponse]:
+    version = calls[0].found
+    # By output and then by call: for each call that is a fourth of the other way round.
+    columns = [
+        map(
+            InferOutput,
+            repeat(spec.name),
+            repeat(spec.datatype),
+            split(outputs[spec.name], calls, rows),
+        )
+        for spec in calls[0].instance.info.outputs
+    ]
+    for call, found in zip(calls, zip(*columns, strict=True), strict=True):
+        if call.chosen is None:
+            yield InferResponse(version.model, version.number, call.id, found)
+        else:
+            yield _chosen_response(call, _chosen(found, call.chosen))
+
+
+def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> InferResponse:
+    version = call.found
+    if call.shaping is not None and not call.has_ended:
+        try:
+            return _shaped(call, call.shaping(outputs))
+        except ENDS:
+            raise
+        except BaseException as error:
+            # Its own fault, whatever it is, and not of the others of its batch.
+            _refuse([call], error)
+    return InferResponse(version.model, version.number, call.id, outputs)
+
+
+def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[InferOutput, ...]:
+    by_name = {output.name: output for output in found}
+    return tuple(by_name[spec.name] for spec in specs)
+
+
+def _write(call: InferCall, response: InferResponse) -> None:
+    try:
+        call.write(response, last=True)
+    except ENDS:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _tell(tell: Callable[[], None]) -> None:
+    try:
+        tell()
+    except ENDS:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _report(error: BaseException) -> None:
+    # The others of its batch are told all the same.
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "An answer could not be delivered", "exception": error}
+    )
+
+
+class Counting:
+    """Counts inferences in the statistics of their version (an Observer)."""
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], int] = time.time_ns,
+        *,
+        failures: Failures | None = None,
+    ) -> None:
+        """`clock` is that of the engine, `now` the time since the epoch."""
+        self._clock = clock
+        self._now = now
+        self.failures = failures or Failures()
+        """Calls that failed, of every operation."""
+
+    began = None
+    """Nothing is counted yet: it is not known which model a call is for."""
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        """Count calls whose model was found, and of the others those that failed."""
+        first: Any = calls[0]
+        if not first.is_found:
+            if isinstance(outcome, BaseException):
+                self._note_failures(calls, outcome)
+            return
+        if first.is_counted_elsewhere:
+            return
+        statistics, ended = first.found.statistics, self._clock()
+        if type(outcome) is Relayed:
+            statistics.relayed(cast(InferCall, first), outcome, ended, self._now())
+        elif type(outcome) is not Executed:
+            error = outcome if isinstance(outcome, BaseException) else asyncio.CancelledError()
+            self._note_failures(calls, error)
+            for call in cast(Sequence[InferCall], calls):
+                statistics.failed(error, ended - call.started_ns if call.started_ns else 0)
+        elif len(calls) == 1 and outcome.rows <= first.rows:
+            statistics.succeeded(first, outcome, ended, self._now())
+        else:
+            together = cast(Sequence[InferCall], calls)
+            statistics.succeeded_together(together, outcome.rows, outcome, ended, self._now())
+
+    def _note_failures(self, calls: Sequence[Call], error: BaseException) -> None:
+        now = self._now()
+        for call in calls:
+            self.failures.note(call, error, now)

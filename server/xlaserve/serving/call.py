@@ -1,0 +1,381 @@
+"""One request of any protocol: made when its headers are there, ended exactly once.
+
+A transport makes a `Call` and says how an answer is written (`write`, `refuse`); `Gates` let it
+pass; a handler or a station answers it. Whatever a call holds is released when it ends, however it
+ends, and before anybody is told.
+
+    NEW --admit--> BEGUN --answer, last--> ENDED
+                   BEGUN --answer--------> BEGUN
+    NEW or BEGUN --fail, cancel, expire--> ENDED
+
+Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+from xlaserve.concurrency.completion import settle
+from xlaserve.errors import DeadlineExceeded
+from xlaserve.net.ledger import Account
+from xlaserve.serving.access.principal import Principal
+from xlaserve.serving.call_record import CallRecord
+
+
+class Operation(StrEnum):
+    """Operations that clients ask for, and that permissions allow."""
+
+    INFER = "infer"
+    METADATA = "metadata"
+    """Reads what models are: metadata, configuration, index, statistics, reflection."""
+    MANAGE = "manage"
+    """Loads and unloads."""
+    RUNTIME = "runtime"
+    """The model runtime of a mesh."""
+    METRICS = "metrics"
+    PAGE = "page"
+    HEALTH = "health"
+    """Whether the server is live and ready."""
+    READINESS = "readiness"
+    """Whether a model is ready, which says that it is there."""
+    SERVICE = "service"
+    """A method of a service of one's own."""
+
+
+class Api(StrEnum):
+    """Groups of requests that Triton restricts together."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+class Headers(Protocol):
+    """The headers of a request, looked up in whatever the transport has; names in lower case."""
+
+    def get(self, name: str, /) -> str | None:
+        """Return the value of a header, None where it is absent."""
+        ...
+
+
+UNIX = "unix"
+"""Address of a peer on a unix socket."""
+NO_HEADERS: Headers = MappingProxyType[str, str]({})
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection, or who asks a proxy at that end; one object for all calls."""
+
+    listener: str = ""
+    """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
+    address: str = ""
+    """Its address as text: `10.0.0.7:51824`, or `unix`; without a port where a proxy told none."""
+    tls_identity: str | None = None
+    """The subject of its verified client certificate."""
+    unix_user: int | None = None
+    """The user id of the process at the other end of a unix socket."""
+    account: Account | None = field(default=None, compare=False, repr=False)
+    """Account of its connection; None inside the process, where nothing is counted."""
+    tls_names: tuple[str, ...] = ()
+    """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
+    granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
+    """Findings of the permission gate by token, under None for calls without one; for it alone."""
+    proxy: str = ""
+    """The address of the trusted proxy that speaks for it; empty where it is connected itself."""
+    scheme: str = ""
+    """The scheme by which it asked that proxy, `http` or `https`; empty where nothing is told."""
+    prefix: str = ""
+    """The path below which that proxy serves this server: `/models`; empty for none."""
+    clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
+    """Clients of this peer, by what it said of them; for `Proxies` alone."""
+
+
+def host_of(address: str) -> str:
+    """Return the address of a peer without its port: all connections of a host are one client's."""
+    host, _, port = address.rpartition(":")
+    has_port = port.isdecimal() and (":" not in host or host.endswith("]"))
+    return host if has_port and host else address
+
+
+NOBODY = Peer()
+"""The peer of calls that the server makes by itself."""
+
+
+class Admission:
+    """The number of calls of one model in progress, and its limit."""
+
+    __slots__ = ("in_progress", "limit", "model")
+
+    def __init__(self, model: str, limit: int) -> None:
+        self.model = model
+        self.limit = limit
+        self.in_progress = 0
+        """Those that were not answered at once, of all versions together."""
+
+
+class Sight(Protocol):
+    """Models that the caller of a call may see, and use for its operation."""
+
+    def permits(self, model: str) -> bool:
+        """Tell whether it may; raises NotPermitted for one that it may see and not use so."""
+        ...
+
+    def shows(self, model: str) -> bool:
+        """Tell whether it may; raises nothing."""
+        ...
+
+    def absent(self, model: str, version: str, *, detail: str) -> Exception:
+        """Return the error for a model that it may not see, which is that of one nowhere."""
+        ...
+
+    def refuse_server(self) -> None:
+        """Raise NotPermitted: nothing of the whole server is for it to change."""
+        ...
+
+
+Tokens: TypeAlias = tuple[int | None, int | None]
+"""Tokens that came and that were generated; None where nobody counts them."""
+NOT_COUNTED: Tokens = (None, None)
+
+Outcome: TypeAlias = object
+"""Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
+
+
+class Observer(Protocol):
+    """Sees every call begin and end; on the event loop, and it must not wait."""
+
+    @property
+    def began(self) -> "Callable[[Call], None] | None":
+        """Return what is called with each call before it passes the gates; None for nothing."""
+        ...
+
+    def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
+        """See calls that ended together, in one batch, or one; nobody has been told yet."""
+        ...
+
+
+class Call:
+    """One request. Transports subclass it with how an answer is written.
+
+    Of the event loop. Attributes that most calls never set are defaults of the class, so that a
+    call is made quickly.
+    """
+
+    operation = Operation.INFER
+    api: Api | None = None
+    """Its group, where that does not follow from the operation."""
+    protocol = ""
+    """The protocol of the request, as the event log names it; empty inside the process."""
+    method = ""
+    """What its client asked, with places for names: `/inference.GRPCInferenceService/ModelInfer`,
+    or `POST /v2/models/{model}/infer`; empty inside the process."""
+    tokens: Callable[[], Tokens] | None = None
+    """Counts its tokens; None where nobody does."""
+    carries_calls = False
+    """Whether it is a stream of calls, which quotas count in its stead."""
+    model = ""
+    """The name of the model, once it is known; for some protocols that is in the message."""
+    version = ""
+    """The version that is asked for; empty for the newest."""
+    headers: Headers = NO_HEADERS
+    peer: Peer = NOBODY
+    principal: Principal | None = None
+    """The caller, as the permission gate found it; None for anybody."""
+    client = 0
+    """A number for its connection, where another process has that; 0 where `peer` is its own."""
+    sight: Sight | None = None
+    """Models that the caller may see, as the permission gate found them; None for all. A part of
+    another call has none: who may ask an ensemble needs no permission for its steps."""
+    deadline: float | None = None
+    """When the client stops waiting, by the clock of the event loop; None for never."""
+    admission: Admission | None = None
+    """Counts the calls of its model; None until that is found."""
+    parent: "Call | None" = None
+    """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    opened_ns = 0
+    """Time its headers were there, by the clock of the engine, where a transport makes it later,
+    with its message; 0 for now."""
+    record: CallRecord | None = None
+    """Times and sizes that its transport notes; None where nobody observes calls in such detail."""
+    is_found = False
+    """Whether a model was found that answers it: an inference."""
+    has_begun = False
+    has_ended = False
+    is_cancelled = False
+    """Whether nobody wants an answer any more: nothing is written from then on."""
+    holds_anything = False
+    """Whether `release` has something to do: most calls are answered before they hold anything."""
+    on_writable: Callable[[], None] | None = None
+    """Called once when the stream takes more again, or the call ends; set by who waits for it."""
+    _observers: Sequence[Observer] = ()
+    _holds: list[Callable[[], None]] | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    # --- how a transport answers: overridden there ---
+
+    def write(self, response: Any, *, last: bool) -> None:
+        """Send an answer to the client; raises nothing."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Send the status that belongs to an error; raises nothing."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the stream takes another answer; where it does not, who answers pauses."""
+        return True
+
+    @property
+    def root(self) -> "Call":
+        """Return the call of a client that this one is part of, or itself."""
+        call: Call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
+
+    @property
+    def owner(self) -> str:
+        """Return the name of the principal that asks, which owns what it leaves behind.
+
+        Empty where the server knows none, so that all are one. A part of a call is its client's.
+        """
+        principal = self.principal if self.parent is None else self.root.principal
+        return "" if principal is None else principal.name
+
+    @property
+    def caller(self) -> str:
+        """Return who takes turns with others: the principal, else the host that asks.
+
+        Empty where neither is known, so that all are one. A part of a call is its client's.
+        """
+        return self.owner or host_of(self.root.peer.address)
+
+    # --- for who answers ---
+
+    def answer(self, response: Any, *, last: bool = True) -> None:
+        """Write an answer; the last one ends the call. Does nothing once the call has ended."""
+        if self.has_ended:
+            return
+        if last:
+            self.end()
+        self.write(response, last=last)
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error, which the client is told."""
+        if not self.has_ended:
+            self.end(error)
+            self.refuse(error)
+
+    async def writable(self) -> None:
+        """Return once the stream takes another answer, or the call has ended (backpressure)."""
+        while not (self.is_writable or self.has_ended):
+            resumed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.on_writable = partial(settle, resumed, None)
+            self.holds_anything = True
+            await resumed
+
+    def hold(self, release: Callable[[], None]) -> None:
+        """Have something released when the call ends; at once where it has ended."""
+        if self.has_ended:
+            release()
+            return
+        self.holds_anything = True
+        if self._holds is None:
+            self._holds = []
+        self._holds.append(release)
+
+    # --- for transports ---
+
+    def resume(self) -> None:
+        """Call `on_writable` once: the stream takes more again."""
+        resumed, self.on_writable = self.on_writable, None
+        if resumed is not None:
+            resumed()
+
+    def cancel(self, reason: str = "") -> None:
+        """End the call, because nobody wants it any more; nothing more is written."""
+        self.is_cancelled = True
+        if not self.has_ended:
+            self.end(asyncio.CancelledError(reason))
+
+    def expire(self) -> None:
+        """End the call, whose deadline has passed."""
+        self.fail(DeadlineExceeded())
+
+    def expire_in_time(self) -> None:
+        """Have the call expire at its deadline, if it has one and has not ended by then.
+
+        Asking again changes nothing.
+        """
+        if self.deadline is not None and not self.has_ended and self._timer is None:
+            context = outside_call() if current_call.get() is not None else None
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self.deadline, self.expire, context=context)
+            self.holds_anything = True
+
+    # --- the end ---
+
+    def end(self, outcome: Outcome = None) -> None:
+        """End the call without writing anything; for who writes the answer by other means."""
+        if not self.has_ended:
+            self.has_ended = True
+            if self.holds_anything:
+                self.release()
+            for observer in self._observers:
+                observer.ended((self,), outcome)
+
+    def release(self) -> None:
+        """Give back what the call holds; `end` and `end_together` call it, once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        holds, self._holds = self._holds, None
+        for release in holds or ():
+            release()
+        if self.on_writable is not None:
+            self.resume()
+
+
+def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
+    """End calls that have begun and not ended: release what they hold, and tell the observers.
+
+    A caller with its answer may ask again at once, or cancel others: so all have ended before
+    anything is written.
+    """
+    for call in calls:
+        call.has_ended = True
+        if call.holds_anything:
+            call.release()
+    for observer in calls[0]._observers:
+        observer.ended(calls, outcome)
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that a coroutine answers; set by `Gates.passing` around its handler."""
+
+
+def owner_now() -> str:
+    """Return the owner of what the call that is answered now leaves behind; empty for nobody."""
+    call = current_call.get()
+    return "" if call is None else call.owner
+
+
+def outside_call() -> Context:
+    """Return a copy of the context that has no `current_call`, for timers.
+
+    A timer that is cancelled keeps its context until it is due, and would keep the call that long.
+    """
+    context = copy_context()
+    context.run(current_call.set, None)
+    return context

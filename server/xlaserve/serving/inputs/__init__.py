@@ -1,0 +1,1 @@
+"""Inputs that are no plain tensors: images, shared memory, classifications."""

@@ -1,0 +1,69 @@
+"""The forms that a request asks for its outputs in: in shared memory, or as classes."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from xlaserve.errors import InvalidTensor
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.call import Call
+from xlaserve.serving.inference import InferOutput, RequestedOutput
+from xlaserve.serving.inputs.classification import check_classes, classified
+from xlaserve.serving.inputs.shared_memory import Regions
+from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
+
+CLASSES = "classification"
+"""Parameter of an output: how many of its best classes are wanted, in the place of scores."""
+
+Labels: TypeAlias = Callable[[str], Sequence[bytes]]
+"""Returns the names of the classes of an output, by index; empty where there are none."""
+
+
+def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:
+    """Tell whether an output is wanted otherwise than as it is computed."""
+    return any(REGION in output.parameters or output.parameters.get(CLASSES) for output in outputs)
+
+
+class OutputForms:
+    """Puts the outputs of one request into their forms."""
+
+    def __init__(
+        self,
+        model: str,
+        info: ModelInfo,
+        outputs: Sequence[RequestedOutput],
+        labels: Labels,
+        *,
+        regions: Regions,
+        call: Call,
+    ) -> None:
+        """Raises an InvalidRequest for a form that an output cannot have.
+
+        The parameters of the outputs, and their names, were checked before.
+        """
+        self._model = model
+        self._is_batched = bool(info.max_batch_size)
+        self._classes: dict[str, int] = {}
+        self._labels: dict[str, Sequence[bytes]] = {}
+        specs = {spec.name: spec for spec in info.outputs}
+        for output in outputs:
+            count = int(output.parameters.get(CLASSES, 0))
+            if not count:
+                continue
+            if REGION in output.parameters:
+                expected = f"{CLASSES} or {REGION}, not both"
+                raise InvalidTensor(model, "output", output.name, expected, "both")
+            check_classes(model, specs[output.name])
+            self._classes[output.name] = count
+            self._labels[output.name] = labels(output.name)
+        self._places = OutputPlaces(model, outputs, regions, call)
+
+    def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
+        """Return outputs in their forms; raises an InvalidRequest for one that has no room."""
+        return self._places.write([self._classified(output) for output in outputs])
+
+    def _classified(self, output: InferOutput) -> InferOutput:
+        count = self._classes.get(output.name)
+        if count is None:
+            return output
+        labels = self._labels[output.name]
+        return classified(self._model, output, count, labels, batched=self._is_batched)

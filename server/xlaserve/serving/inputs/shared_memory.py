@@ -1,0 +1,436 @@
+"""System shared memory that clients registered: regions by name, read and written within bounds.
+
+A mapping dies with what it maps: to touch a page of a file that was truncated is SIGBUS, which ends
+the process, and no check before the access is early enough. POSIX shared memory cannot be sealed
+against that. So the server reads and writes through the file descriptor, where a file that is too
+short is a short count; `in_place` maps inputs instead, for clients that are trusted.
+"""
+
+import ipaddress
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane, OneProcess
+from xlaserve.errors import (
+    InvalidRegion,
+    NotLocal,
+    RegionExists,
+    RegionNotFound,
+    SwitchedOff,
+    TooManyRegions,
+)
+from xlaserve.serving.access.sight import Sees, everything, require_all_seen
+from xlaserve.serving.call import UNIX, Call, Operation, Peer, current_call, owner_now
+from xlaserve.serving.proxies import came_through_a_proxy
+from xlaserve.settings import Settings
+from xlaserve.settings.choices import SharedMemoryClients
+from xlaserve.tensors import Buffer, Octets, Tensor
+
+KIND = "system"
+
+DIRECTORY = Path("/dev/shm")
+"""Directory of the files of POSIX shared memory."""
+
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""A link is not followed; what is no file is opened without a wait, and refused then."""
+_LONGEST_NAME = 255
+_SEMAPHORE = "sem."
+"""Start of the files of POSIX semaphores, which lie in the same directory."""
+_SHOWN_CHARACTERS = 80
+_LARGEST = 2**63 - 1
+"""The largest offset that a system call takes."""
+_LOOPBACK = "127."
+_THE_SERVER = Peer(address=UNIX)
+"""Another process of the server, which has admitted the client."""
+_MOST_BUFFERS = 512
+"""Buffers of one system call; POSIX allows 1024 on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryPolicy:
+    """The settings of shared memory."""
+
+    clients: SharedMemoryClients = SharedMemoryClients.LOCAL
+    in_place: bool = False
+    """Whether inputs are read where they are."""
+    max_regions: int = 256
+    max_bytes: int = 64 << 30
+    """Most bytes of all regions together."""
+    directory: Path = DIRECTORY
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return what the settings say."""
+        return cls(
+            settings.shared_memory,
+            settings.shared_memory_in_place,
+            settings.max_shared_memory_regions,
+            settings.max_shared_memory_bytes,
+        )
+
+
+class SharedRegion(Protocol):
+    """Memory that a client shares, of whatever kind."""
+
+    name: str
+    byte_size: int
+    owner: str
+    """The principal that registered it; empty where the server knows none."""
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of memory, as the protocol calls it."""
+        ...
+
+    @property
+    def can_map(self) -> bool:
+        """Tell whether `view` may be asked for."""
+        ...
+
+    def check(self, offset: int, size: int) -> None:
+        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        ...
+
+    def read(self, offset: int, memory: Octets) -> None:
+        """Fill memory with the bytes at an offset; raises InvalidRegion."""
+        ...
+
+    def view(self, offset: int, size: int) -> Octets:
+        """Return a view of bytes in place; raises InvalidRegion."""
+        ...
+
+    def write(self, offset: int, parts: Iterable[Buffer]) -> None:
+        """Write bytes to an offset; raises InvalidRegion."""
+        ...
+
+    def shares_memory_with(self, array: Tensor) -> bool:
+        """Tell whether an array may be a view of this region."""
+        ...
+
+
+class Region:
+    """A part of a shared memory file. The file stays open for as long as anybody refers to this."""
+
+    kind = KIND
+    can_map = True
+    owner: str = ""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
+        """`file` is a descriptor, which it closes at its end."""
+        self.name = name
+        self.key = key
+        """The name of the file as the client gave it."""
+        self.offset = offset
+        self.byte_size = byte_size
+        self._file = file
+        self._mapped: Octets | None = None
+        weakref.finalize(self, os.close, file).atexit = False
+
+    def check(self, offset: int, size: int) -> None:
+        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        check_within(self.name, self.byte_size, offset, size)
+
+    def read(self, offset: int, memory: Octets) -> None:
+        """Fill memory with the bytes at an offset; raises InvalidRegion where some are missing."""
+        view, done = memory.data, 0
+        while done < len(view):
+            count = os.preadv(self._file, [view[done:]], self.offset + offset + done)
+            if not count:
+                raise self._truncated(offset, len(view))
+            done += count
+
+    def view(self, offset: int, size: int) -> Octets:
+        """Return a view of bytes in place, which nobody can write through.
+
+        Raises InvalidRegion where the file is too short by now. If it is truncated later, to read
+        the view ends the process.
+        """
+        if os.fstat(self._file).st_size < self.offset + offset + size:
+            raise self._truncated(offset, size)
+        if self._mapped is None:
+            whole = self.offset + self.byte_size
+            pages = mmap.mmap(self._file, whole, access=mmap.ACCESS_READ)
+            self._mapped = np.frombuffer(pages, np.uint8)[self.offset :]
+        return self._mapped[offset : offset + size]
+
+    def write(self, offset: int, parts: Iterable[Buffer]) -> None:
+        """Write bytes to an offset; raises InvalidRegion where the file is too short by now."""
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        size = sum(map(len, views))
+        self.check(offset, size)
+        # A write beyond its end would make the file longer.
+        if os.fstat(self._file).st_size < self.offset + offset + size:
+            raise self._truncated(offset, size)
+        at = self.offset + offset
+        while views:
+            try:
+                count = os.pwritev(self._file, views[:_MOST_BUFFERS], at)
+            except OSError as error:
+                raise InvalidRegion(
+                    self.name, f"memory for {size} bytes at {offset}", str(error.strerror)
+                ) from None
+            at += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def shares_memory_with(self, array: Tensor) -> bool:
+        """Tell whether an array may be a view of this region."""
+        return self._mapped is not None and bool(np.may_share_memory(self._mapped, array))
+
+    def _truncated(self, offset: int, size: int) -> InvalidRegion:
+        there = max(0, os.fstat(self._file).st_size - self.offset - offset)
+        return InvalidRegion(
+            self.name, f"{size} bytes at {offset}", f"a file with {there} bytes there: truncated"
+        )
+
+
+class Regions:
+    """The regions that clients registered, by their names. Of the event loop."""
+
+    def __init__(
+        self,
+        policy: SharedMemoryPolicy | None = None,
+        plane: ControlPlane | None = None,
+        sees: Callable[[Call, Operation], Sees] = lambda call, operation: everything,
+    ) -> None:
+        """`sees` tells with which models the client of a call may do something."""
+        self._sees = sees
+        self.policy = policy or SharedMemoryPolicy()
+        self._plane = plane or OneProcess()
+        self._plane.handle(ChangeKind.REGISTER, self._register_change)
+        self._plane.handle(ChangeKind.UNREGISTER, self._unregister_change)
+        self.driver: Any = None
+        """CUDA's driver (a `cuda_regions.Driver`); None where JAX does not run on CUDA."""
+        self._regions: dict[str, SharedRegion] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Tell whether any client may register a region."""
+        return self.policy.clients is not SharedMemoryClients.NONE
+
+    async def register_everywhere(
+        self, peer: Peer, name: str, key: str, offset: int, byte_size: int
+    ) -> None:
+        """Do as `register`, in every process of the server."""
+
+        async def here() -> None:
+            self.register(peer, name, key, offset, byte_size)
+
+        said = {"key": key, "offset": offset, "byte_size": byte_size, "owner": owner_now()}
+        await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
+
+    async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
+        """Do as `unregister`, in every process of the server."""
+
+        async def here() -> None:
+            self.unregister(peer, name)
+
+        await self._plane.apply(Change(ChangeKind.UNREGISTER, name), here)
+
+    async def _register_change(self, change: Change) -> None:
+        said = dict(change.arguments)
+        owner = said.pop("owner")
+        self.register(_THE_SERVER, change.subject, **said)
+        self._regions[change.subject].owner = owner
+
+    async def _unregister_change(self, change: Change) -> None:
+        self.unregister(_THE_SERVER, change.subject)
+
+    def register(self, peer: Peer, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open the file of a key, and know a part of it by a name (shared memory extension).
+
+        Raises RegionExists for a name that is taken, InvalidRegion for what cannot be opened or is
+        shorter than it is said to be, TooManyRegions, NotLocal or SwitchedOff.
+        """
+        self.admit(peer, name, offset=offset, byte_size=byte_size)
+        self.keep(_opened(self.policy.directory, name, key, offset, byte_size), name)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Return the extensions of the protocol that are there since the device is known."""
+        return () if self.driver is None or not self.is_on else ("cuda_shared_memory",)
+
+    def admit(self, peer: Peer, name: str, *, byte_size: int, offset: int = 0) -> None:
+        """Raise what `register` raises before anything is opened."""
+        require_all_seen()
+        self._permit(peer)
+        if not name:
+            raise InvalidRegion(name, "a name", "none")
+        if name in self._regions:
+            raise RegionExists(shown(name))
+        for what, count in (("offset", offset), ("byte_size", byte_size)):
+            if not 0 <= count <= _LARGEST:
+                raise InvalidRegion(shown(name), f"a {what} of 0 to {_LARGEST}", str(count)[:32])
+        if not byte_size:
+            raise InvalidRegion(shown(name), "a byte_size of 1 or more", "0")
+        most = self.policy.max_regions
+        if len(self._regions) >= most:
+            raise TooManyRegions(most, "regions", "max_shared_memory_regions")
+
+    def keep(self, region: SharedRegion, name: str) -> None:
+        """Know an open region by a name; raises TooManyRegions."""
+        most = self.policy.max_bytes
+        if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
+            raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
+        region.owner = owner_now()
+        self._regions[name] = region
+
+    def status(self, name: str = "") -> list[Region]:
+        """Return the region of a name, or all without one; raises RegionNotFound."""
+        return [r for r in self.of_kind(KIND, name) if isinstance(r, Region)]
+
+    def of_kind(self, kind: str, name: str = "") -> list[SharedRegion]:
+        """Return the region of a kind and a name, or all of the kind, as far as they are seen.
+
+        Raises RegionNotFound.
+        """
+        call = current_call.get()
+        found = [
+            region
+            for known, region in self._regions.items()
+            if region.kind == kind and name in ("", known) and self._may_use(call, region)
+        ]
+        if name and not found:
+            raise RegionNotFound(kind, shown(name))
+        return found
+
+    def count(self, kind: str) -> int:
+        """Count the regions of a kind, of all callers."""
+        return sum(region.kind == kind for region in self._regions.values())
+
+    def unregister(self, peer: Peer, name: str = "") -> None:
+        """Forget the region of a name, or all; one that is not there is no error.
+
+        Requests that have begun go on with it, and its file is closed behind the last of them.
+        """
+        self.drop(peer, KIND, name)
+
+    def drop(self, peer: Peer, kind: str, name: str = "") -> None:
+        """Forget the region of a kind and a name, or all of the kind, as `unregister` does."""
+        require_all_seen()
+        if not self._regions:
+            return
+        self._permit(peer)
+        self._regions = {
+            known: region
+            for known, region in self._regions.items()
+            if region.kind != kind or name not in ("", known)
+        }
+
+    def find(self, peer: Peer, name: str, call: Call | None = None) -> SharedRegion:
+        """Return the region of a name for a request.
+
+        Raises InvalidRegion where there is none, and so where it is not of the caller of the
+        `call`: memory of one client is no business of another, whatever model they share.
+        """
+        self._permit(peer, call)
+        region = self._regions.get(name)
+        if region is None or not self._may_use(call, region):
+            raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
+        return region
+
+    def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
+        """Tell whether a region is of the caller of a call, or the caller manages everything."""
+        if not region.owner or call is None or call.owner == region.owner:
+            return True
+        return self._sees(call.root, Operation.MANAGE) is everything
+
+    def close(self) -> None:
+        """Forget all regions: the server ends."""
+        self._regions.clear()
+
+    def _permit(self, peer: Peer, call: Call | None = None) -> None:
+        """Raise NotLocal or SwitchedOff; the call is `current_call` unless it is given."""
+        if self.policy.clients is SharedMemoryClients.NONE:
+            raise SwitchedOff("shared memory", "shared_memory")
+        if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(
+            peer, call or current_call.get()
+        ):
+            raise NotLocal("shared memory", peer.address, "shared_memory")
+
+
+def check_within(name: str, byte_size: int, offset: int, size: int) -> None:
+    """Raise InvalidRegion unless so many bytes at an offset are within a region."""
+    if offset + size > byte_size:
+        expected = f"offset and size within its {byte_size} bytes"
+        raise InvalidRegion(name, expected, f"{size} bytes at {offset}")
+
+
+def shown(name: str) -> str:
+    """Return as much of a name as an error says."""
+    return name[:_SHOWN_CHARACTERS]
+
+
+def _is_local(peer: Peer, call: Call | None) -> bool:
+    """Tell whether a client is on this machine: not one that comes through a proxy there."""
+    if not peer.listener:
+        return True  # inside the process there is none
+    if peer.proxy or (call is not None and came_through_a_proxy(call.root.headers)):
+        return False
+    if peer.address == UNIX:
+        return True
+    if peer.address.startswith(_LOOPBACK):
+        return True  # the kernel says so; most addresses, and to parse one takes long
+    host = peer.address.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -> Region:
+    name_shown = shown(name)
+    path = directory / _file_name(name_shown, key)
+    try:
+        file = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRegion(
+            name_shown, "the key of shared memory that can be opened", f"{_shown(key)}: {reason}"
+        ) from None
+    region = Region(name, key, offset, byte_size, file)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidRegion(name_shown, "the key of shared memory", f"{_shown(key)}, which is none")
+    if found.st_uid != os.geteuid():
+        raise InvalidRegion(
+            name_shown, "shared memory of the server's own user", f"{_shown(key)} of another user"
+        )
+    if offset + byte_size > found.st_size:
+        raise InvalidRegion(
+            name_shown,
+            f"shared memory with {byte_size} bytes at {offset}",
+            f"{_shown(key)} of {found.st_size} bytes",
+        )
+    return region
+
+
+def _file_name(region: str, key: str) -> str:
+    """Return the name of the file of a key: a slash, which may be left out, and no other one."""
+    name = key.removeprefix("/")
+    is_wrong = not name or "/" in name or "\0" in name or name in (".", "..")
+    try:
+        is_wrong = is_wrong or len(os.fsencode(name)) > _LONGEST_NAME
+    except UnicodeEncodeError:
+        is_wrong = True
+    if is_wrong or name.startswith(_SEMAPHORE):
+        raise InvalidRegion(
+            region, "a key that names shared memory, with no slash but its first", _shown(key)
+        )
+    return name
+
+
+def _shown(key: str) -> str:
+    return repr(key[:_SHOWN_CHARACTERS])

@@ -1,0 +1,194 @@
+"""Inputs of a request that are in shared memory, and outputs that are to be written there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec import structs
+
+from xlaserve.errors import InvalidTensor
+from xlaserve.serving import parameters
+from xlaserve.serving.call import Call
+from xlaserve.serving.inference import (
+    InferInput,
+    InferOutput,
+    InferRequest,
+    PlacedOutput,
+    RequestedOutput,
+    SharedInput,
+)
+from xlaserve.serving.inputs.images import unpack_bytes_or_image
+from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
+from xlaserve.tensors import (
+    BYTES,
+    Buffer,
+    Datatype,
+    Parameter,
+    TensorDataError,
+    aligned_bytes,
+    describe,
+    element_count,
+    from_bytes,
+    to_bytes,
+)
+
+REGION = "shared_memory_region"
+_OFFSET = "shared_memory_offset"
+_SIZE = "shared_memory_byte_size"
+
+AT_ONCE_BYTES = 256 << 10
+"""Bytes of inputs up to which they are read on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Some bytes of a region."""
+
+    region: SharedRegion
+    offset: int
+    size: int
+
+
+class _Finder:
+    """Finds the places that the tensors of one request name."""
+
+    def __init__(self, model: str, regions: Regions, call: Call) -> None:
+        self._model = model
+        self._regions = regions
+        self._call = call
+
+    def find(self, kind: str, tensor: str, given: Mapping[str, Parameter]) -> Place:
+        """Return the bytes that the parameters of a tensor name; raises an InvalidRequest."""
+        table = parameters.INPUT if kind == "input" else parameters.OUTPUT
+        parameters.check_tensor(self._model, kind, tensor, table, given)
+        if _SIZE not in given:
+            expected = f"a {_SIZE} beside its {REGION}"
+            raise InvalidTensor(self._model, kind, tensor, expected, "none")
+        region = self._regions.find(self._call.peer, str(given[REGION]), self._call)
+        place = Place(region, int(given.get(_OFFSET, 0)), int(given[_SIZE]))
+        region.check(place.offset, place.size)
+        return place
+
+
+class SharedInputs:
+    """The inputs of one request that are in shared memory, found and not read yet."""
+
+    def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
+        """Raises an InvalidRequest for what is not within a region, or cannot be the tensor."""
+        self._request = request
+        self._in_place = regions.policy.in_place
+        self._places: dict[int, Place] = {}
+        finder = _Finder(request.model_name, regions, call)
+        for index, tensor in enumerate(request.inputs):
+            if isinstance(tensor, SharedInput):
+                place = finder.find("input", tensor.name, tensor.parameters)
+                self._check_size(tensor, place.size)
+                self._places[index] = place
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Return how many bytes of memory it takes to read them."""
+        return sum(
+            place.size
+            for index, place in self._places.items()
+            if not self._is_view(self._request.inputs[index].datatype, place)
+        )
+
+    @property
+    def has_views(self) -> bool:
+        """Tell whether some are read in place, where their client may change them."""
+        return any(
+            self._is_view(self._request.inputs[index].datatype, place)
+            for index, place in self._places.items()
+        )
+
+    def read(self) -> InferRequest:
+        """Return the request with the tensors that are in shared memory now; for any thread.
+
+        Raises InvalidRegion for a region that was truncated, InvalidTensor for bytes that are no
+        such tensor.
+        """
+        inputs = tuple(
+            self._read(tensor, self._places[index]) if isinstance(tensor, SharedInput) else tensor
+            for index, tensor in enumerate(self._request.inputs)
+        )
+        return structs.replace(self._request, inputs=inputs)
+
+    def _read(self, tensor: SharedInput, place: Place) -> InferInput:
+        try:
+            if self._is_view(tensor.datatype, place):
+                data = place.region.view(place.offset, place.size)
+            else:
+                data = aligned_bytes(place.size)
+                place.region.read(place.offset, data)
+                data.flags.writeable = False
+            if tensor.datatype is BYTES:
+                array = unpack_bytes_or_image(tensor.shape, data.data)
+            else:
+                array = from_bytes(tensor.datatype, tensor.shape, data.data)
+        except TensorDataError as error:
+            raise self._invalid(tensor, error) from error
+        return InferInput(tensor.name, tensor.datatype, array, tensor.parameters)
+
+    def _is_view(self, datatype: Datatype, place: Place) -> bool:
+        # Elements of BYTES are copied from the whole of them, which may not change meanwhile.
+        return self._in_place and place.region.can_map and datatype is not BYTES
+
+    def _check_size(self, tensor: SharedInput, size: int) -> None:
+        if tensor.datatype is BYTES:
+            return  # its elements say it
+        try:
+            expected = element_count(tensor.shape) * tensor.datatype.itemsize
+        except TensorDataError as error:
+            raise self._invalid(tensor, error) from error
+        if size != expected:
+            text = f"a {_SIZE} of {expected} bytes for {describe(tensor.datatype, tensor.shape)}"
+            raise self._invalid(tensor, TensorDataError(text, f"{size} bytes"))
+
+    def _invalid(self, tensor: InferInput, error: TensorDataError) -> InvalidTensor:
+        model = self._request.model_name
+        return InvalidTensor(model, "input", tensor.name, error.expected, error.got)
+
+
+class OutputPlaces:
+    """The places in shared memory of the outputs of one request."""
+
+    def __init__(
+        self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, call: Call
+    ) -> None:
+        """Raises an InvalidRequest for a place that is not within a region."""
+        self._model = model
+        finder = _Finder(model, regions, call)
+        self._places = {
+            output.name: finder.find("output", output.name, output.parameters)
+            for output in outputs
+            if REGION in output.parameters
+        }
+
+    def write(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
+        """Write the outputs that have a place, and return all as they are to be answered.
+
+        Raises InvalidTensor where one is longer than its place, InvalidRegion where the file is too
+        short by now.
+        """
+        return tuple(
+            self._write(output, self._places[output.name])
+            if output.name in self._places
+            else output
+            for output in outputs
+        )
+
+    def _write(self, output: InferOutput, place: Place) -> PlacedOutput:
+        raw: Buffer = to_bytes(output.datatype, output.data)
+        if len(raw) > place.size:
+            raise InvalidTensor(
+                self._model,
+                "output",
+                output.name,
+                f"a {_SIZE} of at least {len(raw)} bytes to hold the results",
+                f"{place.size} bytes",
+            )
+        if place.region.shares_memory_with(output.data):
+            raw = bytes(raw)  # an input that the model handed back, where it may overlap
+        place.region.write(place.offset, [raw])
+        return PlacedOutput(output.name, output.datatype, output.data)

@@ -1,0 +1,156 @@
+"""Notes what changes in this process as events, with who asked for it."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import structlog
+
+from xlaserve.errors import ModelNotFound, XlaserveError
+from xlaserve.serving.call import Operation, current_call
+from xlaserve.serving.observability.events import (
+    MAX_NAME,
+    MAX_TEXT,
+    NOBODY,
+    Asker,
+    Cause,
+    Event,
+    EventKind,
+    EventLog,
+    Events,
+    Origin,
+    cut,
+)
+
+_log = structlog.get_logger("loading")
+
+_MAX_FAILED = 1000
+"""Models whose failed loads are counted by name: clients choose names."""
+OTHER_MODELS = "other"
+_MESH = "ModelMesh"
+
+_cause: ContextVar[Cause] = ContextVar("cause", default=Cause.NONE)
+
+
+@contextmanager
+def because(cause: Cause) -> Iterator[None]:
+    """Note the cause of what happens within a block, tasks that begin in it included."""
+    token = _cause.set(cause)
+    try:
+        yield
+    finally:
+        _cause.reset(token)
+
+
+def asker_now() -> Asker:
+    """Return who asked for what is done now; NOBODY for what the server does by itself."""
+    call = current_call.get()
+    if call is None:
+        return NOBODY
+    protocol = _MESH if call.operation is Operation.RUNTIME else call.protocol
+    return Asker(cut(call.owner, MAX_NAME), call.peer.address, protocol)
+
+
+def origin_now() -> Origin:
+    """Return who asks now, and why."""
+    return Origin(time.time_ns(), asker_now(), _cause.get())
+
+
+class EventNotes:
+    """Makes the events of one process; one of several leaves out what another one notes as well."""
+
+    def __init__(
+        self,
+        events: Events | None = None,
+        worker: int | None = None,
+        *,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`worker` is the number of the process, where the server is several."""
+        self._events = events or EventLog(0)
+        self._worker = worker
+        self._now = now
+        self.failed_loads: dict[str, int] = {}
+        """Failed loads of each model that came to no version; of names beyond many, together."""
+
+    async def load(self, model: str, load: Callable[[], Awaitable[None]]) -> None:
+        """Load a model, and note a failure that no version has; raises what `load` does."""
+        try:
+            await load()
+        except XlaserveError as error:
+            if not error.is_noted and not isinstance(error, ModelNotFound):
+                self._count_failed(model, str(error))
+            self.load_failed(model, "", error, str(error), again=False)
+            raise
+
+    def _count_failed(self, model: str, reason: str) -> None:
+        """Count and log a load that came to no version: its files say what is wrong, or a store."""
+        counted = model
+        if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
+            counted = OTHER_MODELS
+        self.failed_loads[counted] = self.failed_loads.get(counted, 0) + 1
+        _log.warning("model not loaded", model=model, version="", reason=reason)
+
+    def loaded(self, model: str, version: str, *, again: bool) -> None:
+        """Note that a version was loaded, or loaded again while it answered."""
+        self._note(EventKind.RELOAD if again else EventKind.LOAD, model, version)
+
+    def load_failed(
+        self, model: str, version: str, error: BaseException, reason: str, *, again: bool
+    ) -> None:
+        """Note that a version could not be loaded; an error is noted once."""
+        if isinstance(error, XlaserveError):
+            if error.is_noted:
+                return
+            error.is_noted = True
+        kind = EventKind.RELOAD if again else EventKind.LOAD
+        self._note(kind, model, version, failed=True, text=reason)
+
+    def unloaded(self, model: str, version: str, *, for_model: str = "") -> None:
+        """Note that a version was unloaded; `for_model` is the one that it was evicted for."""
+        kind = EventKind.EVICTION if for_model else EventKind.UNLOAD
+        self._note(kind, model, version, for_model=for_model)
+
+    def read_again(self, subject: str, because_of: str, error: str = "") -> None:
+        """Note that files of the server were read again, or could not be."""
+        with because(Cause.FILES):
+            self._note(
+                EventKind.READ_AGAIN, subject=subject, failed=bool(error), text=error or because_of
+            )
+
+    def _note(
+        self,
+        kind: EventKind,
+        model: str = "",
+        version: str = "",
+        *,
+        subject: str = "",
+        failed: bool = False,
+        text: str = "",
+        for_model: str = "",
+    ) -> None:
+        cause = _cause.get()
+        if self._worker is not None and not failed and self._is_of_another(cause):
+            return
+        self._events.note(
+            Event(
+                kind,
+                self._now(),
+                model=cut(model, MAX_NAME),
+                version=version,
+                subject=subject,
+                failed=failed,
+                text=cut(text, MAX_TEXT),
+                for_model=cut(for_model, MAX_NAME),
+                asker=asker_now(),
+                cause=cause,
+                worker=self._worker,
+            )
+        )
+
+    def _is_of_another(self, cause: Cause) -> bool:
+        """Tell whether another process notes what this one does too, for both."""
+        if cause is Cause.OTHER_WORKER:
+            return True
+        return cause in (Cause.START, Cause.FILES) and self._worker != 0

@@ -1,0 +1,87 @@
+"""The calls that failed: how many for which reason, and the last of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from xlaserve.errors import XlaserveError
+from xlaserve.serving.call import Call
+
+KEPT = 50
+"""Failures that are kept one by one."""
+
+MAX_REASONS = 256
+"""Reasons that are counted by their name: more than there are classes of errors."""
+
+OTHER = "Other"
+CANCELLED = "Cancelled"
+UNEXPECTED = "Unexpected"
+"""The log has the traceback of each."""
+_MAX_TEXT = 256
+_MAX_NAME = 128
+
+
+class Failure(NamedTuple):
+    """One call that failed."""
+
+    at_ns: int
+    """Since the epoch."""
+    reason: str
+    operation: str
+    model: str
+    version: str
+    id: str
+    text: str
+    """Text of the error as its client was told it; empty where that was told nothing."""
+
+
+ReasonOf: TypeAlias = Callable[[BaseException, str], str]
+"""Names the reason of an error of a call that came to an endpoint."""
+
+
+def reason_name(error: BaseException, listener: str = "") -> str:
+    """Name the reason of a failure where no transport knows errors of its own."""
+    if isinstance(error, XlaserveError):
+        return type(error).__name__
+    return CANCELLED if isinstance(error, asyncio.CancelledError) else UNEXPECTED
+
+
+class Failures:
+    """Counts failures by their reason. Of the event loop; its size does not grow with them."""
+
+    def __init__(self, reason_of: ReasonOf = reason_name) -> None:
+        self._reason_of = reason_of
+        self._counts: dict[str, int] = {}
+        self._last: deque[Failure] = deque(maxlen=KEPT)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return how many there were, by reason."""
+        return MappingProxyType(self._counts)
+
+    @property
+    def last(self) -> Sequence[Failure]:
+        """Return the last of them, the newest first."""
+        return tuple(reversed(self._last))
+
+    def note(self, call: Call, error: BaseException, now_ns: int) -> None:
+        """Count a call that failed; one that is part of another is counted with that alone."""
+        if call.parent is not None:
+            return
+        reason = self._reason_of(error, call.peer.listener)
+        if reason not in self._counts and len(self._counts) >= MAX_REASONS:
+            reason = OTHER
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._last.append(
+            Failure(
+                now_ns,
+                reason,
+                call.operation.value,
+                call.model[:_MAX_NAME],
+                call.version[:_MAX_NAME],
+                getattr(call, "id", "")[:_MAX_NAME],
+                str(error)[:_MAX_TEXT] if isinstance(error, XlaserveError) else "",
+            )
+        )

@@ -1,0 +1,198 @@
+"""Spans of calls: what a tracer needs to know of one that has ended, and of the calls within it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple, cast
+
+from xlaserve.serving.call import NOT_COUNTED, Call, Headers, Outcome, Peer, Tokens
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.tensors import Parameter
+
+MAX_PARTS = 256
+"""Parts of one call that have spans: the code of a model may ask others without end."""
+
+TRACEPARENT = "traceparent"
+"""The header that names the span of a client (W3C Trace Context, 3.2)."""
+
+SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
+"""Parameters of requests to generators that spans tell."""
+_MAX_TEXT = 256
+_MAX_STATE = 512
+"""Characters of a tracestate that are passed on (W3C Trace Context, 3.3.1.5)."""
+_TRACEPARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
+    re.ASCII,
+)
+_SAMPLED = 1
+
+
+class Telling(NamedTuple):
+    """What clients are told by the listeners."""
+
+    status_of: Callable[[BaseException | None, str, int], str]
+    """Names the status for an error, if any, a listener, and the HTTP status of an answer."""
+    scheme: str
+    """The scheme by which they are asked over HTTP."""
+
+
+class TraceParent(NamedTuple):
+    """The span of a client that a call is part of."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    state: str = ""
+    """Its `tracestate`, which is passed on."""
+
+
+def _not_counted() -> Tokens:
+    return NOT_COUNTED
+
+
+def _untold(_record: CallRecord) -> str:
+    return ""
+
+
+class CallSpan(NamedTuple):
+    """Times of a call, by the clock of the engine; those that are not known are 0."""
+
+    name: str
+    """Its model."""
+    version: str
+    id: str
+    operation: str
+    peer: Peer
+    record: CallRecord
+    """Knows when it began, and when its answer was written."""
+    submitted: int
+    execute_begun: int
+    execute_ended: int
+    ended: int
+    rows: int
+    error: str | None
+    parent: TraceParent | None
+    parts: "Sequence[CallSpan]"
+    """Calls within it: steps of an ensemble, and what the code of a model asked."""
+    trace_id: int = 0
+    """Trace that it is in; 0 for one that its whole is in."""
+    method: str = ""
+    """What was asked, as `Call.method` has it."""
+    asked: str = ""
+    """The model that the client named."""
+    told: Callable[[CallRecord], str] = _untold
+    """Names the status that its client was told, once its answer has been written."""
+    host: str = ""
+    """The authority that its client asked."""
+    user_agent: str = ""
+    scheme: str = ""
+    """Of its listener; what a proxy told is that of its peer."""
+    generates: bool = False
+    """Whether its model generates texts."""
+    said: Mapping[str, Parameter] = MappingProxyType({})
+    """Parameters of a request to a model that generates texts."""
+    count_tokens: Callable[[], Tokens] = _not_counted
+    """Counts the tokens that came and that were generated, once its answer has been written."""
+
+    @property
+    def status(self) -> str:
+        """Return the status that its client was told, by name or by number."""
+        return self.told(self.record)
+
+
+def trace_parent(headers: Headers) -> TraceParent | None:
+    """Return the span that headers name, None where they name none (W3C Trace Context, 3.2).
+
+    One that is malformed is none, and so are two.
+    """
+    text = headers.get(TRACEPARENT)
+    found = None if text is None else _TRACEPARENT.fullmatch(text)
+    if found is None:
+        return None
+    version, trace, span, flags, more = found.groups()
+    if version == "00" and more is not None:
+        return None
+    state = headers.get("tracestate") or ""
+    return TraceParent(
+        int(trace, 16),
+        int(span, 16),
+        bool(int(flags, 16) & _SAMPLED),
+        state if len(state) <= _MAX_STATE else "",
+    )
+
+
+def span_of(
+    call: InferCall,
+    record: CallRecord,
+    outcome: Outcome,
+    ended: int,
+    parent: TraceParent | None = None,
+    *,
+    trace_id: int = 0,
+    told_by: Telling | None = None,
+) -> CallSpan:
+    """Return what is known of a call that has ended; `told_by` is for those of clients."""
+    executed = outcome if type(outcome) is Executed else None
+    found = call.found if call.is_found else None
+    parts = cast("Sequence[CallSpan]", record.trace or ())
+    span = CallSpan(
+        (call.model if found is None else found.model)[:_MAX_TEXT],
+        (call.version if found is None else found.number)[:_MAX_TEXT],
+        call.id[:_MAX_TEXT],
+        call.operation.value,
+        call.peer,
+        record,
+        call.submitted_ns,
+        0 if executed is None else executed.begun_ns,
+        0 if executed is None else executed.ended_ns,
+        ended,
+        call.rows if executed is None else executed.rows or call.rows,
+        _text_of(outcome) if isinstance(outcome, BaseException) else None,
+        parent,
+        parts,
+        trace_id,
+    )
+    return span if told_by is None else _asked(span, call, outcome, told_by)
+
+
+def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) -> CallSpan:
+    """Add what is known of the request of a client."""
+    # gRPC-Web comes to a listener of HTTP, and its clients are told the status of gRPC.
+    listener = "" if call.method.startswith("/") else call.peer.listener
+    headers = call.headers
+    status = ""
+    if isinstance(outcome, BaseException):
+        status = told_by.status_of(outcome, listener, 0)
+    told = partial(_told, status, told_by, listener)
+    info = call.instance.info if call.is_found else None
+    generates = info is not None and info.generation is not None
+    return span._replace(
+        method=call.method,
+        asked=call.model[:_MAX_TEXT] or span.name,
+        told=told,
+        host=(headers.get("host") or headers.get(":authority") or "")[:_MAX_TEXT],
+        user_agent=(headers.get("user-agent") or "")[:_MAX_TEXT],
+        scheme=told_by.scheme,
+        generates=generates,
+        said={name: call.parameters[name] for name in SAID & call.parameters.keys()}
+        if generates
+        else {},
+        count_tokens=call.tokens or _not_counted,
+    )
+
+
+def _told(status: str, told_by: Telling, listener: str, record: CallRecord) -> str:
+    return status or told_by.status_of(None, listener, record.status)
+
+
+def add_part(whole: Call, part: CallSpan) -> None:
+    """Keep the span of a part with the call that it is part of, which ends after it."""
+    record = whole.record
+    if record is not None and record.trace is not None and len(record.trace) < MAX_PARTS:
+        record.trace.append(part)
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]

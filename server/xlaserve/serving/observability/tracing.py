@@ -1,0 +1,424 @@
+"""Traces of requests: which are traced is set at run time, for all models or for one.
+
+While nothing is traced this observes no call and costs nothing (trace extension).
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane, OneProcess
+from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
+from xlaserve.serving.access.sight import require_all_seen
+from xlaserve.serving.call import Call, Outcome, outside_call
+from xlaserve.serving.call_record import CallRecord
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.observability.opentelemetry import OpenTelemetry, new_trace_id
+from xlaserve.serving.observability.spans import (
+    TRACEPARENT,
+    CallSpan,
+    Telling,
+    add_part,
+    span_of,
+    trace_parent,
+)
+from xlaserve.serving.observability.trace_file import TraceFile
+from xlaserve.serving.observability.traced_call import TracedCall, traced
+
+T = TypeVar("T")
+
+MODE = "triton"
+"""The mode of files of Triton's form."""
+OPENTELEMETRY = "opentelemetry"
+"""The mode of spans, which are exported."""
+OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
+
+_LARGEST = 2**31 - 1
+_INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
+_MOST_PENDING = 4096
+"""Traces that may wait to be written; beyond them, others are lost."""
+_FLUSH_SECONDS = 0.5
+_CLOSING_SECONDS = 5.0
+_SHOWN_CHARACTERS = 80
+
+_log = structlog.get_logger("tracing")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSetting:
+    """The trace settings of a model; None in one of a model stands for that of all models."""
+
+    level: str | None = None
+    rate: int | None = None
+    """One of so many requests is traced."""
+    count: int | None = None
+    """Requests that are still to be traced; -1 for any number."""
+    log_frequency: int | None = None
+    """Traces of each file, which has a number; 0 for one file."""
+
+    def over(self, below: "TraceSetting") -> "TraceSetting":
+        """Return it with what the one below says, where it says nothing."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        }
+        return replace(below, **given)
+
+
+DEFAULT = TraceSetting(OFF, 1000, -1, 0)
+"""Triton's own."""
+
+
+class Tracing:
+    """The trace settings, and the observer that writes traces while something is traced."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        path: Path | None,
+        max_bytes: int,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        clock: Callable[[], int] = time.perf_counter_ns,
+        *,
+        start: TraceSetting = DEFAULT,
+        spans: OpenTelemetry | None = None,
+        telling: Telling | None = None,
+        plane: ControlPlane | None = None,
+    ) -> None:
+        """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
+
+        `start` is what is traced of all models, until somebody changes it, and when it is cleared.
+        With `spans` they take the place of the file.
+        """
+        self._plane = plane or OneProcess()
+        self._plane.handle(ChangeKind.TRACE, self._make)
+        self._spans, self._telling = spans, telling
+        self._default = start
+        self._gates = gates
+        self._in_thread = in_thread
+        self._clock = clock
+        self.path = path
+        self._file = None if path is None else TraceFile(path, max_bytes)
+        self._all = self._default
+        self._models: dict[str, TraceSetting] = {}
+        self._left: dict[str, int] = {}
+        """Requests until the next that is traced, with it; by the model of their setting, which is
+        empty for that of all."""
+        self._ids = count(1)
+        self._pending: list[tuple[TracedCall, int]] = []
+        self._waiting: list[CallSpan] = []
+        self._told = 0
+        """The lost spans that the log has told of."""
+        self._lost = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._is_on = False
+        self._observe()
+
+    # --- the settings ---
+
+    def get(self, model: str = "") -> TraceSetting:
+        """Return what is traced of a model, or of all that have no setting of their own."""
+        own = self._models.get(model)
+        # Looked at for every request while something is traced: most models say nothing.
+        return self._all if own is None else own.over(self._all)
+
+    def texts(self, model: str = "") -> dict[str, str | list[str]]:
+        """Return what is traced as clients of Triton know it: texts, and the level in a list."""
+        setting = self.get(model)
+        return {
+            "trace_level": [str(setting.level)],
+            "trace_rate": str(setting.rate),
+            "trace_count": str(setting.count),
+            "log_frequency": str(setting.log_frequency),
+            "trace_file": "" if self.path is None else str(self.path),
+            "trace_mode": MODE if self._spans is None else OPENTELEMETRY,
+        }
+
+    async def change(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
+        """Do as `update`, in every process of the server."""
+
+        async def here() -> None:
+            self.update(model, change)
+
+        await self._plane.apply(Change(ChangeKind.TRACE, model, change), here)
+
+    async def _make(self, change: Change) -> None:
+        self.update(change.subject, change.arguments)
+
+    def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
+        """Change what is traced; None, or nothing, clears a setting (trace extension).
+
+        All of it is changed or nothing. Raises InvalidParameter, Unsupported for what can be
+        changed at the start of the server only, SwitchedOff where there is no file.
+        """
+        if not model:
+            require_all_seen()
+        old = self._models.get(model, TraceSetting()) if model else self._all
+        new = old
+        for name, values in change.items():
+            if name in ("trace_file", "trace_mode"):
+                raise Unsupported(f"changing {name} by a request")
+            if name not in _FIELDS:
+                known = ", ".join(_FIELDS)
+                raise InvalidParameter(name[:_SHOWN_CHARACTERS], f"one of {known}", "another name")
+            field, read = _FIELDS[name]
+            cleared = None if model else getattr(self._default, field)
+            new = replace(new, **{field: read(name, values) if values else cleared})
+        if new.level == TIMESTAMPS and self._file is None and self._spans is None:
+            raise SwitchedOff("tracing", "trace_file")
+        if model:
+            self._models[model] = new
+        else:
+            self._all = new
+        self._left.pop(model, None)
+        self._observe()
+        _log.info(
+            "trace setting changed", model=model, **{k: list(v or ()) for k, v in change.items()}
+        )
+
+    def _observe(self) -> None:
+        """Observe calls while some setting traces any."""
+        settings = [self._all, *(self.get(model) for model in self._models)]
+        is_on = any(setting.level == TIMESTAMPS and setting.count for setting in settings)
+        if is_on != self._is_on:
+            self._is_on = is_on
+            if is_on:
+                self._gates.observe(self, needs_records=self._spans is None)
+            else:
+                self._gates.observe_no_more(self)
+
+    # --- the traces ---
+
+    @property
+    def exports_spans(self) -> bool:
+        """Tell whether traces are spans that are exported."""
+        return self._spans is not None
+
+    def dropped(self) -> int:
+        """Return how many spans were lost instead of being exported, wherever."""
+        return 0 if self._spans is None else self._spans.dropped
+
+    @property
+    def began(self) -> Callable[[Call], None] | None:
+        """Return what decides when a call begins whether it has a span."""
+        return None if self._spans is None else self._begin
+
+    def _begin(self, call: Call) -> None:
+        """Have a call noted that is traced, or may be; of the others nothing is."""
+        if not isinstance(call, InferCall):
+            return
+        if call.parent is not None:
+            whole = call.parent.record
+            if whole is not None and whole.trace is not None:
+                self._note(call)
+            return
+        if self._models:
+            self._note(call)  # whose setting it is follows from its model
+            return
+        sampled = None
+        if call.headers.get(TRACEPARENT) is not None:
+            parent = trace_parent(call.headers)
+            sampled = None if parent is None else parent.sampled
+        if sampled is None:
+            # Most calls leave here: as `_is_due`, without a call.
+            left = self._left.get("", 0)
+            if left > 1:
+                self._left[""] = left - 1
+                return
+        if self._picked("", sampled) is not None:
+            self._note(call).is_picked = True
+
+    def _note(self, call: Call) -> CallRecord:
+        record = call.record
+        if record is None:
+            record = call.record = CallRecord(self._clock())
+        record.trace = []
+        return record
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        """Trace those of the calls that their settings pick."""
+        now = self._clock()
+        if self._spans is not None:
+            self._end_spans(calls, outcome, now)
+            return
+        for call in calls:
+            if isinstance(call, InferCall) and call.is_found and call.started_ns:
+                setting = self._picked(call.found.model)
+                if setting is not None:
+                    self._keep(traced(call, outcome, now, next(self._ids)), setting)
+
+    def _end_spans(self, calls: Sequence[Call], outcome: Outcome, now: int) -> None:
+        for call in calls:
+            record = call.record
+            if record is None or record.trace is None or not isinstance(call, InferCall):
+                continue
+            if call.parent is not None:
+                add_part(call.parent, span_of(call, record, outcome, now))
+                continue
+            parent = trace_parent(call.headers)
+            if not record.is_picked:
+                model = call.found.model if call.is_found else ""
+                if self._picked(model, None if parent is None else parent.sampled) is None:
+                    continue
+            trace_id = new_trace_id() if parent is None else parent.trace_id
+            if call.is_found and not isinstance(outcome, BaseException):
+                call.found.statistics.traced(trace_id, now - call.started_ns, time.time_ns())
+            span = span_of(
+                call, record, outcome, now, parent, trace_id=trace_id, told_by=self._telling
+            )
+            self._keep_span(span)
+
+    def _keep_span(self, span: CallSpan) -> None:
+        assert self._spans is not None
+        if len(self._waiting) >= _MOST_PENDING:
+            self._spans.drop([span])
+            return
+        self._waiting.append(span)
+        if self._timer is None:
+            # The answers of most have been written by then.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._export, context=outside_call())
+
+    def _export(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, []
+        assert self._spans is not None
+        self._spans.keep(waiting)
+        self._tell_of_losses(self._spans.dropped)
+
+    def _tell_of_losses(self, dropped: int) -> None:
+        if lost := dropped - self._told:
+            self._told = dropped
+            _log.warning("spans were lost", count=lost)
+
+    def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:
+        """Return the setting of a model if the next request of it is traced.
+
+        Where a client says whether its trace is sampled, that decides instead of the rate.
+        """
+        setting = self.get(model)
+        if setting.level != TIMESTAMPS or not setting.count or sampled is False:
+            return None
+        key = model if model in self._models else ""
+        if sampled is None and not self._is_due(key, setting.rate or 1):
+            return None
+        if setting.count is not None and setting.count > 0:
+            left = setting.count - 1
+            # Of whom the count is: that of all models counts for all of them together.
+            if self._models.get(model, TraceSetting()).count is not None:
+                self._models[model] = replace(self._models[model], count=left)
+            else:
+                self._all = replace(self._all, count=left)
+            if not left:
+                # The gates hand this call to other observers yet.
+                asyncio.get_running_loop().call_soon(self._observe)
+        return setting
+
+    def _is_due(self, key: str, rate: int) -> bool:
+        left = self._left.get(key, rate) - 1
+        self._left[key] = left or rate
+        return not left
+
+    # --- their file ---
+
+    def _keep(self, trace: TracedCall, setting: TraceSetting) -> None:
+        if len(self._pending) >= _MOST_PENDING:
+            self._lost += 1
+            return
+        self._pending.append((trace, setting.log_frequency or 0))
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(
+                _FLUSH_SECONDS, self._begin_to_write, context=outside_call()
+            )
+
+    def _begin_to_write(self) -> None:
+        self._timer = None
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write())
+
+    async def _write(self) -> None:
+        assert self._file is not None
+        try:
+            while self._pending:
+                pending, self._pending = self._pending, []
+                lost, self._lost = self._lost, 0
+                if lost:
+                    _log.warning("traces were lost", count=lost)
+                for each in dict.fromkeys(each for _, each in pending):
+                    # Their answers have been written by now, but those of slow readers.
+                    traces = [trace.whole() for trace, wanted in pending if wanted == each]
+                    if not await self._in_thread(partial(self._file.write, traces, each)):
+                        self._stop("the files have max_trace_bytes")
+        except OSError as error:
+            self._stop(str(error))
+        finally:
+            self._writing = None
+
+    def _stop(self, reason: str) -> None:
+        """Trace nothing more: it cannot be written."""
+        self._pending.clear()
+        self._all = replace(self._all, level=OFF)
+        self._models.clear()
+        self._observe()
+        _log.warning("tracing has ended", reason=reason, file=str(self.path))
+
+    async def close(self) -> None:
+        """Observe nothing more, and write what is pending."""
+        self._all, self._models = DEFAULT, {}
+        self._observe()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._spans is not None:
+            self._export()
+            if not await self._in_thread(partial(self._spans.close, _CLOSING_SECONDS)):
+                _log.warning("traces were not all exported", reason="their collector takes none")
+            self._tell_of_losses(self._spans.dropped)
+        if self._writing is not None:
+            await self._writing
+        if self._pending:
+            await self._write()
+
+
+def _level(name: str, values: Sequence[str]) -> str:
+    known = (OFF, TIMESTAMPS)
+    if "TENSORS" in values:
+        raise Unsupported("tracing of tensors (trace_level TENSORS)")
+    if len(values) != 1 or values[0] not in known:
+        shown = ", ".join(values)[:_SHOWN_CHARACTERS]
+        raise InvalidParameter(name, " or ".join(known), shown)
+    return values[0]
+
+
+def _number(smallest: int, name: str, values: Sequence[str]) -> int:
+    text = values[0] if len(values) == 1 else ", ".join(values)
+    if (
+        text.removeprefix("-").isdecimal()
+        and text.isascii()
+        and len(text) <= len(str(_LARGEST)) + 1
+    ):
+        number = int(text)
+        if smallest <= number <= _LARGEST:
+            return number
+    expected = f"an integer of {smallest} to {_LARGEST}"
+    raise InvalidParameter(name, expected, repr(text[:_SHOWN_CHARACTERS]))
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[str, Sequence[str]], Any]]] = {
+    "trace_level": ("level", _level),
+    "trace_rate": ("rate", partial(_number, 1)),
+    "trace_count": ("count", partial(_number, -1)),
+    "log_frequency": ("log_frequency", partial(_number, 0)),
+}
+"""Name of a setting -> its field, and what reads its values."""

@@ -1,0 +1,190 @@
+"""Clients behind proxies: which proxies are believed, and what they say of who asks."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.serving.call import UNIX, Headers, Peer
+
+HEADERS = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-prefix", "forwarded")
+"""Headers by which a proxy says who asks it, and how; in lower case."""
+TRACES = ("x-forwarded-for", "forwarded", "via")
+"""Headers of which a request through a proxy has one, as a rule: who comes with it is not local."""
+_MOST_HOPS = 32
+"""Most addresses of a chain that are looked at, from the right."""
+_MOST_CLIENTS = 64
+"""Clients that are known by what one connection said of them."""
+_MOST_HOSTS = 4096
+"""Addresses of which it is known whether they are trusted."""
+_MOST_CHARACTERS = 1024
+"""Longer headers are read, and not remembered."""
+_SCHEMES = frozenset({"http", "https"})
+_PREFIX = re.compile(r"(/[0-9A-Za-z._~!$&'()*+,;=:@%-]+)+/?")
+"""A path that is one: `//host` would be another server."""
+_PAIR = re.compile(
+    r"\s*(?:([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:([^\s\",;]+)|\"((?:[^\"\\]|\\.)*)\"))?\s*([,;]|$)"
+)
+"""A pair of `Forwarded`, and what ends it (RFC 7239, 4)."""
+_WITH_PORT = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<four>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """One element of a chain: whom a proxy was asked by."""
+
+    node: str
+    """An address, with a port or without; empty or a word where nothing is told."""
+    scheme: str = ""
+
+
+class Proxies:
+    """The proxies that are believed."""
+
+    def __init__(self, trusted: Iterable[str] = ()) -> None:
+        """`trusted` has addresses, networks and `unix`; raises InvalidSettings for others."""
+        names = tuple(trusted)
+        self._unix = UNIX in names
+        self._networks = [_network(name) for name in names if name != UNIX]
+        self._trusts_host = lru_cache(_MOST_HOSTS)(self._is_trusted)
+
+    def __bool__(self) -> bool:
+        """Tell whether any is."""
+        return self._unix or bool(self._networks)
+
+    def client_of(self, peer: Peer, headers: Headers) -> Peer:
+        """Return who asks: the peer, or the client of which it speaks as a proxy.
+
+        Of a chain the rightmost address counts that is no proxy: what stands to the left of it,
+        that client may have written itself. A peer that was found so is returned as it is.
+        """
+        if peer.proxy or not self._trusts(peer):
+            return peer
+        said = tuple(map(headers.get, HEADERS))
+        known = peer.clients.get(said)
+        if known is None:
+            known = self._found(peer, said)
+            if sum(len(text or "") for text in said) <= _MOST_CHARACTERS:
+                if len(peer.clients) >= _MOST_CLIENTS:
+                    peer.clients.clear()
+                peer.clients[said] = known
+        return known
+
+    def _found(self, peer: Peer, said: tuple[str | None, ...]) -> Peer:
+        chain, scheme, prefix, forwarded = said
+        # Only one chain: the other one may be the client's own, which the proxy passes on.
+        hops = _hops(chain, scheme) if chain is not None else _elements(forwarded or "")
+        client, scheme = self._client(peer.address, hops)
+        # The user of the socket is that of the proxy, and nobody whom its clients are.
+        return replace(
+            peer,
+            address=client,
+            unix_user=None,
+            proxy=peer.address,
+            scheme=scheme,
+            prefix=_prefix(prefix),
+            granted={},
+            clients={},
+        )
+
+    def _client(self, address: str, hops: list[_Hop]) -> tuple[str, str]:
+        """Return the address and the scheme of the client at the end of a chain, or as far."""
+        scheme = ""
+        for hop in hops[: -_MOST_HOPS - 1 : -1]:
+            found = _address(hop.node)
+            if found is None:
+                break
+            address, scheme = _shown(*found), hop.scheme
+            if not self._trusts_host(str(found[0])):
+                break
+        return address, scheme
+
+    def _trusts(self, peer: Peer) -> bool:
+        if peer.address == UNIX:
+            return self._unix
+        found = _address(peer.address)
+        return found is not None and self._trusts_host(str(found[0]))
+
+    def _is_trusted(self, host: str) -> bool:
+        address = ip_address(host)
+        return any(address in network for network in self._networks)
+
+
+def came_through_a_proxy(headers: Headers) -> bool:
+    """Tell whether a request has a header that a proxy has put into it."""
+    return any(headers.get(name) is not None for name in TRACES)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError:
+        expected = "an address, a network such as 10.0.0.0/8 without host bits, or unix"
+        raise InvalidSettings("trusted_proxy", expected, text) from None
+
+
+def _address(node: str) -> tuple[Address, str] | None:
+    """Read an address, and its port where there is one; None for anything else."""
+    text, port = node, ""
+    with_port = _WITH_PORT.fullmatch(node)
+    if with_port is not None:
+        text, port = with_port["six"] or with_port["four"], with_port["port"] or ""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped or address, port
+
+
+def _shown(address: Address, port: str) -> str:
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"{host}:{port}" if port else host
+
+
+def _hops(chain: str, schemes: str | None) -> list[_Hop]:
+    """Read `X-Forwarded-For`, and `X-Forwarded-Proto` where that has as many or one for all."""
+    nodes = [node.strip() for node in chain.split(",")]
+    told = [text.strip().lower() for text in (schemes or "").split(",")]
+    if len(told) != len(nodes):
+        told = told[-1:] * len(nodes)
+    return [_Hop(node, _scheme(text)) for node, text in zip(nodes, told, strict=True)]
+
+
+def _elements(text: str) -> list[_Hop]:
+    """Read `Forwarded` (RFC 7239); of what is none of it, the last element tells nothing."""
+    hops, pairs, at = [], dict[str, str](), 0
+    while at <= len(text):
+        found = _PAIR.match(text, at)
+        if found is None:
+            return [_Hop("")]
+        name, token, quoted, end = found.groups()
+        if name:
+            value = token if token is not None else re.sub(r"\\(.)", r"\1", quoted)
+            pairs[name.lower()] = value
+        at = found.end() if end else len(text) + 1
+        if end != ";":
+            hops.append(_Hop(pairs.get("for", ""), _scheme(pairs.get("proto", "").lower())))
+            pairs = {}
+    return hops
+
+
+def _scheme(text: str) -> str:
+    return text if text in _SCHEMES else ""
+
+
+def _prefix(text: str | None) -> str:
+    """Return a path without the slash at its end; empty for what is none."""
+    last = (text or "").rpartition(",")[2].strip()
+    return last.rstrip("/") if _PREFIX.fullmatch(last) else ""

@@ -1,0 +1,92 @@
+"""Answers requests of the same bytes as one before, without reading them: `response_cache`.
+
+A fast path in front of that of the station, which has the last word on what is kept and for how
+long. It remembers answers as a transport has written them, and no verdict: each call passes the
+gates, is counted by the version that answers it now, and is answered only by the instance that the
+answer was made by.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from xlaserve.errors import XlaserveError
+from xlaserve.serving.gates import Gates
+from xlaserve.serving.infer_call import Executed, InferCall, Relayed, ServedInstance, ServedVersion
+from xlaserve.serving.response_cache import MOST_MESSAGE_BYTES, ResponseCache
+
+
+class Residents(Protocol):
+    """The models that are there: the registry."""
+
+    def resolve(self, name: str, number: str = "") -> tuple[ServedVersion, ServedInstance]:
+        """Return the version that answers; raises ModelNotFound or ModelNotReady."""
+        ...
+
+
+class Repeats:
+    """The fast path of requests that come again; of the event loop alone."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        gates: Gates,
+        cache: ResponseCache,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._residents = residents
+        self._gates = gates
+        self._cache = cache
+        self._clock = clock
+
+    @classmethod
+    def of(
+        cls, residents: Residents, gates: Gates, cache: ResponseCache | None
+    ) -> "Repeats | None":
+        """Return the fast path in front of a cache; None where there is none."""
+        return None if cache is None else cls(residents, gates, cache)
+
+    def answer(self, call: InferCall, message: object) -> bytes | None:
+        """End a call that was admitted, and return its answer as it was written before.
+
+        None, with nothing changed, for a call that is to be read. Raises as the gates of a model.
+        """
+        if type(message) is not bytes:
+            return None
+        written = self._cache.find_written(call.owner, message)
+        # What an observer asks of a call that it has seen begin is not known here.
+        if written is None or self._gates.are_watched:
+            return None
+        if call.sight is not None and not call.sight.shows(written.model):
+            return None
+        begun = self._clock()
+        try:
+            version, instance = self._residents.resolve(written.model, written.version)
+        except XlaserveError:
+            return None
+        if instance is not written.instance:
+            return None
+        call.started_ns = begun
+        call.model = written.model
+        call.rows = written.rows
+        call.found = version
+        call.instance = instance
+        call.admission = version.admission
+        call.is_found = True
+        for check in self._gates.of_model:
+            check(call)
+        self._cache.touch(written.entry)
+        ended = self._clock()
+        call.executed = Executed({}, ended, ended)
+        call.end(Relayed(hit_ns=ended - begun))
+        return written.answer
+
+    def learn(self, call: InferCall, message: object, version: str, answer: bytes) -> None:
+        """Keep the answer to a call that was found in the cache, as it was written.
+
+        `version` is the one that was asked for. Ids are in the message: one that has any is seldom
+        sent again.
+        """
+        if type(message) is bytes and len(message) <= MOST_MESSAGE_BYTES and not call.id:
+            self._cache.keep_written(call, message, version, answer)

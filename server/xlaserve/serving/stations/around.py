@@ -1,0 +1,33 @@
+"""The base of stations that wrap another one, and delegate to it."""
+
+from collections.abc import Iterator, Sequence
+
+from xlaserve.errors.panics import ENDS
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.station import Station
+
+
+class Around:
+    """Stays while the station within is replaced."""
+
+    def __init__(self, within: Station) -> None:
+        self.within = within
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
+        return self.within.pending_since()
+
+    def renew(self, within: Station) -> None:
+        """Have another station execute from now on; what waits in the one before moves there."""
+        before, self.within = self.within, within
+        for relay in before.retire():
+            try:
+                within.begin(relay)
+            except ENDS:
+                raise
+            except BaseException as error:
+                relay.fail(error)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: it is never replaced, what is within is."""
+        return ()

@@ -1,0 +1,81 @@
+"""Calls that are put together, on the host or on a device."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from xlaserve.serving.call import current_call, outside_call
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.batching import ALONE_IN_A_ROW, Batcher
+from xlaserve.serving.stations.host import Inline
+from xlaserve.serving.stations.station import Station
+
+_RESIDENT = ("resident",)
+"""Part of the key of calls whose tensors are on a device: nothing is put together with them."""
+
+
+class Batches:
+    """Gathers calls; steps of an ensemble whose tensors are on a device go alone (a Station)."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        alone: Station,
+        inline: Inline | None = None,
+        *,
+        is_ruled: bool = False,
+    ) -> None:
+        """`inline` executes at once what is likely to be the only call of its pass.
+
+        `is_ruled` says that the queue has policies, which hold for calls that go alone too.
+        """
+        self._is_ruled = is_ruled
+        self._batcher = batcher
+        self._alone = alone
+        self._inline = inline
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call and each execution that waits was submitted."""
+        return chain(self._batcher.pending_since(), self._alone.pending_since())
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call at once, or with others; raises Overloaded."""
+        inline, batcher = self._inline, self._batcher
+        if call.resident and not self._is_ruled:
+            self._alone.begin(call)
+        elif call.resident:
+            call.key = (*call.key, _RESIDENT)
+            batcher.submit(call)
+        elif (
+            inline is not None
+            and batcher.in_a_row >= ALONE_IN_A_ROW
+            and batcher.is_alone(call.started_ns)
+        ):
+            inline.begin(call, batcher.submit)
+            if call.executed is not None:
+                batcher.passed(call.executed.ended_ns)
+        else:
+            batcher.submit(call)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin no more batches; return the calls that wait."""
+        return self._batcher.retire()
+
+
+class LoopClock:
+    """The time of the engine, and what happens later in the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
+        self._loop = loop
+        self.now_ns = now_ns
+        """Returns the time of the engine."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Schedule a call after everything that is ready now."""
+        self._loop.call_soon(call)
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call at a time, as part of no request; returns what cancels that."""
+        context = outside_call() if current_call.get() is not None else None
+        seconds = (time_ns - self.now_ns()) / 1e9
+        return self._loop.call_later(seconds, call, context=context).cancel

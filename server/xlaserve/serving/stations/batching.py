@@ -1,0 +1,514 @@
+"""The queue of one model: requests in, batches out, in order and within bounds.
+
+The queue knows no asyncio and no clock; the batcher around it has both handed in.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.runtime.wrappers.ragged import Parts
+from xlaserve.serving.infer_call import Deliver, Ended, Executed, InferCall, Tensors
+from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
+from xlaserve.tensors import Tensor, aligned_bytes
+
+_IN_PLACE_BYTES = 1 << 14
+"""A smaller batch is copied in the time that it takes to align it."""
+
+APART_NS = 50_000
+"""Requests with so much time between them are not of one pass of the event loop."""
+
+ALONE_IN_A_ROW = 3
+"""After so many requests that came by themselves the next is expected to do so too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Rules of gathering requests (ModelDynamicBatching)."""
+
+    max_requests: int
+    """Most requests that may wait."""
+    setting: str = "max_requests_per_model"
+    """Source of `max_requests`, for the text of Overloaded."""
+    preferred_rows: tuple[int, ...] = ()
+    """Sizes that need not wait for the delay; ascending."""
+    delay_ns: int = 0
+    """Longest wait of a request for others, while nothing else holds it up."""
+    timeout_ns: int = 0
+    """Longest wait of a request at all; 0 for as long as its client does."""
+    timeouts_differ: bool = False
+    """Whether a request may expire before others that came earlier."""
+
+
+class BatchQueue:
+    """Requests in the order in which they came."""
+
+    def __init__(
+        self,
+        model: str,
+        policy: BatchPolicy,
+        max_rows: Callable[[], int],
+        fit: "Fit | None" = None,
+    ) -> None:
+        """`fit` chooses the requests of a batch; None for `fitting`."""
+        self._model = model
+        self.policy = policy
+        self._max_rows = max_rows
+        self._fit = fit or fitting
+        self._waiting: deque[InferCall] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[InferCall]:
+        return iter(self._waiting)
+
+    def add(self, request: InferCall) -> None:
+        """Let a request wait, or raise Overloaded at once."""
+        if len(self._waiting) >= self.policy.max_requests:
+            raise Overloaded(self._model, self.policy.max_requests, self.policy.setting)
+        self._waiting.append(request)
+
+    def remove(self, request: InferCall) -> None:
+        """Dequeue a request that was cancelled; one that has left is no error."""
+        try:
+            self._waiting.remove(request)
+        except ValueError:
+            return
+
+    def clear(self) -> list[InferCall]:
+        """Remove and return all requests, in order."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
+        """Return the requests of the next batch, or none if it should wait for more.
+
+        They are the oldest request and those after it that fit beside it, in order; together they
+        have no more than `max_rows` says now, unless the oldest alone has.
+        """
+        if not self._waiting:
+            return []
+        chosen, full = self._fit(self._waiting, self._max_rows(), others_first)
+        if not full and self.policy.delay_ns and not self._overdue(now_ns):
+            rows = sum(request.rows for request in chosen)
+            sizes = [size for size in self.policy.preferred_rows if size <= rows]
+            if not sizes:
+                return []
+            chosen, _ = self._fit(self._waiting, sizes[-1], others_first)
+        self._drop(chosen)
+        return chosen
+
+    def _overdue(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
+
+    def _drop(self, chosen: Sequence[InferCall]) -> None:
+        waiting = self._waiting
+        if len(chosen) == len(waiting):
+            waiting.clear()
+            return
+        for request in chosen:
+            if request is waiting[0]:
+                waiting.popleft()
+            else:  # others of another shape stand between them
+                waiting.remove(request)
+
+    def expire(self, now_ns: int) -> list[InferCall]:
+        """Remove and return the requests that have expired in the queue."""
+        expired = []
+        while self.policy.timeout_ns and self._waiting and self._late(now_ns):
+            expired.append(self._waiting.popleft())
+        return expired
+
+    def _late(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
+
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return how long a request may wait; 0 for as long as its client does."""
+        return self.policy.timeout_ns
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when to look at the queue again though nothing else happened.
+
+        The delay counts only while the batch could leave: a lane is free.
+        """
+        delay = self.policy.delay_ns if could_leave else 0
+        waits = [wait for wait in (delay, self.policy.timeout_ns) if wait]
+        if not self._waiting or not waits:
+            return None
+        return self._waiting[0].submitted_ns + min(waits)
+
+
+Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall], bool]]
+"""Chooses from those that wait the requests of a batch of so many rows at most, as `fitting`."""
+
+
+def fitting(
+    waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
+) -> tuple[list[InferCall], bool]:
+    """Return the first of those that wait and what fits beside it, and whether that is a batch.
+
+    A request that has tensors on a device is a batch by itself; `others_first` passes over those
+    that are executed apart while there are others.
+    """
+    requests = iter(waiting)
+    first = next(requests)
+    if first.is_apart and others_first:
+        others = list(requests)
+        first = next((one for one in others if not one.is_apart), first)
+        requests = iter(others) if first.is_apart else iter(others[others.index(first) + 1 :])
+    if first.resident:
+        return [first], True
+    chosen, rows, key = [first], first.rows, first.key
+    for request in requests:
+        if request.key != key:
+            continue
+        rows += request.rows
+        if rows > max_rows:
+            return chosen, True
+        chosen.append(request)
+    return chosen, rows >= max_rows
+
+
+# --- one array for a batch, and back -----------------------------------------------------------
+
+
+def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
+    """Put the inputs of a batch together, with its last row again behind them up to `rows`.
+
+    Padding is a real row, because a loop that ends on each of those may never end on zeros.
+    """
+    if len(requests) == 1:
+        return requests[0].inputs
+    missing = rows - sum([request.rows for request in requests])
+    packed = {}
+    for name, first in requests[0].inputs.items():
+        parts = [request.inputs[name] for request in requests]
+        if missing:
+            parts.append(np.broadcast_to(parts[-1][-1:], (missing, *first.shape[1:])))
+        # Always fresh memory: XLA may read it in place until the outputs are there.
+        count = rows * (first.nbytes // len(first))
+        if count < _IN_PLACE_BYTES or first.dtype.hasobject:
+            packed[name] = np.concatenate(parts)
+        else:
+            whole = aligned_bytes(count).view(first.dtype).reshape(rows, *first.shape[1:])
+            packed[name] = np.concatenate(parts, out=whole)
+    return packed
+
+
+def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
+    """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    if isinstance(output, Parts):
+        return output.parts
+    if len(requests) == 1:
+        return [output]
+    if rows == len(requests):
+        # One row for each: numpy makes the views in half the time.
+        return list(output[:rows, np.newaxis])
+    parts = []
+    start = 0
+    for request in requests:
+        end = start + request.rows
+        parts.append(output[start:end])
+        start = end
+    return parts
+
+
+# --- the batcher -------------------------------------------------------------------------------
+
+
+class Runner(Protocol):
+    """Runs batches somewhere."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many batches may be started at first."""
+        ...
+
+    @property
+    def is_inline(self) -> bool:
+        """Tell whether it executes where the event loop is, if that is quick enough."""
+        ...
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; `freed` is called when another may be, and `ended` on completion.
+
+        Both on the event loop, perhaps before this returns; neither where this raises.
+        """
+        ...
+
+
+class Clock(Protocol):
+    """Time, and what happens later."""
+
+    def now_ns(self) -> int:
+        """Return a time that only goes on."""
+        ...
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Schedule a call after everything that is ready now."""
+        ...
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call at a time; returns what cancels that."""
+        ...
+
+
+class RequestQueue(Protocol):
+    """Requests that wait, and the rule by which they make batches."""
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """Return its delay and its timeout."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[InferCall]: ...
+
+    def add(self, request: InferCall) -> None:
+        """Let a request wait, or raise Overloaded at once."""
+        ...
+
+    def remove(self, request: InferCall) -> None:
+        """Dequeue a request that was cancelled; one that has left is no error."""
+        ...
+
+    def clear(self) -> list[InferCall]:
+        """Remove and return all requests, in order."""
+        ...
+
+    def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
+        """Return the requests of the next batch, or none if it should wait for more.
+
+        `others_first` passes over those that are executed apart while there are others.
+        """
+        ...
+
+    def expire(self, now_ns: int) -> Sequence[InferCall]:
+        """Remove and return the requests that have expired in the queue."""
+        ...
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when to look at the queue again though nothing else happened."""
+        ...
+
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return how long a request may wait; 0 for as long as its client does."""
+        ...
+
+
+class Batcher:
+    """Gathers the requests of one model, and keeps its lanes busy.
+
+    While a lane is free a request leaves with whatever came in the same pass of the event loop;
+    while none is, the queue fills. Where of late none came with another, `is_alone` says of the
+    next that it need not wait for the end of the pass.
+
+    A batch that fails is executed again, each request by itself, so that a request fails only by
+    its own fault; `Apart` keeps whose fault it was from the batches of others for a while.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        runner: Runner,
+        clock: Clock,
+        deliver: Deliver,
+        overtakes: Callable[[], bool] | None = None,
+    ) -> None:
+        """`overtakes` says whether the next batch may be started though no lane is free."""
+        self._queue = queue
+        self._overtakes = overtakes
+        self._policy = queue.policy
+        self._runner = runner
+        self._clock = clock
+        self._now_ns = clock.now_ns
+        self._deliver = deliver
+        self._free = runner.lanes
+        """Batches that may be started; less than none where some have overtaken others."""
+        self._may_pass = runner.is_inline and not queue.policy.delay_ns
+        """Whether a request may be executed without having been here."""
+        self.in_a_row = 0
+        """Requests that came by themselves since some came together."""
+        self._ended_ns = 0
+        """Time of the last completion."""
+        self._looking = False
+        self._cancel_timer: Callable[[], None] | None = None
+        self._apart = Apart()
+        self._again: deque[tuple[InferCall, FailedBatch]] = deque()
+        """Requests of batches that failed, which are executed next, each by itself."""
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each request that waits was submitted."""
+        yield from (request.submitted_ns for request in self._queue)
+        yield from (request.submitted_ns for request, _ in self._again)
+
+    def is_alone(self, now_ns: int) -> bool:
+        """Tell whether a request that comes now is likely to be the only one of its pass."""
+        return (
+            self.in_a_row >= ALONE_IN_A_ROW
+            and self._may_pass
+            and now_ns - self._ended_ns > APART_NS
+            and not self._queue
+            and self._free == self._runner.lanes
+        )
+
+    def passed(self, now_ns: int) -> None:
+        """Know of a request that was alone, and did not wait."""
+        self._ended_ns = now_ns
+
+    def submit(self, request: InferCall) -> None:
+        """Take a request. Raises Overloaded."""
+        if not request.submitted_ns:
+            request.submitted_ns = self._now_ns()
+        if self._apart:
+            self._apart.mark(request, request.submitted_ns)
+        self._queue.add(request)
+        request.place = self
+        request.holds_anything = True
+        if self._looking:
+            return
+        if self._may_start:
+            self._look_soon()
+        elif self._policy.timeouts_differ or (
+            self._policy.timeout_ns and self._cancel_timer is None
+        ):
+            self._wake_later()
+
+    def leave(self, call: InferCall) -> None:
+        """Let a call leave the queue, unless it has left already."""
+        self._queue.remove(call)
+
+    def retire(self) -> list[InferCall]:
+        """Begin no more batches; return the calls that wait.
+
+        Those of a batch that failed have begun, and end here.
+        """
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
+        return self._queue.clear()
+
+    def resume(self) -> None:
+        """Look at the queue again: what `overtakes` says may have changed."""
+        if len(self._queue):
+            self._look_soon()
+
+    @property
+    def _may_start(self) -> bool:
+        return self._free > 0 or (self._overtakes is not None and self._overtakes())
+
+    def _look_soon(self) -> None:
+        if not self._looking and self._may_start:
+            self._looking = True
+            self._clock.soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        now = self._now_ns()
+        late = self._queue.expire(now)
+        if late:
+            self._refuse(late)
+        if self._again and not self._others_go_first():
+            self._start_again()
+        elif self._may_start:
+            requests = self._queue.take(now, others_first=self._apart.is_owed)
+            if requests:
+                apart = now - self._ended_ns > APART_NS
+                self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
+                self._start(requests)
+                # One batch in a pass: other models are served before the next.
+                if len(self._queue):
+                    self._look_soon()
+        self._wake_later()
+
+    def _refuse(self, late: Sequence[InferCall]) -> None:
+        if not self._policy.timeouts_differ:
+            self._deliver(late, QueueTimeout(self._policy.timeout_ns // 1000))
+            return
+        for request in late:
+            self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
+
+    def _others_go_first(self) -> bool:
+        """Tell whether batches of others are owed before requests that are apart are repeated."""
+        if not (self._apart.is_owed and self._again[0][0].is_apart):
+            return False
+        return any(not one.is_apart for one in self._queue)
+
+    def _start_again(self) -> None:
+        """Execute the next request of a batch that failed by itself, where a lane is free."""
+        while self._again and self._may_start:
+            request, batch = self._again.popleft()
+            if not request.has_ended:
+                self._start([request], batch)
+                break
+            self._deliver([request], batch.error)
+        if self._again or len(self._queue):
+            self._look_soon()
+
+    def _ended(
+        self,
+        requests: Sequence[InferCall],
+        batch: FailedBatch | None,
+        result: Executed | BaseException,
+    ) -> None:
+        """Answer a batch, or execute each of its requests again where it failed as a whole.
+
+        `batch` is the one that failed before, whose request this is.
+        """
+        if len(requests) > 1 and isinstance(result, Exception) and may_be_repeated(result):
+            failed = FailedBatch(requests, result)
+            self._again.extend((request, failed) for request in requests)
+            self._look_soon()
+            return
+        self._deliver(requests, result)
+        if batch is not None:
+            self._apart.repeated(requests[0], batch, result, self._now_ns())
+        elif isinstance(result, Exception) and requests[0].is_apart:
+            self._apart.add(requests[0], self._now_ns())
+
+    def _start(self, requests: Sequence[InferCall], batch: FailedBatch | None = None) -> None:
+        self._free -= 1
+        if self._apart:
+            self._apart.began(requests[0])
+        for request in requests:
+            if request.on_begun is not None:
+                request.on_begun()
+        freed = self._freed if batch is None else partial(self._freed_again, batch)
+        ended = partial(self._ended, requests, batch)
+        try:
+            self._runner.run(requests, freed, ended)
+        except BaseException as error:
+            # Nobody may wait for ever, whatever kept the batch from starting.
+            freed()
+            ended(error)
+
+    def _freed_again(self, batch: FailedBatch) -> None:
+        self._freed()
+        # Some models answer their requests themselves, and have done so by then.
+        self._clock.soon(lambda: self._apart.judge(batch, self._now_ns()))
+
+    def _freed(self) -> None:
+        self._free += 1
+        self._ended_ns = self._now_ns()
+        if self._again or len(self._queue):
+            self._look_soon()
+
+    def _wake_later(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
+        due = self._queue.due_ns(could_leave=self._free > 0)
+        if due is not None:
+            self._cancel_timer = self._clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        self._cancel_timer = None
+        self._look()

@@ -1,0 +1,118 @@
+"""Calls that are executed by themselves, in threads of the host or on a device."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from xlaserve.concurrency.completion import Cancellable
+from xlaserve.runtime.loaded import Executable, LoadedModel
+from xlaserve.serving.answers import deliver
+from xlaserve.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.serving.stations.on_demand import Missing, ShapeCompiler, look
+from xlaserve.serving.stations.station import Served, Working
+
+
+class Work(Protocol):
+    """Executes somewhere else than on the event loop."""
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
+        ...
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> Cancellable:
+        """Execute for one call, on the replica with the least to do."""
+        ...
+
+
+class ByItself:
+    """Executes each call by itself; a shape that is missing is compiled first (a Station)."""
+
+    def __init__(
+        self,
+        instance: Served,
+        model: LoadedModel,
+        work: Work,
+        shapes: ShapeCompiler,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._instance = instance
+        self._model = model
+        self.work = work
+        self._shapes = shapes
+        self._now_ns = now_ns
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
+        return self.work.pending_since()
+
+    def begin(self, call: InferCall) -> None:
+        """Execute a call; raises InvalidTensor for sizes that contradict one another."""
+        call.submitted_ns = call.submitted_ns or self._now_ns()
+        found = look(self._model, call.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(call, found)
+        else:
+            self._run(call, found)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: the threads have what waits."""
+        return ()
+
+    def run(self, call: InferCall, over: Callable[[], None], ended: Ended) -> None:
+        """Execute a call that waited in a queue; `over` is called when another one may be."""
+
+        def completed(result: Executed | BaseException) -> None:
+            over()
+            ended(result)
+
+        found = look(self._model, call.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(call, found, completed)
+        else:
+            self._run(call, found, completed)
+
+    def _run(self, call: InferCall, executable: Executable, ended: Ended | None = None) -> None:
+        ended = ended or partial(deliver, [call])
+        call.wait_at(Working(self.work.start(executable, call, ended)))
+
+    def _compile_first(self, call: InferCall, missing: Missing, ended: Ended | None = None) -> None:
+        compiling = asyncio.ensure_future(self._shapes.compiled(self._instance, missing))
+        # A user of its own: when its call is cancelled it may just be about to begin.
+        self._instance.acquire()
+        call.wait_at(Working(compiling))
+        compiling.add_done_callback(
+            partial(self._compiled, call, ended or partial(deliver, [call]))
+        )
+
+    def _compiled(
+        self, call: InferCall, ended: Ended, compiling: "asyncio.Task[Executable]"
+    ) -> None:
+        try:
+            executable = compiling.result()
+            if call.has_ended:
+                ended(asyncio.CancelledError())
+            else:
+                self._run(call, executable, ended)
+        except BaseException as error:  # whatever it is, somebody waits
+            ended(error)
+        finally:
+            self._instance.release()
+
+
+class AloneRunner:
+    """Executes the calls of a queue one by one, as many at a time as there are replicas (a Runner).
+
+    What waits for a replica waits in the queue, where its policies hold.
+    """
+
+    is_inline = False
+
+    def __init__(self, station: ByItself, lanes: int) -> None:
+        self._station = station
+        self.lanes = lanes
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Execute a call; both are called on completion."""
+        (call,) = requests
+        self._station.run(call, freed, ended)

@@ -1,0 +1,182 @@
+"""Answers again what was answered before (a Station around another): `response_cache`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors.panics import ENDS
+from xlaserve.serving.answers import answer_with, deliver, parameters_of
+from xlaserve.serving.call import Observer
+from xlaserve.serving.infer_call import Executed, InferCall, Relayed
+from xlaserve.serving.inference import InferOutput, InferResponse
+from xlaserve.serving.response_cache import Key, Section, input_bytes, key_of
+from xlaserve.serving.stations.around import Around
+from xlaserve.serving.stations.relay import Relay
+from xlaserve.serving.stations.station import Served, Station, Working
+
+_INLINE_BYTES = 1 << 16
+"""Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
+
+
+class Caching(Around):
+    """Answers from the cache, and has the station within execute what is not there, once at a time.
+
+    Equal calls in flight share one execution: a flight. The first of them is the leader, and counts
+    as a miss; the others count as hits when it is answered, and fail as it does. A leader that goes
+    away (its client cancels, its deadline passes) leaves the flight to the next one, and the last
+    one takes it back.
+    """
+
+    def __init__(
+        self,
+        within: Station,
+        section: Section,
+        instance: Served,
+        *,
+        threads: HostThreads,
+        counting: Observer,
+        now_ns: Callable[[], int],
+    ) -> None:
+        super().__init__(within)
+        self._section = section
+        self._names = tuple(spec.name for spec in instance.info.inputs)
+        self._instance = instance
+        self._threads = threads
+        self._counting = counting
+        self._now_ns = now_ns
+        self._flights: dict[Key, _Flight] = {}
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call from the cache, or have it executed; raises as the station within does."""
+        if call.resident or call.is_volatile:
+            # Its tensors may be on a device, or be others when they are executed.
+            self.within.begin(call)
+        elif input_bytes(call) > _INLINE_BYTES:
+            self._begin_later(call)
+        else:
+            begun = self._now_ns()
+            self._begin(call, key_of(call, self._names), begun)
+
+    def _begin_later(self, call: InferCall) -> None:
+        """Begin once a thread has made the key of a call with long inputs."""
+        begun = self._now_ns()
+        call.submitted_ns = call.submitted_ns or begun
+
+        def made(key: Key | BaseException) -> None:
+            call.place = None
+            if call.has_ended:
+                return
+            if isinstance(key, BaseException):
+                deliver([call], key)
+                return
+            try:
+                self._begin(call, key, begun)
+            except ENDS:
+                raise
+            except BaseException as error:
+                deliver([call], error)
+
+        job = self._threads.start(partial(key_of, call, self._names), made, self._instance.model)
+        call.wait_at(Working(job))
+
+    def _begin(self, call: InferCall, key: Key, begun: int) -> None:
+        entry = self._section.find(key)
+        if entry is not None:
+            if call.shaping is None:
+                # Where more is done to answers behind this station, the call is a relay of its own.
+                call.kept = entry
+            answer_again(call, entry.outputs, begun, self._now_ns())
+            return
+        # Of those that wait differently in the queue each is executed by itself.
+        flight_key = (*key, call.parameters.get("priority"), call.parameters.get("timeout"))
+        looked = self._now_ns() - begun
+        call.submitted_ns = call.submitted_ns or begun
+        flight = self._flights.get(flight_key)
+        if flight is not None:
+            flight.join(call, looked)
+            return
+        flight = _Flight(self, key, flight_key, call, looked)
+        self._flights[flight_key] = flight
+        try:
+            self.within.begin(flight.relay)
+        except BaseException:
+            flight.close()
+            raise
+
+    # --- as flights call it ---
+
+    def relay(self, call: InferCall, flight: "_Flight") -> Relay:
+        """Return a call that is executed in the place of others."""
+        return Relay(call, self._counting, flight.completed)
+
+    def keep(self, key: Key, outputs: Sequence[InferOutput]) -> int:
+        """Keep an answer; return how long that took, in nanoseconds."""
+        begun = self._now_ns()
+        self._section.keep(key, outputs)
+        return self._now_ns() - begun
+
+    def landed(self, flight_key: Key) -> None:
+        """Know that a flight has ended."""
+        del self._flights[flight_key]
+
+
+class _Flight:
+    """One execution, and the calls that wait for it (a Place)."""
+
+    def __init__(
+        self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int
+    ) -> None:
+        self._station = station
+        self._key = key
+        self._flight_key = flight_key
+        self._waiting: dict[InferCall, int] = {}
+        """Calls in the order in which they came, the leader first: how long each looked, in ns."""
+        self._has_landed = False
+        self.relay = station.relay(leader, self)
+        self.join(leader, looked)
+
+    def join(self, call: InferCall, looked: int) -> None:
+        """Let a call wait for the answer."""
+        self._waiting[call] = looked
+        call.wait_at(self)
+
+    def leave(self, call: InferCall) -> None:
+        """Answer a call no more; the last one takes the execution back."""
+        self._waiting.pop(call, None)
+        if not self._waiting and not self._has_landed:
+            self.close()
+            self.relay.cancel("nobody waits for the answer")
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._has_landed = True
+        for call in self._waiting:
+            call.place = None
+        self._waiting.clear()
+        self._station.landed(self._flight_key)
+
+    def completed(self, relay: Relay, result: InferResponse | BaseException) -> None:
+        """Answer all that wait, and keep the answer."""
+        if self._has_landed:
+            return
+        waiting = tuple(self._waiting.items())
+        self.close()
+        if isinstance(result, BaseException):
+            deliver([call for call, _ in waiting], result)
+            return
+        # Parameters of an answer are of its execution: they are not kept, nor is what they are of.
+        is_plain = type(result) is InferResponse
+        took = self._station.keep(self._key, result.outputs) if is_plain else 0
+        for index, (call, looked) in enumerate(waiting):
+            if not call.has_ended:
+                call.executed = relay.executed
+                how = Relayed(hit_ns=looked) if index else Relayed(miss_ns=looked + took)
+                answer_with(call, result.outputs, how, parameters_of(result))
+
+
+def answer_again(
+    call: InferCall, outputs: tuple[InferOutput, ...], begun_ns: int, ended_ns: int
+) -> None:
+    """Answer a call in the pass of the event loop in which it came, from what is kept."""
+    call.executed = Executed({}, ended_ns, ended_ns)
+    answer_with(call, outputs, Relayed(hit_ns=ended_ns - begun_ns))

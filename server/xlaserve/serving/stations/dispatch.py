@@ -1,0 +1,271 @@
+"""The executions of one model on accelerators: in flight side by side, a bounded number of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, cast
+from weakref import ReferenceType, ref
+
+from xlaserve.artifact.target_sizes import IN_FLIGHT
+from xlaserve.concurrency.device import DeviceThreads
+from xlaserve.runtime.loaded import Dispatching, Executable, InFlight, LoadedModel
+from xlaserve.serving.infer_call import Ended, Executed, InferCall, Tensors, User
+from xlaserve.serving.stations.batching import pack
+from xlaserve.serving.stations.health import Execution, Health, Watch
+
+Dispatch: TypeAlias = Callable[[int], InFlight]
+"""Starts an execution on a replica; called in the thread that dispatches to its device."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One replica, and what it has to do."""
+
+    index: int
+    threads: DeviceThreads
+    in_flight: int = 0
+    """Executions from dispatch to the device's thread until completion."""
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Return what its device has to do, for all models, and what it has itself."""
+        return self.threads.in_flight, self.in_flight
+
+
+class Job:
+    """One execution, from when it may begin to its completion."""
+
+    __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "since_ns", "work")
+
+    def __init__(
+        self,
+        dispatcher: "Dispatcher",
+        dispatch: Dispatch,
+        ended: Ended,
+        freed: Callable[[], None] | None,
+        since_ns: int,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self.since_ns = since_ns
+        """When the oldest of its requests was submitted."""
+        self.dispatch = dispatch
+        self.ended = ended
+        self.freed = freed
+        """Called when the next batch may come; None for what is not a batch."""
+        self.is_dispatched = False
+        self.work: ReferenceType[Future[Callable[[], Executed]]] | None = None
+        """The dispatch; None before it has a slot. Its thread owns it, and it owns the completion,
+        which refers to the job."""
+
+    def cancel(self) -> bool:
+        """Cancel it, unless a thread has begun; `ended` is called with that. Not for a batch."""
+        if self.work is None:
+            return self._dispatcher.dequeue(self)
+        work = self.work()
+        return work is not None and work.cancel()
+
+
+class Dispatcher:
+    """Hands the executions of one instance to its devices, in order. Of the event loop.
+
+    Each goes to the replica whose device has the least to do; where all replicas have as many as
+    may be in flight, it waits. A batch is better off in the queue of its model, where it still
+    grows: the next may come once the one before it is dispatched, and a slot is free.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        devices: Sequence[DeviceThreads],
+        now_ns: Callable[[], int],
+        in_flight: int = IN_FLIGHT,
+        *,
+        watch: Watch | None = None,
+    ) -> None:
+        """Without `watch` an execution may take any time."""
+        self._user = user
+        self._watch = watch or Watch(Health(0))
+        self._replicas = [_Replica(index, threads) for index, threads in enumerate(devices)]
+        self._now_ns = now_ns
+        self._most = in_flight
+        self._waiting: deque[Job] = deque()
+        self._expected = len(devices)
+        """Batches that may come."""
+        self._held: deque[Callable[[], None]] = deque()
+        """Callbacks for more that may come, once there are slots for them."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many batches may come at first."""
+        return len(self._replicas)
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a slot was submitted."""
+        return (job.since_ns for job in self._waiting)
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> Job:
+        """Execute for one call by itself."""
+        dispatching, inputs, resident = executable.dispatching, call.inputs, call.resident
+        assert dispatching is not None
+        return self.submit(
+            lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica),
+            ended,
+            since_ns=call.submitted_ns,
+        )
+
+    def submit(
+        self,
+        dispatch: Dispatch,
+        ended: Ended,
+        freed: Callable[[], None] | None = None,
+        *,
+        since_ns: int = 0,
+    ) -> Job:
+        """Have something executed. A batch says what is `freed` when the next may come.
+
+        `since_ns` is when its oldest request was submitted; 0 for now.
+        Raises ExecutionStalled while the device has something that does not end.
+        """
+        self._watch.check()
+        job = Job(self, dispatch, ended, freed, since_ns or self._now_ns())
+        if freed is not None:
+            self._expected -= 1
+        self._waiting.append(job)
+        self._go_on()
+        return job
+
+    def dequeue(self, job: Job) -> bool:
+        """Cancel a job that waits for a slot; tell whether it did."""
+        if job not in self._waiting:
+            return False
+        self._waiting.remove(job)
+        job.ended(asyncio.CancelledError())
+        return True
+
+    def _go_on(self) -> None:
+        """Fill the free slots: with what waits, and then with batches that may come."""
+        while self._waiting:
+            free = [replica for replica in self._replicas if replica.in_flight < self._most]
+            if not free:
+                break
+            self._start(self._waiting.popleft(), min(free, key=lambda replica: replica.load))
+        while self._held and self._expected < self._free_slots():
+            self._expected += 1
+            self._held.popleft()()
+
+    def _free_slots(self) -> int:
+        """Return how many batches may come now."""
+        free = sum(replica.in_flight < self._most for replica in self._replicas)
+        # Where others wait, a batch has to queue behind them.
+        return free or bool(self._waiting)
+
+    def _start(self, job: Job, replica: _Replica) -> None:
+        replica.in_flight += 1
+        replica.threads.in_flight += 1
+        self._user.acquire()
+        given_up = partial(self._given_up, job)
+        execution = self._watch.begin(_begun, given_up, replica.threads)
+        over = partial(self._over, job, replica, execution)
+        try:
+            work = replica.threads.start(
+                partial(_dispatched, self._now_ns, job.dispatch, replica.index),
+                partial(self._dispatched, job),
+                over,
+            )
+            job.work = ref(work)
+        except RuntimeError as error:  # the threads have ended, as the server does
+            asyncio.get_running_loop().call_soon(over, error)
+
+    def _dispatched(self, job: Job) -> None:
+        job.is_dispatched = True
+        self._expect_another(job)
+        self._go_on()
+
+    def _given_up(self, job: Job, error: BaseException) -> None:
+        """Answer a job that does not end, and all that waits behind it."""
+        failed = [job, *self._waiting]
+        self._waiting.clear()
+        for one in failed:
+            if not one.is_dispatched:
+                self._expect_another(one)
+            one.freed = None
+        # They come for nothing: `submit` raises.
+        while self._held:
+            self._expected += 1
+            self._held.popleft()()
+        for one in failed:
+            ended, one.ended = one.ended, _ignore
+            ended(error)
+
+    def _over(
+        self,
+        job: Job,
+        replica: _Replica,
+        execution: Execution,
+        result: Executed | BaseException,
+    ) -> None:
+        if not job.is_dispatched:
+            self._expect_another(job)
+        replica.in_flight -= 1
+        replica.threads.in_flight -= 1
+        self._user.release()
+        # Before the answers: a caller may ask again at once.
+        self._go_on()
+        if self._watch.over(execution, result):
+            job.ended(result)
+
+    def _expect_another(self, job: Job) -> None:
+        if job.freed is not None:
+            self._held.append(job.freed)
+
+
+def _begun() -> bool:
+    """Say that a device has it: how long others there take is seen by their ends."""
+    return True
+
+
+def _ignore(result: Executed | BaseException) -> None:
+    """Do nothing with what nobody waits for any more."""
+
+
+def _dispatched(
+    now_ns: Callable[[], int], dispatch: Dispatch, replica: int
+) -> Callable[[], Executed]:
+    """Start an execution, and return what waits for its end."""
+    begun = now_ns()
+    in_flight = dispatch(replica)
+
+    def fetch() -> Executed:
+        # What is asked to stay on the device is for nobody who takes it for host arrays.
+        return Executed(cast(Tensors, in_flight.fetch()), begun, now_ns())
+
+    return fetch
+
+
+class DeviceRunner:
+    """Runs the batches of one instance on its devices (a Runner)."""
+
+    is_inline = False
+
+    def __init__(
+        self, dispatcher: Dispatcher, model: LoadedModel, dispatching: Dispatching
+    ) -> None:
+        self.lanes = dispatcher.lanes
+        self._dispatcher = dispatcher
+        self._model = model
+        self._dispatching = dispatching
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch as soon as there is a slot."""
+        dispatch, since_ns = partial(self._dispatch, requests), requests[0].submitted_ns
+        self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
+
+    def _dispatch(self, requests: Sequence[InferCall], replica: int) -> InFlight:
+        if requests[0].resident:
+            inputs = requests[0].inputs
+            return self._dispatching.dispatch(inputs, resident=True, replica=replica)
+        rows = self._model.padded_rows(sum([request.rows for request in requests]))
+        return self._dispatching.dispatch(pack(requests, rows), replica=replica)

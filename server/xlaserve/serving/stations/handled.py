@@ -1,0 +1,414 @@
+"""Models that are handed requests and answer them in threads of their own (a Station)."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+
+from xlaserve.errors import Decoupled
+from xlaserve.errors.code import ModelFailed
+from xlaserve.errors.panics import ENDS
+from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
+from xlaserve.serving.answers import answer_last, deliver, respond
+from xlaserve.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.serving.stations.batching import Batcher
+from xlaserve.serving.stations.deadlock import Waits
+from xlaserve.serving.stations.direct import DirectQueue
+from xlaserve.serving.stations.outbox import Outbox
+from xlaserve.serving.stations.replicas import Replicas
+from xlaserve.serving.stations.station import Served
+from xlaserve.serving.stations.unending import Unending
+from xlaserve.tensors import Parameter, Tensor
+
+AHEAD = 32
+"""Executions that a copy may have been handed: waking its thread takes longer than many a model."""
+
+_QUICK_NS = 2_000_000
+"""The most that an execution takes which is quick. Most of that may be a wait for Python's lock."""
+
+WINDOW = 16
+"""Answers of one request that may be on their way to its client before the model pauses."""
+
+
+class Handed:
+    """Queues calls, and hands them to the copies of their model (a Station)."""
+
+    def __init__(
+        self, instance: Served, runner: "CopiesRunner", queue: Batcher | DirectQueue, waits: Waits
+    ) -> None:
+        self._instance = instance
+        self._runner = runner
+        self._is_decoupled = runner.model.is_decoupled
+        self._unending = Unending(instance) if self._is_decoupled else None
+        self._queue = queue
+        if isinstance(queue, DirectQueue):
+            runner.on_over = queue.hand_on
+        self._waits = waits
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call that waits for a copy was submitted."""
+        return chain(self._queue.pending_since(), self._runner.pending_since())
+
+    def begin(self, call: InferCall) -> None:
+        """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
+        if isinstance(self._runner.model, Slotted):
+            many = call.takes_many and not call.wants_whole
+            call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
+        elif self._is_decoupled and not call.takes_many:
+            raise Decoupled(self._instance.model)
+        self._queue.submit(call)
+        if self._unending is not None:
+            self._unending.add(call)
+        if call.parent is not None:
+            self._waits.watch(call, self._runner)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin nothing more; return the calls that wait."""
+        return self._queue.retire()
+
+
+class CopiesRunner:
+    """Hands batches to the copies of a model (a Runner).
+
+    A copy is handed executions ahead of time, so that its thread need not wait for the event loop
+    between two of them; where there are several copies, while executions are quick. Where a policy
+    rules who goes next, for how long, and with whom (`is_ruled`), a copy is handed what it can
+    begin now and nothing else: what it has been handed no policy reaches.
+    """
+
+    is_inline = False
+
+    def __init__(
+        self,
+        instance: Served,
+        model: Handling,
+        outbox: Outbox,
+        now_ns: Callable[[], int],
+        *,
+        is_ruled: bool = False,
+    ) -> None:
+        self._instance = instance
+        self.model = model
+        self._is_ruled = is_ruled
+        self._slots_ahead = model.ahead if isinstance(model, Slotted) else 0
+        self._outbox = outbox
+        self._now_ns = now_ns
+        self._replicas = Replicas(model.replicas)
+        self.lanes = model.replicas * model.concurrency
+        self._in_flight = 0
+        self._exchanges: set[Exchange] = set()
+        """Those that copies have."""
+        self._owed: list[Callable[[], None]] = []
+        """Callbacks that say that another batch may start."""
+        self._calls_others = False
+        """Whether its code calls other models: what waits for them holds up what is behind it."""
+        self._recent_ns = _QUICK_NS
+        """Time of an execution, as a moving average."""
+        self.on_over: Callable[[], None] = self._free
+        """Called when a copy has less to do."""
+
+    @property
+    def executing(self) -> Mapping[InferCall, bool]:
+        """Return the calls that copies have, and whether the code has begun with each."""
+        return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call was submitted that copies have been handed ahead of time."""
+        return (one.call.submitted_ns for one in self._exchanges if not one.begun_ns)
+
+    def yields_to(self, level: int) -> bool:
+        """Tell whether the model would take a request of a priority though it has no more room.
+
+        So it has at most as many more as it has slots: each of those takes the slot of another.
+        """
+        most = 2 * self.lanes + self._slots_ahead
+        if not isinstance(self.model, Slotted) or self._in_flight >= most:
+            return False
+        return self.model.yields_to(level)
+
+    @property
+    def room(self) -> int:
+        """Return how many executions may be handed over now."""
+        return max(0, max(self.lanes, self._ahead) - self._in_flight)
+
+    @property
+    def group(self) -> int:
+        """Return how many executions one copy should be handed at a time, at most."""
+        return max(1, self._ahead // self.model.replicas) if self.model.concurrency == 1 else 1
+
+    @property
+    def _ahead(self) -> int:
+        """Return how many executions copies are handed ahead of time; 0 for none."""
+        if self._is_ruled:
+            return 0
+        if self._slots_ahead:
+            return self.lanes + self._slots_ahead
+        # What waits for one copy might be begun by another, if there is one.
+        may_wait = self.model.replicas == 1 or self._recent_ns < _QUICK_NS
+        return self.model.replicas * AHEAD if may_wait and not self._calls_others else 0
+
+    def hand(self, calls: Sequence[InferCall]) -> None:
+        """Hand calls to the copy with the least to do, each for an execution of its own."""
+        self._hand(calls, together=False)
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Hand a batch to the copy with the least to do; its calls are answered one by one."""
+        self._owed.append(freed)
+        self._hand(requests, together=True, ended=ended)
+        self._free()
+
+    def _hand(
+        self, calls: Sequence[InferCall], *, together: bool, ended: Ended | None = None
+    ) -> None:
+        count = 1 if together else len(calls)
+        replica = self._replicas.take(count)
+        self._instance.acquire()
+        self._in_flight += count
+        handed = exchanges(calls, self._outbox, self._now_ns, together=together)
+        self._exchanges.update(handed)
+        over = partial(self._outbox.post, partial(self._over, replica, count, handed, ended))
+        self.model.handle(replica, handed, over, together=together)
+
+    def _over(
+        self, replica: int, count: int, handed: Sequence["Exchange"], ended: Ended | None
+    ) -> None:
+        self._replicas.leave(replica, count)
+        self._in_flight -= count
+        self._exchanges.difference_update(handed)
+        if not self._calls_others:
+            self._calls_others = any(exchange.call.nested is not None for exchange in handed)
+        failed = failure_of(handed)
+        if not self.model.is_decoupled:
+            for exchange in handed:
+                exchange.check_answered()
+        took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
+        self._recent_ns += (max(took, 0) // count - self._recent_ns) // 4
+        self.on_over()
+        if ended is not None and failed is not None:
+            ended(failed)
+        self._instance.release()
+
+    def _free(self) -> None:
+        """Let the next batches start, as far ahead as executions are quick."""
+        most_owed = max(0, self._in_flight - max(0, self._ahead - self.lanes))
+        while len(self._owed) > most_owed:
+            self._owed.pop()()
+
+
+def exchanges(
+    calls: Sequence[InferCall], outbox: Outbox, now_ns: Callable[[], int], *, together: bool
+) -> "list[Exchange]":
+    """Return calls as a model is handed them, for one execution or each for one of its own."""
+    is_shared = together and len(calls) > 1
+    return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
+
+
+def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
+    """Return what an execution failed with: that of its one request, or of all as a whole."""
+    if len(handed) == 1:
+        return handed[0].failure
+    return next((one.failure for one in handed if one.has_failed_with_others), None)
+
+
+class Exchange:
+    """One call, as the model has it (a ModelRequest)."""
+
+    __slots__ = (
+        "_answers",
+        "_has_answered",
+        "_is_shared",
+        "_lock",
+        "_now_ns",
+        "_outbox",
+        "_resume",
+        "begun_ns",
+        "call",
+        "ended_ns",
+        "failure",
+        "has_ended",
+        "has_failed",
+        "has_failed_with_others",
+        "inputs",
+        "is_again",
+        "outputs",
+    )
+
+    def __init__(
+        self,
+        call: InferCall,
+        outbox: Outbox,
+        now_ns: Callable[[], int],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """`is_shared` says whether others are executed with it."""
+        self.call = call
+        self._is_shared = is_shared
+        self._has_answered = False
+        self.failure: BaseException | None = None
+        """What the model failed with."""
+        self.has_failed_with_others = False
+        """Whether that was the failure of all that were executed together, and its call was given
+        nothing: who handed it over has it executed again by itself."""
+        self._outbox = outbox
+        self._now_ns = now_ns
+        self.inputs = call.inputs
+        specs = call.instance.info.outputs if call.chosen is None else call.chosen
+        self.outputs = [spec.name for spec in specs]
+        self.begun_ns = self.ended_ns = 0
+        self.has_ended = False
+        """Whether the model has said its last word; set in its thread."""
+        self.has_failed = False
+        """Whether that was an error, or nothing at all."""
+        self.is_again = False
+        """Whether it is to be executed once more, as its model has said."""
+        self._answers = 0
+        """Answers that are on their way to the event loop, or to a client that does not read."""
+        self._resume: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        """Held for both."""
+
+    # --- for the model, in its threads ---
+
+    @property
+    def id(self) -> str:
+        """Return the id of the request."""
+        return self.call.id
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows its inputs have."""
+        return self.call.rows
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the parameters of the request."""
+        return self.call.parameters
+
+    @property
+    def tensor_parameters(self) -> TensorParameters:
+        """Return the parameters of single tensors."""
+        return self.call.tensor_parameters
+
+    @property
+    def sender(self) -> Sender:
+        """Return what is known of who sent the request."""
+        call = self.call
+        takes_many = call.takes_many and not call.wants_whole
+        return Sender(call.submitted_ns, call.owner, takes_many, call.caller)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits any more."""
+        return self.call.has_ended
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the model may give another answer."""
+        return self._answers < WINDOW or self.call.has_ended
+
+    def begin(self) -> None:
+        """Take note of the time."""
+        self.begun_ns = self._now_ns()
+        if self.call.on_begun is not None:
+            self.call.on_begun()
+
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        """Give an answer."""
+        self.ended_ns = self._now_ns()
+        self._has_answered = True
+        if last:
+            self.has_ended = True
+        else:
+            with self._lock:
+                self._answers += 1
+        self._outbox.post(partial(self._write, outputs, last, parameters))
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Hand what this thread gives meanwhile to the event loop at once, at the end."""
+        return self._outbox.gathered()
+
+    def again(self) -> None:
+        """End this execution of the request, which goes on with another one."""
+        self.has_ended = self.is_again = True
+        self.ended_ns = self._now_ns()
+
+    def end(self) -> None:
+        """End the request, all of whose answers were given."""
+        self.has_ended = True
+        self.ended_ns = self._now_ns()
+        self._outbox.post(self._finish)
+
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error, or leave it to be executed again by itself."""
+        self.failure = error
+        self.has_failed_with_others = whole and self._is_shared and not self._has_answered
+        self.has_ended = self.has_failed = True
+        self.ended_ns = self._now_ns()
+        if not self.has_failed_with_others:
+            self._outbox.post(partial(deliver, [self.call], error))
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the model may give another answer, or nobody waits."""
+        with self._lock:
+            if not self.is_writable:
+                self._resume = resume
+                return
+        resume()
+
+    # --- on the event loop ---
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Call when the call ends, however it does; one that was answered has left by then."""
+        self.call.hold(leave)
+
+    def check_answered(self) -> None:
+        """Fail a call that the model has left without an answer."""
+        self.has_failed = self.has_failed or not self.has_ended
+        if not self.has_ended and not self.call.has_ended:
+            deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
+
+    def _write(
+        self, outputs: Mapping[str, Tensor], last: bool, parameters: AnswerParameters | None
+    ) -> None:
+        call = self.call
+        if call.has_ended:
+            self._written()
+            return
+        try:
+            response = respond(call, outputs, parameters)
+        except ENDS:
+            raise
+        except BaseException as error:
+            deliver([call], error)
+            return
+        if last:
+            answer_last(call, self._executed(), response)
+            return
+        call.answer(response, last=False)
+        if call.is_writable or call.has_ended:
+            self._written()
+        else:
+            call.on_writable = self._written
+            call.holds_anything = True
+
+    def _written(self) -> None:
+        """Let the model go on: all that it gave was written, or nobody wants it."""
+        with self._lock:
+            self._answers = 0
+            resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def _finish(self) -> None:
+        answer_last(self.call, self._executed())
+
+    def _executed(self) -> Executed:
+        return Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, self.call.rows)

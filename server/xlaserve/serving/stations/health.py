@@ -1,0 +1,218 @@
+"""Executions that do not end, or fail on their device: their model is not ready until it works."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary, ref
+
+import structlog
+
+from xlaserve.errors import ExecutionStalled
+from xlaserve.runtime.devices.device_failures import device_failure
+from xlaserve.serving.call import outside_call
+from xlaserve.serving.stations.station import Served
+
+Fail = Callable[[BaseException], None]
+"""Answers the calls of an execution with an error; called on the event loop, at most once."""
+
+_MOST_INTERVAL_SECONDS = 1.0
+_LOOKS = 4
+"""How often executions are looked at while they take as long as they may."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+"""How long a model that failed on its device is not ready; twice as long where it fails again
+before as much time has passed once more."""
+
+DEFAULT_EXECUTION_SECONDS = 60.0
+
+
+def _nobody() -> None:
+    """Stand for an instance that there is not."""
+
+
+class Execution:
+    """One that was begun, or will be, until it is completed."""
+
+    __slots__ = ("begun", "fail", "line", "since")
+
+    def __init__(self, begun: Callable[[], bool], fail: Fail, line: object) -> None:
+        self.begun = begun
+        """Tells whether a thread works on it: before, it only waits for one."""
+        self.fail: Fail | None = fail
+        """None once it was called."""
+        self.line = line
+        """The line of work that it is in, one behind the other; None where there is none."""
+        self.since: float | None = None
+        """When it was first seen to have begun, or when the one before it ended."""
+
+
+class Watch:
+    """The executions of one instance in threads and on devices, and whether they end."""
+
+    def __init__(self, health: "Health", instance: Served | None = None) -> None:
+        self._health = health
+        # It is kept by the stations of the instance, and must not keep it alive.
+        self._instance = _nobody if instance is None else ref(instance)
+        self._model = "" if instance is None else instance.model
+        self.executions: dict[Execution, None] = {}
+        self._stalled = 0
+        """Executions that have not ended, and were given up."""
+        self._pause = 0.0
+        """Seconds for which it was not ready when it last failed on its device."""
+        self._failed_at = 0.0
+        self._log = structlog.get_logger("execution")
+
+    def check(self) -> None:
+        """Raise ExecutionStalled while another execution of the model does not end."""
+        if self._stalled:
+            raise ExecutionStalled(self._model, self._health.seconds)
+
+    def begin(self, begun: Callable[[], bool], fail: Fail, line: object = None) -> Execution:
+        """Watch an execution until `over`; where it does not end, `fail` is called in its place."""
+        execution = Execution(begun, fail, line)
+        self.executions[execution] = None
+        self._health.look_at(self)
+        return execution
+
+    def over(self, execution: Execution, result: object) -> bool:
+        """Watch it no more; tell whether its calls wait for the result still."""
+        del self.executions[execution]
+        self._health.progressed(execution.line)
+        if isinstance(result, BaseException):
+            self.saw(result)
+        if execution.fail is not None:
+            return True
+        self._stalled -= 1
+        if not self._stalled:
+            self._log.info("model executes again", model=self._model)
+            self._resume()
+        return False
+
+    def saw(self, error: BaseException) -> None:
+        """Know how an execution failed: if its device did, the model is not ready for a while."""
+        reason, instance = device_failure(error), self._instance()
+        if reason is None or instance is None:
+            return
+        if instance.fault:
+            return  # of those that were in flight when the first one failed
+        now = self._health.now()
+        again = now - self._failed_at < 2 * self._pause
+        pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause) if again else _FIRST_PAUSE_SECONDS
+        self._pause, self._failed_at = pause, now
+        self._log.error(
+            "an execution failed on the device",
+            model=self._model,
+            reason=reason,
+            consequence=f"the model is not ready for {pause:g} s",
+        )
+        instance.suspend("an execution failed on the device")
+        # It may be unloaded by then, and its memory has to be free.
+        asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
+
+    def look(self, now: float, late: float) -> None:
+        """Give up what takes longer than it may; `late` is how long nobody could look."""
+        for execution in list(self.executions):
+            if execution.fail is None:
+                continue
+            if self._stalled and not execution.begun():
+                # The threads that it waits for are those that do not come back.
+                self._fail(execution)
+            elif execution.begun():
+                began = now if execution.since is None else execution.since + late
+                execution.since = max(began, self._health.last_progress(execution.line))
+                if now - execution.since >= self._health.seconds:
+                    self._give_up(execution)
+
+    def _give_up(self, execution: Execution) -> None:
+        self._log.error(
+            "an execution does not end",
+            model=self._model,
+            seconds=self._health.seconds,
+            setting="execution_seconds",
+            consequence="the model is not ready until it does; its thread cannot be stopped",
+        )
+        instance = self._instance()
+        if instance is not None:
+            instance.suspend(str(ExecutionStalled(self._model, self._health.seconds)))
+        self._fail(execution)
+
+    def _fail(self, execution: Execution) -> None:
+        fail, execution.fail = execution.fail, None
+        if fail is not None:
+            self._stalled += 1
+            fail(ExecutionStalled(self._model, self._health.seconds))
+
+    def _resume(self) -> None:
+        instance = self._instance()
+        if instance is not None and not self._stalled:
+            instance.resume()
+
+
+class Health:
+    """Looks at the executions of all instances of a server while there are any."""
+
+    def __init__(
+        self,
+        seconds: float = DEFAULT_EXECUTION_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`seconds` is how long an execution may take; 0 for any time."""
+        self.seconds = seconds
+        self.now = clock
+        self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)
+        self._watches: WeakKeyDictionary[Served, Watch] = WeakKeyDictionary()
+        self._looked_at: dict[Watch, None] = {}
+        """Those with executions."""
+        self._progress: WeakKeyDictionary[object, float] = WeakKeyDictionary()
+        """When each line of work last completed something."""
+        self._due: float | None = None
+        """When the next look is due; None while there is nothing to look at."""
+
+    def watch(self, instance: Served) -> Watch:
+        """Return the watch of an instance."""
+        found = self._watches.get(instance)
+        if found is None:
+            found = self._watches[instance] = Watch(self, instance)
+        return found
+
+    def look_at(self, watch: Watch) -> None:
+        """Look at a watch from now on, as long as it has executions."""
+        self._looked_at[watch] = None
+        if self._due is None and self.seconds:
+            self._look_later()
+
+    def progressed(self, line: object) -> None:
+        """Know that something in a line of work has ended."""
+        if line is not None:
+            self._progress[line] = self.now()
+
+    def last_progress(self, line: object) -> float:
+        """Return when a line of work last completed something."""
+        return 0.0 if line is None else self._progress.get(line, 0.0)
+
+    def _look_later(self) -> None:
+        self._due = self.now() + self._interval
+        look = partial(_look, ref(self))
+        asyncio.get_running_loop().call_later(self._interval, look, context=outside_call())
+
+    def look(self) -> None:
+        """Look at everything once, and again later where anything is left."""
+        now = self.now()
+        # A process that was stopped, or a loop that was busy, took time from every execution.
+        late = max(0.0, now - (self._due or now))
+        late = late if late > self._interval else 0.0
+        self._due = None
+        for watch in list(self._looked_at):
+            watch.look(now, late)
+            if not watch.executions:
+                del self._looked_at[watch]
+        if self._looked_at:
+            self._look_later()
+
+
+def _look(found: "ref[Health]") -> None:
+    health = found()
+    if health is not None:
+        health.look()

@@ -1,0 +1,257 @@
+"""Executions on the host: on the event loop, or in threads."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from xlaserve.concurrency.host import HostJob, HostThreads
+from xlaserve.errors.panics import ENDS, answerable
+from xlaserve.runtime.loaded import Executable, LoadedModel, Value
+from xlaserve.serving.answers import answer_now
+from xlaserve.serving.infer_call import Ended, Executed, InferCall, Tensors
+from xlaserve.serving.stations.batching import pack
+from xlaserve.serving.stations.by_itself import ByItself
+from xlaserve.serving.stations.health import Health, Watch
+from xlaserve.serving.stations.replicas import Replicas
+from xlaserve.serving.stations.station import Served
+
+T = TypeVar("T")
+
+_INLINE_REQUESTS = 4
+"""Most calls that a batch counts as when it is decided where it runs: it replaces more
+executions, but nothing else runs meanwhile. A thread would cost it some 100 us."""
+
+_SECOND_NS = 1e9
+
+
+class HostWork:
+    """The work for one instance in threads of the host; each station hands it to the next."""
+
+    def __init__(
+        self,
+        instance: Served,
+        threads: HostThreads,
+        replicas: int,
+        now_ns: Callable[[], int],
+        watch: Watch | None = None,
+    ) -> None:
+        """Without `watch` an execution may take any time."""
+        self.instance = instance
+        self.watch = watch or Watch(Health(0))
+        """Its executions, in threads and on the event loop."""
+        self._threads = threads
+        self._now_ns = now_ns
+        self.replicas = Replicas(replicas)
+        """Shares the executions."""
+        self._jobs: WeakKeyDictionary[HostJob, int] = WeakKeyDictionary()
+        """When those were submitted whose completion has not reached the event loop; their threads
+        own them."""
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a thread was submitted."""
+        return (since for job, since in self._jobs.items() if job.waits)
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
+        """Execute for one call, in a thread.
+
+        Raises RuntimeError where there is none, ExecutionStalled while others do not end.
+        """
+        self.watch.check()
+        inputs, resident = call.inputs, call.resident
+
+        def run(replica: int) -> Executed | BaseException:
+            execute = partial(executable.execute, inputs, resident=resident, replica=replica)
+            return executed(self._now_ns, execute)
+
+        return self.in_thread(run, ended, since_ns=call.submitted_ns)
+
+    def in_thread(
+        self,
+        call: Callable[[int], T],
+        ended: Callable[[T | BaseException], None],
+        *,
+        since_ns: int = 0,
+    ) -> HostJob:
+        """Run a call in a thread, for the replica with the least to do, whose index it takes.
+
+        `since_ns` is when its oldest request was submitted; 0 for now.
+        `ended` is called on the event loop, with ExecutionStalled where the call does not end. The
+        thread is a user of the instance: it may outlive calls that were cancelled. Raises
+        RuntimeError where there is no thread.
+        """
+        replica, instance, watch = self.replicas.take(), self.instance, self.watch
+
+        def over(result: T | BaseException) -> None:
+            self.replicas.leave(replica)
+            instance.release()
+            if watch.over(execution, result):
+                ended(result)
+
+        try:
+            job = self._threads.start(partial(call, replica), over, instance.model)
+        except RuntimeError:
+            self.replicas.leave(replica)
+            raise
+        # Its completion knows the execution: that must not keep the job.
+        execution = watch.begin(partial(_has_begun, ref(job)), ended)
+        self._jobs[job] = since_ns or self._now_ns()
+        instance.acquire()
+        return job
+
+
+def _has_begun(found: "ReferenceType[HostJob]") -> bool:
+    job = found()
+    return job is None or not job.waits
+
+
+def executed(
+    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
+) -> Executed | BaseException:
+    """Run a call, and return what it gave or raised, and when."""
+    begun = now_ns()
+    try:
+        outputs = call()
+    except BaseException as error:
+        return answerable(error)
+    # What is asked to stay on the device is for nobody who takes it for host arrays.
+    return Executed(cast(Tensors, outputs), begun, now_ns())
+
+
+class Overran(Protocol):
+    """A callback for executions that keep the event loop longer than allowed."""
+
+    def __call__(
+        self,
+        work: HostWork,
+        executable: Executable,
+        inputs: Mapping[str, Value],
+        seconds: float,
+        limit: float,
+    ) -> None:
+        """Do something about it; the inputs may be gone once this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InlineLimit:
+    """Limit of executions on the event loop."""
+
+    seconds: float
+    """The most that one call may take there."""
+    overran: Overran
+
+
+class Inline:
+    """Executes on the event loop what is quick there, and the rest in threads (a Station)."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        slower: ByItself,
+        work: HostWork,
+        limit: InlineLimit,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._slower = slower
+        self.work = work
+        self._limit = limit
+        self._seconds = limit.seconds
+        self._now_ns = now_ns
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a thread was submitted."""
+        return self._slower.pending_since()
+
+    def begin(self, call: InferCall, slower: Callable[[InferCall], None] | None = None) -> None:
+        """Answer a call at once if it is quick, as the warm-up measured its bucket.
+
+        One that is not is handed to `slower`; without that it is executed in a thread.
+        """
+        model, now_ns, seconds = self._model, self._now_ns, self._seconds
+        if model.expected_seconds(call.rows) > seconds:
+            (slower or self._slower.begin)(call)
+            return
+        begun = now_ns()
+        if not call.submitted_ns:
+            call.submitted_ns = begun
+        try:
+            outputs: Any = model.execute(call.inputs, resident=call.resident)
+        except ENDS:
+            raise
+        except BaseException as error:
+            self.work.watch.saw(error)
+            raise
+        ended = now_ns()
+        if ended - begun > seconds * _SECOND_NS:
+            took = (ended - begun) / _SECOND_NS
+            self._limit.overran(self.work, model, call.inputs, took, seconds)
+        answer_now(call, Executed(outputs, begun, ended))
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: no call waits."""
+        return ()
+
+
+class HostRunner:
+    """Runs the batches of one instance on the host, one for each replica at a time (a Runner)."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        work: HostWork,
+        limit: InlineLimit | None,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Without `limit` nothing is executed on the event loop."""
+        self._model = model
+        self._work = work
+        self._limit = limit
+        self._now_ns = now_ns
+        self.lanes = model.replicas
+        self.is_inline = limit is not None
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called on completion, perhaps before this returns."""
+        rows, limit = sum([call.rows for call in requests]), self._limit
+
+        def over(result: Executed | BaseException) -> None:
+            freed()
+            ended(result)
+
+        # As long as its calls may take one by one.
+        most = 0.0 if limit is None else min(len(requests), _INLINE_REQUESTS) * limit.seconds
+        if limit is not None and self._model.expected_seconds(rows) <= most:
+            over(self._run_inline(requests, rows, most, limit.overran))
+        else:
+            self._work.watch.check()
+            execute = partial(self._executed, requests, rows)
+            self._work.in_thread(execute, over, since_ns=requests[0].submitted_ns)
+
+    def _run_inline(
+        self, requests: Sequence[InferCall], rows: int, most: float, overran: Overran
+    ) -> Executed | BaseException:
+        replica = self._work.replicas.take()
+        begun = self._now_ns()
+        result = self._executed(requests, rows, replica)
+        seconds = (self._now_ns() - begun) / _SECOND_NS
+        self._work.replicas.leave(replica)
+        if isinstance(result, BaseException):
+            self._work.watch.saw(result)
+        if seconds > most:
+            inputs = pack(requests, self._model.padded_rows(rows))
+            overran(self._work, self._model, inputs, seconds, most)
+        return result
+
+    def _executed(
+        self, requests: Sequence[InferCall], rows: int, replica: int
+    ) -> Executed | BaseException:
+        return executed(self._now_ns, partial(self._execute, requests, rows, replica))
+
+    def _execute(
+        self, requests: Sequence[InferCall], rows: int, replica: int
+    ) -> Mapping[str, Value]:
+        inputs = pack(requests, self._model.padded_rows(rows))
+        return self._model.execute(inputs, replica=replica)

@@ -1,0 +1,78 @@
+"""Answers in the order of the requests (a Station around another): `preserve_ordering`."""
+
+from collections import OrderedDict
+from functools import partial
+
+from xlaserve.serving.answers import answer_with, deliver, parameters_of
+from xlaserve.serving.call import Observer
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.inference import InferResponse
+from xlaserve.serving.stations.around import Around
+from xlaserve.serving.stations.relay import Relay
+from xlaserve.serving.stations.station import Station
+
+_Result = tuple[Relay, InferResponse | BaseException]
+
+
+class Ordered(Around):
+    """Has the station within execute, and answers each call behind those that came before it.
+
+    An error is an answer. A call that has ended, whose client cancelled or whose deadline passed,
+    holds up nobody.
+    """
+
+    def __init__(self, within: Station, counting: Observer) -> None:
+        super().__init__(within)
+        self._counting = counting
+        self._order: OrderedDict[InferCall, Relay] = OrderedDict()
+        """The calls that are not answered, and who is executed for each."""
+        self._results: dict[InferCall, _Result] = {}
+        """Results that wait for those of calls before them."""
+        self._is_answering = False
+
+    def begin(self, call: InferCall) -> None:
+        """Have a call executed; raises as the station within does."""
+        relay = Relay(call, self._counting, partial(self._completed, call))
+        self._order[call] = relay
+        call.wait_at(self)
+        try:
+            self.within.begin(relay)
+        except BaseException:
+            self._order.pop(call, None)
+            raise
+
+    def leave(self, call: InferCall) -> None:
+        """Take back what is executed for a call that has ended, and go on behind it."""
+        relay = self._order.pop(call, None)
+        self._results.pop(call, None)
+        if relay is not None:
+            relay.cancel("nobody waits for the answer")
+            self._answer()
+
+    def _completed(
+        self, call: InferCall, relay: Relay, result: InferResponse | BaseException
+    ) -> None:
+        self._results[call] = relay, result
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer the calls that nobody is before, one after the other.
+
+        An answer may make a client cancel another call, or ask again: that is not to be answered
+        before this one is written.
+        """
+        if self._is_answering:
+            return
+        self._is_answering = True
+        try:
+            while self._order and (first := next(iter(self._order))) in self._results:
+                relay, result = self._results.pop(first)
+                del self._order[first]
+                first.place = None
+                if isinstance(result, BaseException):
+                    deliver([first], result)
+                else:
+                    first.executed, first.submitted_ns = relay.executed, relay.submitted_ns
+                    answer_with(first, result.outputs, relay.how, parameters_of(result))
+        finally:
+            self._is_answering = False

@@ -1,0 +1,66 @@
+"""Calls that a station executes in the place of others, which are answered from their answer."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from xlaserve.serving.call import Call, Observer, Outcome
+from xlaserve.serving.infer_call import Executed, InferCall, Relayed
+from xlaserve.serving.inference import InferResponse
+
+Completed: TypeAlias = "Callable[[Relay, InferResponse | BaseException], None]"
+"""Told on the event loop how a relay ended: its answer, or why there is none."""
+
+
+class Relay(InferCall):
+    """An inference like that of a call that was admitted; it passes no gate of its own.
+
+    It counts neither as a call in progress nor as a user of the instance: calls wait for it. Its
+    execution is counted, and its failure is not: each call that waits fails by itself.
+    """
+
+    how = Relayed()
+    """How it was answered where it was not executed itself: a hit or a miss of the cache."""
+
+    def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
+        self.model, self.version, self.id = call.model, call.version, call.id
+        self.headers, self.peer, self.principal = call.headers, call.peer, call.principal
+        self.parent, self.client = call.parent, call.client
+        self.found, self.instance, self.is_found = call.found, call.instance, True
+        self.inputs, self.parameters = call.inputs, call.parameters
+        self.tensor_parameters = call.tensor_parameters
+        self.rows, self.key, self.chosen = call.rows, call.key, call.chosen
+        self.started_ns, self.submitted_ns = call.started_ns, call.submitted_ns
+        self.has_begun = True
+        self._observers = (OnlyExecutions(counting),)
+        self._completed = completed
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Hand the answer on."""
+        self._completed(self, response)
+
+    def refuse(self, error: BaseException) -> None:
+        """Hand on why there is no answer."""
+        self._completed(self, error)
+
+
+class OnlyExecutions:
+    """Counts executions as another observer does, and no failures (an Observer).
+
+    What the cache has to do with the answer is counted with the calls that wait for it.
+    """
+
+    __slots__ = ("_counting",)
+
+    began = None
+
+    def __init__(self, counting: Observer) -> None:
+        self._counting = counting
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        """See calls that ended together."""
+        if type(outcome) is Executed:
+            self._counting.ended(calls, outcome)
+        elif type(outcome) is Relayed:
+            for call in calls:
+                if isinstance(call, Relay):
+                    call.how = outcome

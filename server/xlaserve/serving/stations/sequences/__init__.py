@@ -1,0 +1,1 @@
+"""Stations for sequences of requests that belong together."""

@@ -1,0 +1,63 @@
+"""Ends of sequences that no request tells their model: they have expired."""
+
+from functools import partial
+
+import numpy as np
+import structlog
+
+from xlaserve.model_config.sequence_batching import ControlKind
+from xlaserve.runtime.handling import UnsentRequest
+from xlaserve.runtime.sequential import SequenceId, SequentialModel, Step
+from xlaserve.serving.stations.outbox import Outbox
+from xlaserve.serving.stations.sequences.table import Seat
+from xlaserve.serving.stations.station import Served
+from xlaserve.tensors import BYTES, Tensor, TensorSpec
+
+_WANTED = frozenset({ControlKind.END, ControlKind.CORRID})
+"""The controls of a model that wants to know which sequence has ended."""
+
+
+class Endings:
+    """Tells the code of a model of sequences that have expired, by a request of the server."""
+
+    def __init__(self, instance: Served, model: SequentialModel, outbox: Outbox) -> None:
+        self._instance = instance
+        self._model = model
+        self._outbox = outbox
+        controls = {control.kind for control in model.batching.controls}
+        self._wants = model.handling is not None and controls >= _WANTED
+
+    def tell(self, sequence: SequenceId, seat: Seat) -> None:
+        """Hand over a request with END, whose READY is false; does nothing for other models."""
+        model, info = self._model, self._model.info
+        if not self._wants or model.handling is None:
+            return
+        step = Step(seat.slot, is_end=True, id=sequence, is_expired=True)
+        inputs = {spec.name: _zeros(spec) for spec in info.inputs if spec.name not in info.optional}
+        request = UnsentRequest(
+            {**inputs, **model.controls([step])},
+            [spec.name for spec in info.outputs],
+            parameters={"sequence_id": sequence, "sequence_end": True},
+            failed=partial(_log_failure, self._instance.model, sequence),
+        )
+        self._instance.acquire()
+        freed = partial(self._outbox.post, self._instance.release)
+        model.handling.handle(seat.replica, [request], freed)
+
+
+def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None:
+    """Log that the model could not be told."""
+    structlog.get_logger("sequences").warning(
+        "a model failed as it was told of a sequence that expired",
+        model=model,
+        sequence=sequence,
+        error=str(error)[:200],
+    )
+
+
+def _zeros(spec: TensorSpec) -> Tensor:
+    """Return one row of an input, with one element in each open dimension."""
+    shape = [1 if size == -1 else size for size in spec.shape]
+    if spec.datatype is BYTES:
+        return np.full(shape, b"", object)
+    return np.zeros(shape, spec.datatype.dtype)

@@ -1,0 +1,211 @@
+"""Models that serve sequences: each in its order, and many in one batch (a Station)."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from xlaserve.errors import Decoupled, InvalidParameter
+from xlaserve.errors.sequence import MissingSequence, SequenceInterrupted, SequenceRows, StatesLost
+from xlaserve.runtime.sequential import SequenceId, SequentialModel
+from xlaserve.serving.answers import deliver
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.serving.stations.batching import Batcher, Clock
+from xlaserve.serving.stations.sequences.table import Changed, Seat, SequenceTable, Turn
+from xlaserve.serving.stations.unending import Unending
+
+_MOST_IDS = (1 << 31) - 1
+"""Ids that are given to iterative sequences, one after the other: each CORRID can hold them."""
+
+MAX_ID_CHARACTERS = 128
+"""The longest id of a sequence, as in Triton: the table keeps it until the sequence ends."""
+
+
+class Sequences:
+    """Executes the requests of each sequence one after the other."""
+
+    def __init__(
+        self,
+        model: SequentialModel,
+        table: SequenceTable,
+        clock: Clock,
+        make_batcher: "Callable[[Sequences, int], Batcher]",
+        *,
+        on_expired: Callable[[SequenceId, Seat], None] = lambda sequence, seat: None,
+        unending: Unending | None = None,
+    ) -> None:
+        """`make_batcher` returns what gathers the turns of a replica.
+
+        `on_expired` is told of sequences that have expired, `unending` of calls that may be given
+        any number of answers.
+        """
+        self._model = model
+        self._is_iterative = model.batching.is_iterative
+        self._last_id = 0
+        self._on_expired = on_expired
+        self._unending = unending
+        self._table = table
+        self._clock = clock
+        # Not the station itself, which has the batchers.
+        this: Sequences = weakref.proxy(self)
+        self._batchers = [make_batcher(this, replica) for replica in range(model.replicas)]
+        self._due_ns: int | None = None
+        """When the timer looks for sequences that expired; None where none is set."""
+
+    @property
+    def in_progress(self) -> int:
+        """Return how many sequences of clients there are; iterative ones end with their request."""
+        return 0 if self._is_iterative else self._table.in_progress
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each request was submitted that waits for its batch, or for a slot."""
+        for turn in self._table.backlog():
+            yield turn.call.submitted_ns
+        for batcher in self._batchers:
+            yield from batcher.pending_since()
+
+    def begin(self, call: InferCall) -> None:
+        """Execute a call behind those of its sequence.
+
+        Raises MissingSequence, SequenceNotStarted, SequenceRows, InvalidParameter for an id that
+        the model cannot be told, or Decoupled.
+        """
+        if call.rows != 1:
+            raise SequenceRows(call.instance.model, call.rows)
+        if self._unending is not None and not call.takes_many:
+            raise Decoupled(call.instance.model)
+        parameters, owner = call.parameters, call.owner
+        if self._is_iterative and not parameters.get("sequence_id"):
+            own = {"sequence_id": self._new_id(), "sequence_start": True}
+            owner = ""
+            parameters = call.parameters = {**parameters, **own}
+        sequence = parameters.get("sequence_id")
+        if not sequence:
+            raise MissingSequence(call.instance.model)
+        assert isinstance(sequence, SequenceId)
+        if isinstance(sequence, str) and len(sequence) > MAX_ID_CHARACTERS:
+            expected = f"a string of {MAX_ID_CHARACTERS} characters at most"
+            raise InvalidParameter("sequence_id", expected, f"{len(sequence)} characters")
+        self._model.check_id(sequence)
+        turn = Turn(
+            call,
+            sequence,
+            bool(parameters.get("sequence_start")),
+            bool(parameters.get("sequence_end")),
+            owner=owner,
+        )
+        call.submitted_ns = call.submitted_ns or self._clock.now_ns()
+        changed = self._table.add(turn)
+        call.turn = turn
+        call.wait_at(self)
+        self._follow(changed)
+        if self._unending is not None and not call.has_ended:
+            self._unending.add(call)
+
+    def _new_id(self) -> int:
+        """Return an id that no sequence in progress has."""
+        while True:
+            self._last_id = self._last_id % _MOST_IDS + 1
+            if ("", self._last_id) not in self._table:
+                return self._last_id
+
+    def again(self, call: InferCall) -> None:
+        """Have a call executed once more, as the next step of its iterative sequence."""
+        turn = call.turn
+        assert turn is not None
+        turn.is_settled = True
+        following = Turn(call, turn.id, owner=turn.owner)
+        changed = self._table.again(turn, following)
+        call.turn = following
+        call.parameters = {**call.parameters, "sequence_start": False}
+        call.wait_at(self)
+        self._follow(changed)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: no other station can go on with its sequences."""
+        return ()
+
+    def leave(self, call: InferCall) -> None:
+        """Drop a call that has not begun, and refuse those that build on it."""
+        turn = call.turn
+        assert turn is not None
+        if turn.is_begun:
+            return  # its state counts, only its answer is nobody's
+        if turn.seat is not None:
+            self._batchers[turn.seat.replica].leave(call)
+        now = self._clock.now_ns()
+        self._follow(self._table.drop(turn, now, ends=self._is_iterative))
+
+    def delivered(
+        self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
+    ) -> None:
+        """Go on with the sequences of a batch that has ended, and answer its calls."""
+        if self._is_iterative and not isinstance(result, BaseException):
+            return  # each was settled, or goes on
+        now = self._clock.now_ns()
+        turns = [turn for call in calls if (turn := call.turn) and not turn.is_settled]
+        if isinstance(result, BaseException):
+            changed = self._table.failed(turns, now)
+            if isinstance(result, StatesLost):
+                changed += self._table.lost(replica, now)
+        else:
+            changed = self._table.executed(turns, now)
+        # Some models have answered each call by itself.
+        if not all(call.has_ended for call in calls):
+            deliver(calls, result)
+        self._follow(changed)
+
+    def settle(self, call: InferCall, *, has_failed: bool) -> None:
+        """Go on with the sequence of a call that ends before its batch has.
+
+        Before its client is told: that may send the next request at once.
+        """
+        turn, now = call.turn, self._clock.now_ns()
+        assert turn is not None
+        turn.is_settled = True
+        change = self._table.failed if has_failed else self._table.executed
+        self._follow(change([turn], now))
+
+    def _follow(self, changed: Changed) -> None:
+        """Enqueue what may be executed, and refuse what will not be."""
+        for turn in changed.refused:
+            call: InferCall = turn.call
+            call.place = None
+            if turn.seat is not None:
+                self._batchers[turn.seat.replica].leave(call)
+        if changed.refused:
+            # Later: this may be within the end of another call.
+            self._clock.soon(partial(self._refuse, changed.refused))
+        for turn in changed.ready:
+            assert turn.seat is not None
+            self._batchers[turn.seat.replica].submit(turn.call)
+            turn.call.wait_at(self)
+        self._wake_later()
+
+    def _refuse(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            model = turn.call.instance.model
+            deliver([turn.call], SequenceInterrupted(model, turn.id))
+
+    # --- sequences that expire ---
+
+    def _wake_later(self) -> None:
+        due = self._table.due_ns
+        if self._due_ns is None and due is not None:
+            self._due_ns = due
+            # A timer must not keep a model that is unloaded.
+            self._clock.at(due, partial(_wake, weakref.ref(self)))
+
+    def wake(self) -> None:
+        """End the sequences that have expired."""
+        self._due_ns = None
+        changed = self._table.expire(self._clock.now_ns())
+        # Before another sequence is executed in its slot.
+        for sequence, seat in changed.expired:
+            self._on_expired(sequence, seat)
+        self._follow(changed)
+
+
+def _wake(station: "weakref.ref[Sequences]") -> None:
+    found = station()
+    if found is not None:
+        found.wake()

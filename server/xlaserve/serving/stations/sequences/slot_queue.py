@@ -1,0 +1,64 @@
+"""The turns of sequences that keep their row of the batch (StrategyDirect)."""
+
+from collections.abc import Iterator, Sequence
+
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.batching import BatchPolicy
+
+
+class SlotQueue:
+    """Turns of one replica, at most one for each slot (a RequestQueue)."""
+
+    def __init__(self, policy: BatchPolicy, slots: int, utilization: float) -> None:
+        """Without a `utilization` the delay of the policy counts for nothing."""
+        self.policy = policy
+        self._wanted = slots * utilization
+        self._waiting: list[InferCall] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[InferCall]:
+        return iter(self._waiting)
+
+    def add(self, request: InferCall) -> None:
+        """Let a turn wait."""
+        self._waiting.append(request)
+
+    def remove(self, request: InferCall) -> None:
+        """Dequeue a turn that was cancelled; one that has left is no error."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+
+    def clear(self) -> list[InferCall]:
+        """Remove and return all turns, in order."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
+        """Return all turns of one shape, the oldest among them, or none if they should wait.
+
+        They wait while too small a part of the slots is ready, up to the delay.
+        """
+        waiting = self._waiting
+        due = self.due_ns(could_leave=True)
+        if not waiting or (due is not None and len(waiting) < self._wanted and now_ns < due):
+            return []
+        key = waiting[0].key
+        chosen = [request for request in waiting if request.key == key]
+        self._waiting = [request for request in waiting if request.key != key]
+        return chosen
+
+    def expire(self, now_ns: int) -> Sequence[InferCall]:
+        """Return nothing: a turn waits for as long as its client does."""
+        return ()
+
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return 0: as above."""
+        return 0
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when the oldest turn has waited for long enough; None where none is to wait."""
+        if not (self._waiting and could_leave and self._wanted and self.policy.delay_ns):
+            return None
+        return self._waiting[0].submitted_ns + self.policy.delay_ns

@@ -1,0 +1,290 @@
+"""The sequences of one loaded model: which are in progress, in which slots, and what waits.
+
+It knows no asyncio, no clock and no calls: requests are turns, and times are handed in.
+
+A sequence has at most one turn with the batcher; the others wait behind it. One that has no slot
+waits in the backlog until another sequence ends. Its state is made of exactly the turns that were
+executed, in their order: where one is not, those that wait for it are not either.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeAlias
+
+from xlaserve.errors.sequence import SequenceNotStarted
+from xlaserve.runtime.sequential import SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A slot of a replica."""
+
+    replica: int
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request of a sequence."""
+
+    call: Any
+    """The request, which the table does not look at."""
+    id: SequenceId
+    is_start: bool = False
+    is_end: bool = False
+    is_begun: bool = False
+    """Whether its execution has begun; set by who executes it."""
+    is_settled: bool = False
+    """Whether the table knows how its execution ended, before that of its batch has."""
+    seat: Seat | None = None
+    """The seat in which it is executed; set when it leaves the queue."""
+    owner: str = ""
+    """The caller whose sequence it is: ids of one caller are no names to another."""
+
+    @property
+    def key(self) -> "Key":
+        """Return what its sequence is known by."""
+        return self.owner, self.id
+
+
+Key: TypeAlias = tuple[str, SequenceId]
+"""The owner and the id of a sequence."""
+
+
+@dataclass(slots=True)
+class Changed:
+    """The consequences of a change."""
+
+    ready: list[Turn] = field(default_factory=list)
+    """Turns that may be executed now, each with its seat."""
+    refused: list[Turn] = field(default_factory=list)
+    """Turns that will not be executed: one that they waited for was not."""
+    expired: list[tuple[SequenceId, Seat]] = field(default_factory=list)
+    """Sequences that have expired, and where they were."""
+
+    def __iadd__(self, other: "Changed") -> "Changed":
+        """Add what changed after that."""
+        self.ready += other.ready
+        self.refused += other.refused
+        self.expired += other.expired
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One sequence in progress."""
+
+    id: SequenceId
+    key: Key
+    waiting: deque[Turn] = field(default_factory=deque)
+    running: Turn | None = None
+    """The turn that the batcher has."""
+    seat: Seat | None = None
+    has_state: bool = False
+    """Whether a turn of it was executed that was not its last."""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether a request may go on with it, behind all that wait."""
+        last = self.waiting[-1] if self.waiting else self.running
+        return self.has_state if last is None else not last.is_end
+
+
+class _Slots:
+    """The free slots of one replica; the lowest is taken first, so that batches stay dense."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count))
+        heapify(self.free)
+
+    def __len__(self) -> int:
+        return len(self.free)
+
+
+class SequenceTable:
+    """The sequences of one loaded model. Of the event loop."""
+
+    def __init__(
+        self, model: str, replicas: int, slots: int, idle_ns: int, *, processes: int = 1
+    ) -> None:
+        """`processes` are those of the server, each of which has sequences of its own."""
+        self._model = model
+        self._processes = processes
+        self._idle_ns = idle_ns
+        self._live: dict[Key, _Sequence] = {}
+        self._slots = [_Slots(slots) for _ in range(replicas)]
+        self._backlog: dict[_Sequence, None] = {}
+        """Sequences without a slot, in the order in which they asked for one."""
+        self._idle: dict[_Sequence, int] = {}
+        """Sequences in progress without a request, and since when; the oldest first."""
+
+    @property
+    def in_progress(self) -> int:
+        """Return how many sequences there are, those of the backlog too."""
+        return len(self._live)
+
+    def backlog(self) -> Iterator[Turn]:
+        """Yield the first turn of each sequence that waits for a slot."""
+        return (sequence.waiting[0] for sequence in self._backlog)
+
+    def add(self, turn: Turn) -> Changed:
+        """Enqueue a turn; raises SequenceNotStarted where its sequence is not in progress.
+
+        A start in the middle of a sequence begins it anew, behind what waits of it.
+        """
+        sequence = self._live.get(turn.key)
+        if not turn.is_start and (sequence is None or not sequence.is_open):
+            raise SequenceNotStarted(self._model, turn.id, self._processes)
+        if sequence is None:
+            sequence = self._live[turn.key] = _Sequence(turn.id, turn.key)
+            self._seat(sequence)
+        self._idle.pop(sequence, None)
+        sequence.waiting.append(turn)
+        return Changed(ready=list(self._next(sequence)))
+
+    def __contains__(self, key: Key) -> bool:
+        """Tell whether a sequence is in progress."""
+        return key in self._live
+
+    def again(self, turn: Turn, following: Turn) -> Changed:
+        """Note a turn that was executed, and is to be once more before those that wait."""
+        sequence = self._live[turn.key]
+        sequence.running = None
+        sequence.has_state = True
+        sequence.waiting.appendleft(following)
+        return Changed(ready=list(self._next(sequence)))
+
+    def drop(self, turn: Turn, now_ns: int, *, ends: bool = False) -> Changed:
+        """Dequeue a turn that has not begun, and those that build on it.
+
+        With `ends` its sequence is not gone on with.
+        """
+        sequence = self._live[turn.key]
+        if ends:
+            sequence.has_state = False
+        if sequence.running is turn:
+            sequence.running = None
+            refused = self._interrupt(sequence)
+        else:
+            before: list[Turn] = []
+            while (first := sequence.waiting.popleft()) is not turn:
+                before.append(first)
+            refused = self._interrupt(sequence)
+            sequence.waiting.extendleft(reversed(before))
+        return Changed(list(self._go_on(sequence, now_ns)), refused)
+
+    def executed(self, turns: Sequence[Turn], now_ns: int) -> Changed:
+        """Note turns that were executed."""
+        changed = Changed()
+        for turn in turns:
+            sequence = self._live[turn.key]
+            sequence.running = None
+            sequence.has_state = not turn.is_end
+            if turn.is_end and sequence.waiting and self._backlog:
+                # Its next turn starts it anew: others have waited longer for a slot.
+                changed.ready.extend(self._leave_seat(sequence))
+                self._backlog[sequence] = None
+            changed.ready.extend(self._go_on(sequence, now_ns))
+        return changed
+
+    def failed(self, turns: Sequence[Turn], now_ns: int) -> Changed:
+        """Note turns whose execution failed: the states are what they were before."""
+        changed = Changed()
+        for turn in turns:
+            sequence = self._live[turn.key]
+            sequence.running = None
+            changed.refused.extend(self._interrupt(sequence))
+            changed.ready.extend(self._go_on(sequence, now_ns))
+        return changed
+
+    def lost(self, replica: int, now_ns: int) -> Changed:
+        """Note that the states of a replica are gone: its sequences can only be started anew.
+
+        What has begun ends by itself; of what has not, all but starts is refused.
+        """
+        changed = Changed()
+        for sequence in list(self._live.values()):
+            if sequence.seat is None or sequence.seat.replica != replica:
+                continue
+            sequence.has_state = False
+            running = sequence.running
+            # Where none is with the batcher, none waits.
+            if running is not None and not (running.is_start or running.is_begun):
+                sequence.running = None
+                changed.refused += [running, *self._interrupt(sequence)]
+            changed.ready.extend(self._go_on(sequence, now_ns))
+        return changed
+
+    def expire(self, now_ns: int) -> Changed:
+        """End the sequences that were without a request for too long."""
+        changed = Changed()
+        while self._idle and (due := self.due_ns) is not None and due <= now_ns:
+            sequence = next(iter(self._idle))
+            assert sequence.seat is not None, "its requests were executed"
+            changed.expired.append((sequence.id, sequence.seat))
+            changed.ready.extend(self._end(sequence))
+        return changed
+
+    @property
+    def due_ns(self) -> int | None:
+        """Return when the next sequence expires; None while all have requests."""
+        oldest = next(iter(self._idle.values()), None)
+        return None if oldest is None else oldest + self._idle_ns
+
+    # --- one sequence ---
+
+    def _next(self, sequence: _Sequence) -> Iterator[Turn]:
+        """Hand out the next turn of a sequence, if it may have one."""
+        if sequence.seat is not None and sequence.running is None and sequence.waiting:
+            turn = sequence.running = sequence.waiting.popleft()
+            turn.seat = sequence.seat
+            yield turn
+
+    def _go_on(self, sequence: _Sequence, now_ns: int) -> Iterator[Turn]:
+        """Hand out what may follow: a turn of the sequence, or of one that gets its slot."""
+        if sequence.running is not None:
+            return
+        if sequence.waiting:
+            yield from self._next(sequence)
+        elif sequence.has_state:
+            self._idle[sequence] = now_ns
+        else:
+            yield from self._end(sequence)
+
+    def _interrupt(self, sequence: _Sequence) -> list[Turn]:
+        """Dequeue and return what waits and builds on a turn that was not executed."""
+        refused = []
+        while sequence.waiting and not sequence.waiting[0].is_start:
+            refused.append(sequence.waiting.popleft())
+        return refused
+
+    def _end(self, sequence: _Sequence) -> Iterator[Turn]:
+        del self._live[sequence.key]
+        self._idle.pop(sequence, None)
+        self._backlog.pop(sequence, None)
+        yield from self._leave_seat(sequence)
+
+    # --- slots ---
+
+    def _seat(self, sequence: _Sequence) -> None:
+        """Give a sequence a slot of the replica with the most that are free, or have it wait."""
+        replica = max(range(len(self._slots)), key=lambda index: len(self._slots[index]))
+        free = self._slots[replica].free
+        if free:
+            sequence.seat = Seat(replica, heappop(free))
+        else:
+            self._backlog[sequence] = None
+
+    def _leave_seat(self, sequence: _Sequence) -> Iterator[Turn]:
+        """Free the slot of a sequence, and give it to the one that has waited longest."""
+        seat, sequence.seat = sequence.seat, None
+        if seat is None:
+            return
+        heappush(self._slots[seat.replica].free, seat.slot)
+        first = next(iter(self._backlog), None)
+        if first is not None:
+            del self._backlog[first]
+            self._seat(first)
+            yield from self._next(first)

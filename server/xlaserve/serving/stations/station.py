@@ -1,0 +1,138 @@
+"""The interface of stations, and what all of them know of the instance that they work for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from xlaserve.concurrency.abandoned import Abandoned
+from xlaserve.concurrency.completion import Cancellable
+from xlaserve.concurrency.limited import LimitedCall
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.serving.checks import QuickCheck
+from xlaserve.serving.infer_call import InferCall, ServedInstance
+
+
+class Station(Protocol):
+    """Executor of one loaded instance. Of the event loop.
+
+    It is built when the load ends, and replaced as a whole when something is learnt.
+    """
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted, in nanoseconds.
+
+        In no order; `Backlog.of` makes figures of it.
+        """
+        ...
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call that was admitted, now or later, once or many times; the last one ends it.
+
+        Until it ends, `call.place` is what works on it. Raises what is known at once.
+        """
+        ...
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin nothing more, and return the calls that wait, for the station that comes next.
+
+        What has begun goes on to its end.
+        """
+        ...
+
+
+class Served(ServedInstance, Protocol):
+    """A loaded instance, as its station knows it."""
+
+    @property
+    def runner(self) -> object:
+        """Return what was loaded; the table of kinds looks at what it is."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig:
+        """Return the configuration that it was loaded with."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """Return the JAX platform of the server."""
+        ...
+
+    @property
+    def quick(self) -> QuickCheck:
+        """Return what recognises ordinary requests."""
+        ...
+
+    @property
+    def station(self) -> Station:
+        """Return how it works now."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Return why it cannot be asked now; empty while it can."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was replaced: once it is drained, it is closed."""
+        ...
+
+    def suspend(self, fault: str) -> None:
+        """Answer no requests until `resume`; those that have begun go on."""
+        ...
+
+    def resume(self) -> None:
+        """Answer requests again."""
+        ...
+
+    def renew(self) -> None:
+        """Replace the station by one that fits what is known now."""
+        ...
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Have something called when it begins to leave; requests may still be in progress."""
+        ...
+
+    def on_drain_expired(self, call: Callable[[], None]) -> None:
+        """Have something called when requests are still in progress `drain_seconds` after that."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether a thread that was abandoned may still use the model."""
+        ...
+
+    def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
+        """Take note of a thread that may use the model and does not end."""
+        ...
+
+    def correct(self) -> None:
+        """Account for the memory that the model holds now."""
+        ...
+
+
+class Wrapper(Station, Protocol):
+    """A station around another one, which is replaced while the wrapper stays."""
+
+    within: Station
+
+    def renew(self, within: Station) -> None:
+        """Have another station execute from now on; what waits in the one before moves there."""
+        ...
+
+
+MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
+"""Makes the station of an instance; None, or the one that it replaces."""
+
+
+class Working:
+    """The work on a call that is executed by itself."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Cancellable) -> None:
+        self._work = work
+
+    def leave(self, call: InferCall) -> None:
+        """Cancel the work, where that is still possible."""
+        self._work.cancel()

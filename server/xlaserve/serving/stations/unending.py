@@ -1,0 +1,26 @@
+"""Calls whose answers may go on for ever: a client need not read them, nor a model end them."""
+
+from functools import partial
+
+from xlaserve.errors import ModelNotReady
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.station import Served
+
+
+class Unending:
+    """Ends the calls of an instance that are in progress `drain_seconds` after its unload."""
+
+    def __init__(self, instance: Served) -> None:
+        self._calls: set[InferCall] = set()
+        instance.on_drain_expired(self._cut_off)
+
+    def add(self, call: InferCall) -> None:
+        """Take note of a call until it ends."""
+        self._calls.add(call)
+        call.hold(partial(self._calls.discard, call))
+
+    def _cut_off(self) -> None:
+        because = "its answers went on for longer than drain_seconds"
+        for call in tuple(self._calls):
+            version = call.found
+            call.fail(ModelNotReady(version.model, version.number, "unloading", because))

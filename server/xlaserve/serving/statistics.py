@@ -1,0 +1,413 @@
+"""Counts and durations of one model version, from which ModelStatistics and /metrics are read."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Protocol
+
+from xlaserve import errors
+from xlaserve.serving.observability.exemplar import Exemplar
+
+REQUEST_BOUNDS_NS = tuple(
+    round(milliseconds * 1_000_000)
+    for milliseconds in (
+        *(0.05, 0.1, 0.25, 0.5),
+        *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
+        *(1000, 2500, 10_000),
+    )
+)
+"""Largest duration of each bucket of the request histogram; a last bucket holds what is longer."""
+
+EXACT_ROWS = 64
+"""Batches up to this size have statistics of their own; larger ones share those of the next power
+of two, so that no client can make these grow without end."""
+
+
+class FailureReason(StrEnum):
+    """Why a request for a model that answers was not answered."""
+
+    REJECTED = "rejected"
+    """A limit was reached, or the server drained."""
+    INVALID = "invalid"
+    """It did not fit the model."""
+    CANCELLED = "cancelled"
+    """The client went away, or its deadline passed."""
+    BACKEND = "backend"
+    """The model failed."""
+
+
+REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
+    {
+        errors.Overloaded: FailureReason.REJECTED,
+        errors.ShuttingDown: FailureReason.REJECTED,
+        # Only a step of an ensemble can be these: the model of the request was there.
+        errors.ModelNotFound: FailureReason.REJECTED,
+        errors.ModelNotReady: FailureReason.REJECTED,
+        errors.InvalidRequest: FailureReason.INVALID,
+        errors.Unsupported: FailureReason.INVALID,
+        errors.TooLarge: FailureReason.INVALID,
+        errors.BodyTimeout: FailureReason.INVALID,
+        asyncio.CancelledError: FailureReason.CANCELLED,
+        errors.DeadlineExceeded: FailureReason.CANCELLED,
+        GeneratorExit: FailureReason.CANCELLED,
+        BaseException: FailureReason.BACKEND,
+    }
+)
+"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+
+
+def reason_of(error: BaseException) -> FailureReason:
+    """Return the row of an error's class, or of its nearest parent that has one."""
+    return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A count of events, and the time that they took in all (StatisticDuration)."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Times of executions of one batch size (InferBatchStatistics)."""
+
+    batch_size: int
+    """Exact up to EXACT_ROWS, then a power of two that the batches did not exceed."""
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Offloads:
+    """Batches of a model version that other workers were given."""
+
+    batches: int = 0
+    """Batches that were executed there."""
+    bytes: int = 0
+    """Bytes of their tensors, in both directions."""
+    refused: int = 0
+    """Batches that were not executed there, and were here."""
+    lost: int = 0
+    """Batches whose worker died while it executed them."""
+
+    def __add__(self, other: "Offloads") -> "Offloads":
+        return Offloads(
+            self.batches + other.batches,
+            self.bytes + other.bytes,
+            self.refused + other.refused,
+            self.lost + other.lost,
+        )
+
+
+NO_OFFLOADS = Offloads()
+"""No batch was given to another worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The statistics of a model version at one moment (InferStatistics)."""
+
+    success: Duration
+    """Requests, from when their model was found until their answer was made."""
+    fail: Duration
+    queue: Duration
+    """Waiting for a thread; of successful requests, as the following."""
+    compute_input: Duration
+    """Checking and decoding the inputs."""
+    compute_infer: Duration
+    """Executing the model, with the way to the device and back."""
+    compute_output: Duration
+    """Making the answer after that, with the way back to the event loop."""
+    cache_hit: Duration
+    """Looking for an answer in the response cache, where it was; these are successful too."""
+    cache_miss: Duration
+    """Looking for one that was not there, and keeping what was executed instead."""
+    inference_count: int
+    """Rows of requests that were executed; one of a model without batches is one."""
+    execution_count: int
+    last_inference_ms: int
+    """Since the epoch; 0 where there was none."""
+    batches: tuple[BatchTotals, ...]
+    """Totals by batch size, ascending."""
+    failures: Mapping[FailureReason, int]
+    request_buckets: tuple[int, ...]
+    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    offloads: Offloads = NO_OFFLOADS
+
+
+@dataclass(slots=True)
+class _Executions:
+    """The sums over the requests of one batch size; what is left of their time is the output's."""
+
+    count: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    executions: int = 0
+    """Each stands for the requests that ran together."""
+    executed_ns: int = 0
+
+    @property
+    def output_ns(self) -> int:
+        return self.total_ns - self.queue_ns - self.input_ns - self.infer_ns
+
+
+class Timed(Protocol):
+    """A request that was executed."""
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are its own."""
+        ...
+
+    @property
+    def started_ns(self) -> int:
+        """Return when its model was found."""
+        ...
+
+    @property
+    def submitted_ns(self) -> int:
+        """Return when its inputs were ready."""
+        ...
+
+
+class Run(Protocol):
+    """An execution, of one request or of several."""
+
+    @property
+    def begun_ns(self) -> int:
+        """Return when it began."""
+        ...
+
+    @property
+    def ended_ns(self) -> int:
+        """Return when it ended."""
+        ...
+
+
+class Outcome(Protocol):
+    """How a request was answered from the execution of another one."""
+
+    @property
+    def hit_ns(self) -> int | None:
+        """Return how long its answer was looked for in the response cache, where it was."""
+        ...
+
+    @property
+    def miss_ns(self) -> int | None:
+        """Return how long it was looked for, and kept in the end, where it was not."""
+        ...
+
+
+@dataclass(slots=True)
+class _Cached:
+    """The sums over the requests of a model with a response cache."""
+
+    hits: int = 0
+    hit_ns: int = 0
+    total_ns: int = 0
+    """Time of the hits, from when their model was found."""
+    misses: int = 0
+    miss_ns: int = 0
+
+
+class VersionStatistics:
+    """Counters of one model version. Used from the event loop only.
+
+    Its size does not depend on how many requests there were, nor on what was in them.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_cached",
+        "_exemplars",
+        "_fail_ns",
+        "_failures",
+        "_inference_count",
+        "_last_ns",
+        "_loaded_ns",
+        "_request_buckets",
+        "load_failures",
+        "load_seconds",
+        "loads",
+        "offloads",
+        "unloads",
+    )
+
+    def __init__(self) -> None:
+        self._batches: dict[int, _Executions] = {}
+        self._cached = _Cached()
+        self._request_buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+        self._exemplars: dict[int, Exemplar] = {}
+        self._failures = dict.fromkeys(FailureReason, 0)
+        self._fail_ns = 0
+        self._inference_count = 0
+        self._last_ns = 0
+        self._loaded_ns = 0
+        self.loads = 0
+        self.load_failures = 0
+        self.unloads = 0
+        self.offloads = NO_OFFLOADS
+        """Batches that other workers were given; who gives them adds to it."""
+        self.load_seconds = 0.0
+        """Time of the last successful load."""
+
+    def succeeded(self, request: Timed, run: Run, ended: int, now_ns: int) -> None:
+        """Count a request that was answered by itself; `now_ns` is the time since the epoch."""
+        rows, started, submitted = request.rows, request.started_ns, request.submitted_ns
+        begun = run.begun_ns
+        infer_ns, total_ns = run.ended_ns - begun, ended - started
+        batch = self._batches.get(rows) or self._executions(rows)
+        batch.count += 1
+        batch.total_ns += total_ns
+        batch.queue_ns += begun - submitted
+        batch.input_ns += submitted - started
+        batch.infer_ns += infer_ns
+        batch.executions += 1
+        batch.executed_ns += infer_ns
+        self._inference_count += rows
+        self._last_ns = now_ns
+        self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
+    def succeeded_together(
+        self,
+        requests: Sequence[Timed],
+        batch_rows: int,
+        run: Run,
+        ended: int,
+        now_ns: int,
+    ) -> None:
+        """Count requests that were answered by one execution.
+
+        `batch_rows` has the rows of those, too, that went away meanwhile.
+        """
+        count, begun_ns = len(requests), run.begun_ns
+        infer_ns = run.ended_ns - begun_ns
+        starts = [request.started_ns for request in requests]
+        started = sum(starts)
+        submitted = sum([request.submitted_ns for request in requests])
+        batch = self._executions(batch_rows)
+        batch.count += count
+        batch.total_ns += count * ended - started
+        batch.queue_ns += count * begun_ns - submitted
+        batch.input_ns += submitted - started
+        batch.infer_ns += count * infer_ns
+        batch.executions += 1
+        batch.executed_ns += infer_ns
+        self._inference_count += sum([request.rows for request in requests])
+        self._last_ns = now_ns
+        shortest = bisect_left(REQUEST_BOUNDS_NS, ended - max(starts))
+        if shortest == bisect_left(REQUEST_BOUNDS_NS, ended - min(starts)):
+            self._request_buckets[shortest] += count
+            return
+        for start in starts:
+            self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, ended - start)] += 1
+
+    def relayed(self, request: Timed, how: Outcome, ended: int, now_ns: int) -> None:
+        """Count a request that was answered from the execution of another one.
+
+        A miss is counted where it was executed, but for the time that the cache took.
+        """
+        cached = self._cached
+        if how.miss_ns is not None:
+            cached.misses += 1
+            cached.miss_ns += how.miss_ns
+        if how.hit_ns is not None:
+            total_ns = ended - request.started_ns
+            cached.hits += 1
+            cached.hit_ns += how.hit_ns
+            cached.total_ns += total_ns
+            self._last_ns = now_ns
+            self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
+    def traced(self, trace_id: int, total_ns: int, now_ns: int) -> None:
+        """Keep a request that was answered and traced as the exemplar of its bucket."""
+        bucket = bisect_left(REQUEST_BOUNDS_NS, total_ns)
+        self._exemplars[bucket] = Exemplar(trace_id, total_ns / 1e9, now_ns / 1e9)
+
+    @property
+    def exemplars(self) -> Mapping[int, Exemplar]:
+        """Return the request that was traced last, by the number of its bucket."""
+        return self._exemplars
+
+    def _executions(self, rows: int) -> _Executions:
+        size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
+        return self._batches.setdefault(size, _Executions())
+
+    def failed(self, error: BaseException, total_ns: int) -> None:
+        """Count a request that was not answered."""
+        self._failures[reason_of(error)] += 1
+        self._fail_ns += total_ns
+
+    def loaded(self, seconds: float, now_ns: int = 0) -> None:
+        """Count a load that succeeded."""
+        self.loads += 1
+        self.load_seconds = seconds
+        self._loaded_ns = now_ns
+
+    @property
+    def last_use_ns(self) -> int:
+        """Return when it last answered or was loaded, since the epoch."""
+        return max(self._last_ns, self._loaded_ns)
+
+    @property
+    def success(self) -> Duration:
+        """Return the count and the time of the requests that were answered."""
+        batches, cached = self._batches.values(), self._cached
+        return Duration(
+            sum(b.count for b in batches) + cached.hits,
+            sum(b.total_ns for b in batches) + cached.total_ns,
+        )
+
+    @property
+    def fail_count(self) -> int:
+        """Return how many requests were not answered."""
+        return sum(self._failures.values())
+
+    @property
+    def request_buckets(self) -> tuple[int, ...]:
+        """Return `Totals.request_buckets`."""
+        return tuple(self._request_buckets)
+
+    @property
+    def last_inference_ms(self) -> int:
+        """Return `Totals.last_inference_ms`."""
+        return self._last_ns // 1_000_000
+
+    def totals(self) -> Totals:
+        """Return everything as it is now."""
+        batches = self._batches.values()
+        cached = self._cached
+        count = sum(b.count for b in batches)
+        return Totals(
+            success=self.success,
+            fail=Duration(self.fail_count, self._fail_ns),
+            queue=Duration(count, sum(b.queue_ns for b in batches)),
+            compute_input=Duration(count, sum(b.input_ns for b in batches)),
+            compute_infer=Duration(count, sum(b.infer_ns for b in batches)),
+            compute_output=Duration(count, sum(b.output_ns for b in batches)),
+            cache_hit=Duration(cached.hits, cached.hit_ns),
+            cache_miss=Duration(cached.misses, cached.miss_ns),
+            inference_count=self._inference_count,
+            execution_count=sum(b.executions for b in batches),
+            last_inference_ms=self.last_inference_ms,
+            batches=tuple(
+                BatchTotals(
+                    size,
+                    Duration(batch.executions, batch.input_ns),
+                    Duration(batch.executions, batch.executed_ns),
+                    Duration(batch.executions, batch.output_ns),
+                )
+                for size, batch in sorted(self._batches.items())
+            ),
+            failures=MappingProxyType(dict(self._failures)),
+            request_buckets=self.request_buckets,
+            offloads=self.offloads,
+        )

@@ -1,0 +1,96 @@
+"""Settings that are not numbers: what each may be, and which of them exclude one another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings.choices import ModelControlMode, ProcessRoles, TraceLevel, TraceMode
+
+_LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
+_MESH_DECIDES = "none with modelmesh, which decides what is loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    name: str
+    """The setting that the error names."""
+    expected: str
+    found: Callable[[Any], bool]
+    got: Callable[[Any], object]
+
+
+_CONFLICTS: Sequence[_Conflict] = (
+    _Conflict(
+        "server_name",
+        "a name that can be printed",
+        lambda s: not s.server_name.strip() or not s.server_name.isprintable(),
+        lambda s: s.server_name,
+    ),
+    _Conflict(
+        "process_roles",
+        "auto or workers with one process: front ends are beside an engine (processes)",
+        lambda s: s.process_roles is ProcessRoles.FRONT_ENDS and s.processes == 1,
+        lambda s: s.process_roles.value,
+    ),
+    _Conflict(
+        "json_surrogates",
+        "false with strict_json",
+        lambda s: s.json_surrogates and s.strict_json,
+        lambda s: "true",
+    ),
+    _Conflict(
+        "trace_file",
+        "none with trace_mode opentelemetry, which writes none",
+        lambda s: bool(s.trace_file) and s.trace_mode is TraceMode.OPENTELEMETRY,
+        lambda s: s.trace_file,
+    ),
+    _Conflict(
+        "trace_level",
+        "OFF without a trace_file",
+        lambda s: (
+            not s.trace_file
+            and s.trace_mode is TraceMode.TRITON
+            and s.trace_level is TraceLevel.TIMESTAMPS
+        ),
+        lambda s: "TIMESTAMPS",
+    ),
+    _Conflict(
+        "log_level",
+        " or ".join(_LOG_LEVELS),
+        lambda s: s.log_level not in _LOG_LEVELS,
+        lambda s: s.log_level,
+    ),
+    _Conflict(
+        "load_model",
+        "model_control_mode explicit",
+        lambda s: bool(s.load_model) and s.model_control_mode is not ModelControlMode.EXPLICIT,
+        lambda s: s.model_control_mode.value,
+    ),
+    _Conflict(
+        "model_control_mode",
+        _MESH_DECIDES,
+        lambda s: s.modelmesh and s.model_control_mode is ModelControlMode.POLL,
+        lambda s: s.model_control_mode.value,
+    ),
+    _Conflict(
+        "sagemaker",
+        "false with modelmesh: one decides",
+        lambda s: s.modelmesh and s.sagemaker,
+        lambda s: "true",
+    ),
+    _Conflict(
+        "load_model",
+        _MESH_DECIDES,
+        lambda s: s.modelmesh and bool(s.load_model),
+        lambda s: ",".join(s.load_model),
+    ),
+)
+"""In the order in which they are told: one error names one of them."""
+
+
+def check_conflicts(settings: Any) -> None:
+    """Raise InvalidSettings for the first that a `Settings` has."""
+    for conflict in _CONFLICTS:
+        if conflict.found(settings):
+            raise InvalidSettings(conflict.name, conflict.expected, conflict.got(settings))

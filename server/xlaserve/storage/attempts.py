@@ -1,0 +1,87 @@
+"""Repeats requests to a store that failed for the moment, and knows how the store is."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from xlaserve.storage.fetching import ATTEMPTS, FetchCounts, pause_seconds
+from xlaserve.storage.objects import ObjectChanged, ObjectMissing, StoreProblem
+
+T = TypeVar("T")
+
+
+class Attempts:
+    """The attempts of all requests to one store. Thread-safe."""
+
+    def __init__(
+        self,
+        counts: FetchCounts | None = None,
+        *,
+        most: int = ATTEMPTS,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A request has so many attempts at most, and none begins after so many seconds."""
+        self._counts = counts or FetchCounts()
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._closed = threading.Event()
+        self.problem = ""
+        """Why the last request failed; empty where the store answered."""
+
+    @classmethod
+    def one(cls) -> "Attempts":
+        """Return those of a store whose requests are not repeated."""
+        return cls(most=1)
+
+    def run(self, ask: Callable[[], T]) -> T:
+        """Return what a request returns; blocks. Raises its last StoreProblem."""
+        until, failed = self._clock() + self._seconds, 0
+        while True:
+            try:
+                with self.noting():
+                    return ask()
+            except StoreProblem as problem:
+                failed += 1
+                is_last = failed >= self._most or self._clock() >= until or self._closed.is_set()
+                if is_last or not problem.is_transient:
+                    self._count(problem)
+                    raise
+            self._closed.wait(pause_seconds(failed))
+            self._counts.add(retries=1)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note how a request ends that somebody else repeats."""
+        try:
+            yield
+        except StoreProblem as problem:
+            self.problem = "" if _is_answer(problem) else str(problem)
+            raise
+        else:
+            self.problem = ""
+
+    def look(self, ask: Callable[[], object]) -> None:
+        """Ask once, only to know how the store is; a root that is not there is a problem too."""
+        try:
+            ask()
+        except StoreProblem as problem:
+            self.problem = str(problem)
+        else:
+            self.problem = ""
+
+    def close(self) -> None:
+        """Repeat nothing more."""
+        self._closed.set()
+
+    def _count(self, problem: StoreProblem) -> None:
+        if not _is_answer(problem):
+            self._counts.add(refused=1)
+
+
+def _is_answer(problem: StoreProblem) -> bool:
+    """Tell whether the store has answered, and the object is the problem."""
+    return isinstance(problem, ObjectMissing | ObjectChanged)

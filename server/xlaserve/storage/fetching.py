@@ -1,0 +1,235 @@
+"""Fetches one object into one file: resumed where it was cut, retried, hashed, cancelled."""
+
+import hashlib
+import io
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from xlaserve.storage.objects import FetchCancelled, RangeIgnored, RemoteObject, Store, StoreProblem
+
+ATTEMPTS = 5
+"""Attempts in a row that may bring nothing."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
+_HASHED_AT_A_TIME = 1 << 20
+
+
+class FetchCounts:
+    """The counts of what was fetched, for metrics."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.fetched_bytes = 0
+        self.seconds = 0.0
+        """Time in which models were fetched, of all of them together."""
+        self.models = 0
+        self.failures = 0
+        """Fetches that ended without a model; those that were cancelled are not among them."""
+        self.retries = 0
+        self.refused = 0
+        """Requests that failed in all attempts, but those for files of a fetch."""
+
+    def add(self, **counts: float) -> None:
+        """Add to counts, by name."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+
+class FetchControl:
+    """The limits of one fetch: its deadline, and whether anybody still waits for it."""
+
+    def __init__(
+        self,
+        seconds: float,
+        counts: FetchCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = counts or FetchCounts()
+        self.done_bytes = 0
+        """Bytes of this fetch that are there."""
+        self._seconds = seconds
+        self._clock = clock
+        self._until = clock() + seconds
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """End the fetch at its next step."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Return while it goes on. Raises FetchCancelled, or StoreProblem past its deadline."""
+        if self._cancelled.is_set():
+            raise FetchCancelled
+        if self._clock() > self._until:
+            raise StoreProblem(
+                f"it was not fetched within {self._seconds:g} seconds (remote_fetch_seconds)",
+                is_transient=False,
+                is_away=True,
+            )
+
+    def arrived(self, size_bytes: int, *, resumed: bool = False) -> None:
+        """Count bytes that are there; `resumed` ones were there before."""
+        self.counts.add(fetched_bytes=0 if resumed else size_bytes)
+        with self._lock:
+            self.done_bytes += size_bytes
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raises as `check` does, at once when it is cancelled."""
+        self._cancelled.wait(min(seconds, max(0.0, self._until - self._clock())))
+        self.check()
+
+
+def fetch_file(store: Store, found: RemoteObject, target: Path, control: FetchControl) -> str:
+    """Return the sha256 of a file that now holds the whole object; blocks.
+
+    What the file holds already is the beginning of the same object, and is kept. Raises
+    StoreProblem once nothing came in ATTEMPTS attempts, or for what no attempt will change.
+    """
+    # O_NOFOLLOW: nothing of the cache is a link.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(target, flags, mode=0o600), "r+b", buffering=0) as file:
+        download = _Download(store, found, file, control)
+        download.run()
+        os.fsync(file.fileno())
+    return download.sha256
+
+
+def read_part(
+    store: Store, found: RemoteObject, part: tuple[int, int], control: FetchControl
+) -> bytes:
+    """Return the bytes of an object from the first offset up to the second; blocks.
+
+    For what fits into memory. Raises StoreProblem as `fetch_file` does.
+    """
+    start, stop = part
+    begin, failed = start, 0
+    while True:
+        control.check()
+        got = bytearray()
+        try:
+            for piece in store.read(found, begin, stop):
+                control.check()
+                got += piece
+            if len(got) == stop - begin:
+                control.counts.add(fetched_bytes=len(got))
+                return bytes(memoryview(got)[start - begin :])
+            reason = f"'{found.name}' ended at byte {begin + len(got)} of {found.size_bytes}"
+            raise StoreProblem(reason)  # noqa: TRY301, counted as every other
+        except RangeIgnored:
+            # What is in front of the part is read too, and dropped: a header is short.
+            begin = 0
+        except StoreProblem as problem:
+            failed += 1
+            if not problem.is_transient or failed >= ATTEMPTS:
+                control.counts.add(refused=int(problem.is_away))
+                raise
+            control.pause(pause_seconds(failed))
+            control.counts.add(retries=1)
+
+
+class _Download:
+    """One object on its way into a file that may hold its beginning."""
+
+    def __init__(
+        self, store: Store, found: RemoteObject, file: io.FileIO, control: FetchControl
+    ) -> None:
+        self._store = store
+        self._found = found
+        self._file = file
+        self._control = control
+        self._position = 0
+        self._hashes: list[Any] = []
+        """The sha256 of what is there, and the checksum of the store where it has one."""
+        self._rehash()
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of what is there."""
+        return str(self._hashes[0].hexdigest())
+
+    def run(self) -> None:
+        """Fetch what is missing, in as many attempts as bring something."""
+        failed = 0
+        while self._position < self._found.size_bytes:
+            self._control.check()
+            before = self._position
+            try:
+                self._fetch()
+            except RangeIgnored:
+                self._restart()
+            except StoreProblem as problem:
+                failed = 1 if self._position > before else failed + 1
+                if not problem.is_transient or failed >= ATTEMPTS:
+                    raise
+                self._control.pause(pause_seconds(failed))
+                self._control.counts.add(retries=1)
+        self._store.confirm(self._found)
+        self._check()
+
+    def _fetch(self) -> None:
+        for piece in self._store.read(self._found, self._position, self._found.size_bytes):
+            self._control.check()
+            self._append(piece)
+        if self._position < self._found.size_bytes:
+            raise StoreProblem(
+                f"'{self._found.name}' ended at byte {self._position} of {self._found.size_bytes}"
+            )
+
+    def _append(self, piece: bytes) -> None:
+        if self._position + len(piece) > self._found.size_bytes:
+            raise StoreProblem(
+                f"'{self._found.name}' has more than the {self._found.size_bytes} bytes that the "
+                "listing says",
+                is_transient=False,
+            )
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        for digest in self._hashes:
+            digest.update(piece)
+        self._position += len(piece)
+        self._control.arrived(len(piece))
+
+    def _check(self) -> None:
+        checksum = self._found.checksum
+        if checksum is not None and self._hashes[1].hexdigest() != checksum.value:
+            # What is there is of no use: the next fetch begins anew.
+            self._restart()
+            raise StoreProblem(
+                f"'{self._found.name}' has not the {checksum.algorithm} that its store says",
+                is_transient=False,
+            )
+
+    def _restart(self) -> None:
+        self._control.arrived(-self._position, resumed=True)
+        self._file.truncate(0)
+        self._rehash()
+
+    def _rehash(self) -> None:
+        """Hash what the file holds; more than the object has cannot be its beginning."""
+        checksum = self._found.checksum
+        algorithms = ["sha256", *([checksum.algorithm] if checksum else [])]
+        self._hashes = [hashlib.new(name, usedforsecurity=False) for name in algorithms]
+        if os.fstat(self._file.fileno()).st_size > self._found.size_bytes:
+            self._file.truncate(0)
+        self._file.seek(0)
+        self._position = 0
+        while piece := self._file.read(_HASHED_AT_A_TIME):
+            self._control.check()
+            for digest in self._hashes:
+                digest.update(piece)
+            self._position += len(piece)
+        self._control.arrived(self._position, resumed=True)
+
+
+def pause_seconds(failed: int) -> float:
+    """Return how long to wait after so many attempts in a row that brought nothing."""
+    # Jitter: servers that lost the same store do not come back at the same moment.
+    longest: float = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failed)
+    return longest * random.uniform(0.5, 1.0)

@@ -1,1 +1,0 @@
-"""Speaks to the world: protobuf, HTTP, JSON; decides nothing."""

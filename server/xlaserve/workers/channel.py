@@ -1,0 +1,99 @@
+"""The channel between the parent and a worker: typed messages in frames, over a pair of sockets."""
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+from typing import Generic, Self, TypeVar
+
+import msgspec
+
+from xlaserve.workers.messages import FromWorker, ToWorker
+
+LIMIT_MESSAGE_BYTES = 32 << 20
+"""Most bytes of one message. What may be longer travels in a file."""
+LIMIT_PENDING_BYTES = 64 << 20
+"""Most bytes that may wait for an end that does not read; then the channel is closed."""
+_LENGTH = struct.Struct("<I")
+
+Incoming = TypeVar("Incoming")
+
+
+class ChannelError(Exception):
+    """The other end is gone, does not read, or sent what cannot be a message."""
+
+
+class Channel(Generic[Incoming]):
+    """One end. Any task of its event loop may send; one task receives."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        decoder: "msgspec.json.Decoder[Incoming]",
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = decoder
+        self._encoder = msgspec.json.Encoder()
+
+    @classmethod
+    async def open(cls, end: socket.socket, decoder: "msgspec.json.Decoder[Incoming]") -> Self:
+        """Return the channel of one of a pair of stream sockets, which it closes in the end."""
+        reader, writer = await asyncio.open_connection(sock=end)
+        return cls(reader, writer, decoder)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message, in order and without waiting. Raises ChannelError.
+
+        The other end may be ours no longer: where it does not read, what waits is bounded.
+        """
+        data = self._encoder.encode(message)
+        if len(data) > LIMIT_MESSAGE_BYTES:
+            raise ChannelError(f"a message of {len(data)} bytes, at most {LIMIT_MESSAGE_BYTES}")
+        transport = self._writer.transport
+        if transport.is_closing():
+            raise ChannelError("the other end is gone")
+        if transport.get_write_buffer_size() + len(data) > LIMIT_PENDING_BYTES:
+            transport.abort()
+            raise ChannelError("the other end does not read")
+        self._writer.write(_LENGTH.pack(len(data)) + data)
+
+    async def receive(self) -> Incoming:
+        """Return the next message; raises ChannelError, also where the other end is gone."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > LIMIT_MESSAGE_BYTES:
+                raise ChannelError(f"a message of {length} bytes")
+            return self._decoder.decode(await self._reader.readexactly(length))
+        except asyncio.IncompleteReadError as error:
+            raise ChannelError("the other end is gone") from error
+        except OSError as error:
+            # Retrieved here: at the end of a process asyncio may report it as an error of its own.
+            with suppress(OSError):
+                await self._writer.wait_closed()
+            raise ChannelError("the other end is gone") from error
+        except msgspec.DecodeError as error:
+            raise ChannelError(f"a message that cannot be read, {error}") from error
+
+    async def flush(self) -> None:
+        """Return once the other end was sent everything, or is gone."""
+        try:
+            await self._writer.drain()
+            self._writer.write_eof()
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close this end; the other one hears of it."""
+        self._writer.close()
+
+
+def from_worker() -> "msgspec.json.Decoder[FromWorker]":
+    """Return the decoder of what workers send."""
+    return msgspec.json.Decoder(FromWorker)
+
+
+def to_worker() -> "msgspec.json.Decoder[ToWorker]":
+    """Return the decoder of what the parent sends."""
+    return msgspec.json.Decoder(ToWorker)

@@ -1,0 +1,481 @@
+"""Changes of the server, in the parent: each is made by the worker that asks, then by all others.
+
+The worker that asks goes first, since it has the client's call: what the client may not do, and
+a model that cannot be loaded, fail there and change nothing elsewhere. What can be taken back is
+made by all side by side: the first load of a model, by a client that sees every model.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from xlaserve.concurrency.control_plane import (
+    LEFT_BEHIND,
+    OF_LOADS,
+    OF_MODELS,
+    Change,
+    ChangeKind,
+    ChangesInProgress,
+    ChangeText,
+    Journal,
+)
+from xlaserve.concurrency.sharing import Turns
+from xlaserve.errors import EngineGone, ShuttingDown, XlaserveError
+from xlaserve.residence.handover import spool
+from xlaserve.workers.messages import (
+    LOADED,
+    Answers,
+    Ask,
+    AskAll,
+    Did,
+    Do,
+    Done,
+    Failure,
+    GiveUp,
+    Go,
+    Hold,
+    Question,
+    Release,
+    Settled,
+    WorkerAnswer,
+)
+from xlaserve.workers.worker_process import WorkerGone, WorkerProcess
+
+QUESTION_SECONDS = 5.0
+"""Seconds that a worker has to answer a question that is asked of all."""
+
+_UNDONE = {
+    ChangeKind.LOAD: ChangeKind.UNLOAD,
+    ChangeKind.FOLLOW: ChangeKind.UNLOAD,
+    ChangeKind.LOAD_AT: ChangeKind.EVICT,
+    ChangeKind.LOAD_URL: ChangeKind.EVICT,
+    ChangeKind.REGISTER: ChangeKind.UNREGISTER,
+}
+"""The change that takes another one back."""
+_MODELS = OF_MODELS - {ChangeKind.PURGE}
+_DIED = Failure("Exception", "a worker has died")
+_SHUTTING_DOWN = Failure(ShuttingDown.__name__, str(ShuttingDown()))
+
+_log = structlog.get_logger("processes")
+
+
+class _Asked:
+    """A change that a worker has asked for, until that is told how it went."""
+
+    def __init__(self, change: ChangeText) -> None:
+        self.change = change
+        self.is_given_up = False
+        """Whether its client has left, or the server ends."""
+        self.has_no_way_back = False
+        """Whether what it replaced is gone in the worker that made it first."""
+        self.made_by: dict[int, WorkerProcess] = {}
+        """The workers that make it now, by the number of their Do."""
+
+    def give_up(self) -> None:
+        """Have it end soon, and be undone where it was made."""
+        if self.change.kind not in OF_LOADS or self.has_no_way_back:
+            return
+        self.is_given_up = True
+        for number, worker in self.made_by.items():
+            worker.tell(GiveUp(number))
+
+
+class Control:
+    """Has changes made by every worker, and remembers them for workers that come later."""
+
+    def __init__(
+        self, workers: Callable[[], Sequence[WorkerProcess]], scratch_directory: Path
+    ) -> None:
+        self._workers = workers
+        self._scratch = scratch_directory
+        self._turns = Turns()
+        self._numbers = itertools.count()
+        self._purges = 0
+        self._asked: dict[tuple[WorkerProcess, int], _Asked] = {}
+        """The changes in progress, by who asked for them and their numbers there."""
+        self._is_stopping = False
+        self._journal = Journal()
+        self._in_progress = ChangesInProgress()
+
+    # --- changes ---
+
+    async def change(self, origin: WorkerProcess, ask: Ask) -> None:
+        """Make a change that a worker asks for, and tell it how that went."""
+        if self._in_progress.refuses(ask.change.kind):
+            _remove(ask.change)
+            origin.tell(Settled(ask.number, _SHUTTING_DOWN))
+            return
+        asked = self._asked[origin, ask.number] = _Asked(ask.change)
+        failure: Failure | None = Failure("Exception", "the change failed in the parent")
+        try:
+            with self._in_progress.making(ask.change.kind):
+                if ask.change.kind is ChangeKind.PURGE:
+                    failure = await self._purge(origin, ask)
+                else:
+                    failure = await self._in_turn(origin, ask, asked)
+        except WorkerGone:
+            return
+        except Exception:
+            _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
+        finally:
+            del self._asked[origin, ask.number]
+            # Whatever was raised: the worker waits. One that is gone does not hear it.
+            origin.tell(Settled(ask.number, failure))
+
+    def give_up(self, origin: WorkerProcess, number: int) -> None:
+        """Take a change back that a worker has asked for, in all that make it by now."""
+        asked = self._asked.get((origin, number))
+        if asked is not None:
+            asked.give_up()
+
+    def stop(self) -> None:
+        """Refuse all changes from now on, and take those of models in progress back."""
+        self._is_stopping = True
+        for asked in list(self._asked.values()):
+            asked.give_up()
+
+    async def _in_turn(self, origin: WorkerProcess, ask: Ask, asked: _Asked) -> Failure | None:
+        change, purges = ask.change, self._purges
+        async with (
+            self._turns.of((change.kind in _MODELS, change.subject)),
+            self._held(change) as is_loaded,
+        ):
+            if purges != self._purges or asked.is_given_up or self._is_stopping:
+                return _refused(change, is_stopping=self._is_stopping)
+            if not origin.makes(change.kind):
+                return await self._by_engine(asked)
+            if change.kind in OF_LOADS and not is_loaded and not ask.is_limited:
+                return await self._side_by_side(origin, ask, asked, purges)
+            done = await origin.expect(Go(ask.number), ("done", ask.number))
+            if done.failure is not None:
+                return _refused(change, is_stopping=self._is_stopping)
+            asked.has_no_way_back = done.was_loaded
+            dids = await self._by_others(origin, asked)
+            made = [origin, *(one for one in dids if one not in _failures(dids))]
+            return await self._settled(
+                asked, made, _failures(dids), purges, was_loaded=done.was_loaded
+            )
+
+    async def _side_by_side(
+        self, origin: WorkerProcess, ask: Ask, asked: _Asked, purges: int
+    ) -> Failure | None:
+        """Have all begin with a change at once; say how it went."""
+
+        async def here() -> Done | None:
+            try:
+                done: Done = await origin.expect(Go(ask.number), ("done", ask.number))
+            except WorkerGone:
+                # As where another one dies: its replacement has what the others have.
+                return None
+            if done.failure is not None:
+                asked.give_up()
+            return done
+
+        done, dids = await asyncio.gather(here(), self._by_others(origin, asked))
+        made = [one for one, did in dids.items() if did is not None and did.failure is None]
+        failed = _failures(dids)
+        if done is not None and done.failure is not None:
+            failed = {origin: done.failure, **failed}
+        elif done is not None:
+            made.append(origin)
+        if not made:
+            return next(iter(failed.values()), None) or _refused(
+                ask.change, is_stopping=self._is_stopping
+            )
+        was_loaded = done is not None and done.was_loaded
+        return await self._settled(asked, made, failed, purges, was_loaded=was_loaded)
+
+    async def _settled(
+        self,
+        asked: _Asked,
+        made: Sequence[WorkerProcess],
+        failed: Mapping[WorkerProcess, Failure],
+        purges: int,
+        *,
+        was_loaded: bool,
+    ) -> Failure | None:
+        """Remember a change that all have made, else take it back where it was; say how it went."""
+        change = asked.change
+        if not failed and purges == self._purges and not asked.is_given_up:
+            self._remember(change)
+            return None
+        for worker, failure in {} if asked.is_given_up else failed.items():
+            _log.error(
+                "a worker could not make a change that others made",
+                of=worker.role.worker,
+                kind=change.kind,
+                subject=change.subject,
+                error=failure.text,
+            )
+        await self._undo(change, made, failed, was_loaded=was_loaded)
+        return next(iter(failed.values()), None) or _refused(change, is_stopping=self._is_stopping)
+
+    async def _by_engine(self, asked: _Asked) -> Failure | None:
+        """Have the engine make a change that a front end asks for; all front ends show it then."""
+        change = asked.change
+        engine = next((one for one in self._workers() if one.makes(change.kind)), None)
+        did = None if engine is None else await self._do(engine, change, asked)
+        if did is None:
+            _remove(change)
+            gone = EngineGone(change.subject)
+            return Failure(type(gone).__name__, str(gone))
+        if did.failure is None:
+            self._remember(change)
+        else:
+            _remove(change)
+        return did.failure
+
+    async def _by_others(
+        self, origin: WorkerProcess, asked: _Asked
+    ) -> dict[WorkerProcess, Did | None]:
+        """Have all others make a change, and return how it went; None where one has died.
+
+        Those that begin to make changes meanwhile too: what replays the journal to them does not
+        know the change yet.
+        """
+        change = asked.change
+        found: dict[WorkerProcess, Did | None] = {}
+        while not asked.is_given_up and (
+            new := [
+                one
+                for one in self._workers()
+                if one not in (origin, *found) and one.makes(change.kind)
+            ]
+        ):
+            results = await asyncio.gather(*(self._do(worker, change, asked) for worker in new))
+            found.update(zip(new, results, strict=True))
+        return found
+
+    @asynccontextmanager
+    async def _held(self, change: ChangeText) -> AsyncIterator[bool]:
+        """Have no worker say, within a block, that a model is ready which others lack.
+
+        Each has noted it before the block begins, and before what follows the block. Yields whether
+        one of them has it already.
+        """
+        if change.kind not in _MODELS:
+            yield False
+            return
+        number, workers = next(self._numbers), self._workers()
+        unloads = change.kind in (ChangeKind.UNLOAD, ChangeKind.EVICT)
+        models = list(change.arguments.get("models") or [change.subject])
+        try:
+            yield await self._noted(workers, Hold(number, models, not unloads), number)
+        finally:
+            await self._noted(workers, Release(number), number)
+
+    async def _noted(
+        self, workers: Sequence[WorkerProcess], message: Hold | Release, number: int
+    ) -> bool:
+        noted = (worker.expect(message, ("noted", number)) for worker in workers)
+        is_loaded = False
+        for result in await asyncio.gather(*noted, return_exceptions=True):
+            if not isinstance(result, BaseException):
+                is_loaded |= result.is_loaded
+            elif not isinstance(result, WorkerGone):
+                raise result
+        return is_loaded
+
+    async def _purge(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
+        """Have everything unloaded; what is being loaded meanwhile is cancelled."""
+        self._purges += 1
+        done = await origin.expect(Go(ask.number), ("done", ask.number))
+        others = [worker for worker in self._workers() if worker is not origin]
+        dids = await asyncio.gather(*(self._do(worker, ask.change) for worker in others))
+        for change in self._journal.forget_models():
+            _remove(change)
+        self._purges += 1
+        return next((did.failure for did in (done, *dids) if did and did.failure), None)
+
+    async def _undo(
+        self,
+        change: ChangeText,
+        made: Sequence[WorkerProcess],
+        failed: Collection[WorkerProcess],
+        *,
+        was_loaded: bool,
+    ) -> None:
+        kind = _UNDONE.get(change.kind)
+        if was_loaded or kind is None:
+            # What was there before is gone where the change was made: there is no way back. The
+            # others are started anew, and then have what all have.
+            self._remember(change)
+            # One that drains refuses every change, and has clients to answer.
+            for worker in () if self._is_stopping else failed:
+                worker.failure = f"it could not {change.kind} '{change.subject}' as others did"
+                worker.kill()
+            return
+        arguments = {"models": [change.subject]} if kind is ChangeKind.UNLOAD else {}
+        back = ChangeText(kind, change.subject, arguments)
+        await asyncio.gather(*(self._do(worker, back) for worker in made))
+        _remove(change)
+
+    async def _do(
+        self, worker: WorkerProcess, change: ChangeText, asked: _Asked | None = None
+    ) -> Did | None:
+        """Have a worker make a change; None where it dies, and is replaced.
+
+        What a client has `asked` for is taken back when it leaves.
+        """
+        number = next(self._numbers)
+        did: Did | None = None
+        made_by = {} if asked is None else asked.made_by
+        made_by[number] = worker
+        try:
+            did = await worker.expect(Do(number, change), ("did", number))
+        except WorkerGone:
+            pass
+        finally:
+            del made_by[number]
+        return did
+
+    # --- workers that come later ---
+
+    def _remember(self, change: ChangeText) -> None:
+        for before in self._journal.remember(change):
+            if before.files != change.files:
+                _remove(before)
+
+    async def replay(self, worker: WorkerProcess) -> None:
+        """Return once a worker has made every change that the others have made."""
+        for known in self._journal.changes():
+            if not worker.makes(known.kind):
+                continue
+            async with self._turns.of((known.kind in _MODELS, known.subject)):
+                change = self._journal.last(known)
+                did = None if change is None else await self._do(worker, change)
+            if did is not None and did.failure is not None:
+                _log.error(
+                    "a worker is without what others have",
+                    of=worker.role.worker,
+                    subject=known.subject,
+                    error=did.failure.text,
+                )
+
+    async def converge(self, worker: WorkerProcess) -> None:
+        """Have all others load what a worker that has started found in the repository.
+
+        Its files may be newer than those that the others loaded: a reload in which its predecessor
+        died, or files that nobody has asked for yet. Where they are the same nothing is loaded.
+        """
+        if not worker.makes(ChangeKind.FOLLOW):
+            return
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                reply = await worker.expect(Question(number, LOADED), ("reply", number))
+        except (TimeoutError, WorkerGone) as error:
+            _log.error(
+                "not known what a worker has loaded", of=worker.role.worker, reason=str(error)
+            )
+            return
+        for name in reply.said or ():
+            change = ChangeText(ChangeKind.FOLLOW, name, {})
+            async with self._turns.of((True, name)), self._held(change):
+                last = self._journal.last(change)
+                if last is not None and (last.arguments or last.files):
+                    continue  # loaded with what is not in the repository: all have the same
+                dids = await self._by_others(worker, _Asked(change))
+            for other, failure in _failures(dids).items():
+                _log.error(
+                    "a worker has other files of a model than one that was started anew",
+                    of=other.role.worker,
+                    subject=name,
+                    error=failure.text,
+                )
+
+    # --- questions ---
+
+    async def ask_all(self, origin: WorkerProcess, ask: AskAll) -> None:
+        """Ask all others a question, and give a worker their answers.
+
+        One that is not ready yet has served nothing.
+        """
+        others = [one for one in self._workers() if one is not origin and one.is_ready]
+        answers = await asyncio.gather(*(self._answer(worker, ask) for worker in others))
+        origin.tell(Answers(ask.number, answers))
+
+    async def _answer(self, worker: WorkerProcess, ask: AskAll) -> WorkerAnswer:
+        name, number = worker.role.worker, next(self._numbers)
+        if worker.is_silent:
+            return WorkerAnswer(name, None, "it gives no sign of life")
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                reply = await worker.expect(Question(number, ask.name, ask.said), ("reply", number))
+        except TimeoutError:
+            return WorkerAnswer(name, None, f"no answer within {QUESTION_SECONDS:.0f} s")
+        except WorkerGone as error:
+            return WorkerAnswer(name, None, str(error))
+        return WorkerAnswer(name, reply.said, reply.problem)
+
+    # --- a server that replaces this one, or that this one replaces ---
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        """Refuse changes from now on; return those that were made, once none is in progress."""
+        await self._in_progress.hold(kinds)
+        return self._journal.changes(kinds)
+
+    def go_on(self) -> None:
+        """Take changes again."""
+        self._in_progress.go_on()
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        """Return the files of a change; waits for the disk."""
+        if not change.files:
+            return {}
+        return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
+
+    async def left_behind(self) -> Mapping[str, int]:
+        """Count what a replacement cannot be given, in all workers that answer, by name."""
+        asked = AskAll(0, LEFT_BEHIND)
+        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
+        found = Counter[str]()
+        for answer in answers:
+            found.update(answer.said or {})
+        return found
+
+    async def make_again(self, change: Change) -> None:
+        """Have all workers make a change that the replaced server has made, and remember it.
+
+        Raises an XlaserveError that says why one of them could not.
+        """
+        text = ChangeText(change.kind, change.subject, dict(change.arguments))
+        if change.files:
+            data = msgspec.msgpack.encode(change.files)
+            path = await asyncio.to_thread(spool, self._scratch, data)
+            text = msgspec.structs.replace(text, files=path)
+        workers = [worker for worker in self._workers() if worker.makes(change.kind)]
+        for did in await asyncio.gather(*(self._do(worker, text) for worker in workers)):
+            failure = _DIED if did is None else did.failure
+            if failure is not None:
+                _remove(text)
+                raise XlaserveError(failure.text)
+        self._remember(text)
+
+    def close(self) -> None:
+        """Remove the files of changes."""
+        for change in self._journal.changes():
+            _remove(change)
+
+
+def _refused(change: ChangeText, *, is_stopping: bool) -> Failure:
+    _remove(change)
+    if is_stopping:
+        return _SHUTTING_DOWN
+    return Failure("LoadCancelled", f"the load of '{change.subject}' was cancelled")
+
+
+def _failures(dids: Mapping[WorkerProcess, Did | None]) -> dict[WorkerProcess, Failure]:
+    return {one: did.failure for one, did in dids.items() if did and did.failure is not None}
+
+
+def _remove(change: ChangeText) -> None:
+    if change.files:
+        with suppress(OSError):
+            Path(change.files).unlink()

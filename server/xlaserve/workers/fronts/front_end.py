@@ -1,0 +1,400 @@
+"""A front end: it has the clients, and passes their inferences on to the engine."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from traceback import clear_frames
+from typing import Any
+
+import structlog
+
+from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent, XlaserveError
+from xlaserve.errors.panics import ENDS
+from xlaserve.net.ledger import Kind as Purpose
+from xlaserve.net.ledger import Ledger
+from xlaserve.residence.capacity import Capacity, Reservation
+from xlaserve.residence.lifecycle import State
+from xlaserve.residence.registry import Instance, Registry, Version
+from xlaserve.runtime.handling import AnswerParameters
+from xlaserve.serving.access.sight import without_hidden
+from xlaserve.serving.answers import answer_last, deliver, respond
+from xlaserve.serving.infer_call import Executed, InferCall
+from xlaserve.serving.inference import InferResponse
+from xlaserve.serving.stations.station import MakeStation
+from xlaserve.workers.failures import error_of
+from xlaserve.workers.fronts import description
+from xlaserve.workers.fronts.bridge import Bridge, offer
+from xlaserve.workers.fronts.passing import PassedModel
+from xlaserve.workers.fronts.records import NOWHERE, Kind, Record, tensors_of
+from xlaserve.workers.fronts.streams import Taking
+from xlaserve.workers.fronts.texts import Texts, Wanted
+from xlaserve.workers.handing import HandedConnections
+from xlaserve.workers.messages import Failure
+
+_GONE = "the engine process has ended, and is replaced"
+
+_GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
+"""Text for a version that the engine does not have any more."""
+
+_log = structlog.get_logger("fronts")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of a front end."""
+
+    shared_bytes: int
+    """Bytes of both slabs together."""
+    requests: int
+    """Most requests that the engine has been passed and has not answered."""
+
+
+class _Passed:
+    """A request that the engine has (a Place)."""
+
+    __slots__ = ("_front", "_number")
+
+    def __init__(self, front: "FrontEnd", number: int) -> None:
+        self._front = front
+        self._number = number
+
+    def leave(self, call: InferCall) -> None:
+        """Tell the engine that nobody waits any more."""
+        self._front.leave(self._number, call)
+
+
+class FrontEnd:
+    """Shows the models of the engine in the registry, and passes requests on. Of the event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        ledger: Ledger,
+        make_station: MakeStation,
+        limits: Limits,
+    ) -> None:
+        self._registry = registry
+        self._capacity = capacity
+        # Nothing is loaded here: what the engine has is of the whole server.
+        capacity.limit({})
+        self._ledger = ledger
+        self._make_station = make_station
+        self._limits = limits
+        self._bridge: Bridge | None = None
+        self._calls: dict[int, tuple[InferCall, PassedModel]] = {}
+        """Requests that the engine has."""
+        self._streams: dict[int, Taking] = {}
+        """Those among them that may be given many answers."""
+        self._last = 0
+        """Number of the last request."""
+        self._table: dict[str, Sequence[Any]] = {}
+        """The models of the engine, as it said last."""
+        self._revisions: deque[Sequence[Any]] = deque()
+        """Those of the models that are to be taken in their order: one waits for texts."""
+        self._texts = Texts()
+        self._reading: asyncio.Task[None] | None = None
+        """Reads the texts of the first of them."""
+        self._unshown: set[str] = set()
+        self._is_started = False
+        self._started = asyncio.Event()
+        self.engine_answers: Callable[[], bool] = lambda: True
+        """Tells whether the engine gives signs of life: else nothing is passed on to it."""
+        self.may_show: Callable[[], bool] = lambda: True
+        """Tells whether the engine has all that clients had loaded: one that replaces another has
+        not, and to say that they are not there would be wrong."""
+
+    async def started(self) -> None:
+        """Return once the engine has loaded what is loaded at its start, and it is shown here."""
+        await self._started.wait()
+
+    async def serve(self, source: HandedConnections) -> None:
+        """Take the connection to each engine that the parent starts, until cancelled.
+
+        Raises OSError for one that this process has no files or no memory for: there is no other.
+        """
+        try:
+            while True:
+                await self.connect(await source.next())
+        except EOFError:
+            return  # the parent is gone, and this process is about to end
+
+    async def connect(self, end: socket.socket) -> None:
+        """Pass requests on to the engine at the other end from now on; raises OSError."""
+        if self._bridge is not None:
+            self._bridge.close()
+        end.setblocking(False)
+        try:
+            slabs = offer(end, self._limits.shared_bytes)
+        except ConnectionError as error:
+            _log.warning("no engine at the other end", reason=str(error))
+            end.close()
+            return
+        account = self._ledger.open()
+        self._forget_revisions()
+        self._table.clear()
+        self._unshown = {model.name for model in self._registry.models()}
+        self._is_started = False
+        # The engine may speak before this end is known to be open.
+        self._bridge = Bridge(
+            slabs, account, Purpose.REQUESTS, self._heard, self._lost, unsaid=self._unsaid
+        )
+        await self._bridge.open(end)
+
+    # --- requests ---
+
+    def pass_on(self, model: PassedModel, call: InferCall) -> None:
+        """Pass a call on; raises EngineGone, ProcessSilent or Overloaded."""
+        bridge = self._bridge
+        if bridge is None or bridge is not model.bridge:
+            raise EngineGone(call.model)
+        if not self.engine_answers():
+            raise ProcessSilent(f"model '{call.model}'", "engine")
+        if len(self._calls) >= self._limits.requests:
+            raise Overloaded(call.model, self._limits.requests, "max_front_end_requests")
+        self._last = number = self._last + 1
+        bridge.say(model.request(number, call))
+        call.is_counted_elsewhere = True
+        self._calls[number] = call, model
+        call.wait_at(_Passed(self, number))
+        if call.takes_many and model.info.is_decoupled:
+            self._streams[number] = Taking(call, partial(self._taken, number))
+            # Who finishes it before its model does takes it from its place first.
+            call.hold(partial(self.leave, number, call))
+
+    def leave(self, number: int, call: InferCall) -> None:
+        """Say that nobody waits for a request any more, unless the engine has ended it."""
+        self._streams.pop(number, None)
+        if self._calls.pop(number, None) is not None and self._bridge is not None:
+            self._bridge.say((Kind.CANCEL, number, call.executed is not None))
+
+    def _taken(self, number: int, answers: int) -> None:
+        if self._bridge is not None:
+            self._bridge.say((Kind.TAKEN, number, answers))
+
+    def _heard(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                if record[0] == Kind.ANSWER:
+                    self._answered(record)
+                elif record[0] == Kind.PART:
+                    self._answered_in_part(record)
+                else:
+                    self._heard_of(record)
+            except ENDS:
+                raise
+            except BaseException as error:
+                if record[0] not in (Kind.ANSWER, Kind.PART, Kind.FAILURE):
+                    raise
+                # Its tensors are not to stay in the slab as long as somebody has the error.
+                clear_frames(error.__traceback__)
+                if not isinstance(error, XlaserveError):
+                    _log.exception("the answer of an engine cannot be read", kind=record[0])
+                self._failed(record[1], error)
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        """Answer one request with an error; those beside it are answered as ever."""
+        call, _ = self._calls.get(number, (None, None))
+        if call is not None:
+            self.leave(number, call)
+            deliver([call], error)
+
+    def _unsaid(self, record: Record, error: BaseException) -> None:
+        """Answer a request that has no form as bytes: the engine does not know of it."""
+        if record[0] == Kind.REQUEST:
+            self._failed(record[1], error)
+
+    def _heard_of(self, record: Record) -> None:
+        match record[0]:
+            case Kind.DROPPED if self._bridge is not None:
+                self._bridge.dropped(record[1])
+            case Kind.FAILURE:
+                number, kind, text, needed = record[1:]
+                call, _ = self._calls.pop(number, (None, None))
+                if call is not None:
+                    # The engine does not know who asks: it names every model.
+                    error = error_of(Failure(kind, text, needed))
+                    deliver([call], without_hidden(call, error, ()))
+            case Kind.MODELS:
+                self._revisions.append(record[1:])
+                if self._reading is None:
+                    self._take_revisions()
+            case _:
+                raise LookupError(f"a record of kind {record[0]}")
+
+    def _answered(self, record: Record) -> None:
+        _, number, place, flat, begun_ns, ended_ns, rows, parameters = record
+        call, model = self._calls.get(number, (None, None))
+        if call is None or model is None:
+            self._drop(place)
+            return
+        response = self._response(call, model, place, flat, parameters) if flat else None
+        del self._calls[number]
+        call.place = None
+        if self._streams:
+            self._streams.pop(number, None)
+        answer_last(call, Executed({}, begun_ns, ended_ns, rows), response)
+
+    def _answered_in_part(self, record: Record) -> None:
+        _, number, place, flat, parameters = record
+        call, model = self._calls.get(number, (None, None))
+        taking = self._streams.get(number)
+        if call is None or model is None or taking is None:
+            self._drop(place)
+            return
+        call.answer(self._response(call, model, place, flat, parameters), last=False)
+        data = flat[2::3]
+        taking.wrote(sum(map(len, data)) if place == NOWHERE else sum(data))
+
+    def _response(
+        self, call: InferCall, model: PassedModel, place: int, flat: Sequence[Any], parameters: Any
+    ) -> InferResponse:
+        """Return an answer; raises why it cannot be made."""
+        bridge, specs = self._bridge, model.info.outputs
+        assert bridge is not None
+        outputs = tensors_of(specs, flat, place, bridge.reader)
+        if place >= 0:
+            bridge.watch_drops()
+        if model.info.is_decoupled:
+            # The model decides which outputs an answer has, where others follow.
+            call.chosen = tuple([specs[at] for at in flat[::3]])
+        given = None if parameters is None else AnswerParameters(*parameters)
+        return respond(call, outputs, given)
+
+    def _drop(self, place: int) -> None:
+        """Give the place of an answer back that nobody wants any more."""
+        bridge = self._bridge
+        if place >= 0 and bridge is not None and bridge.reader is not None:
+            bridge.reader.view(place, 0)
+            bridge.watch_drops()
+
+    def _lost(self) -> None:
+        """Answer what the engine had, and say of every model that it is not ready.
+
+        What it may have begun with is not to be sent again: it may be what the engine ended by.
+        """
+        begun = None if self._bridge is None else self._bridge.begun
+        self._bridge = None
+        self._forget_revisions()
+        calls, self._calls = self._calls, {}
+        self._streams.clear()
+        for number, (call, _) in calls.items():
+            call.is_counted_elsewhere = False
+            call.place = None
+            waited = begun is not None and not begun.has_begun(number)
+            deliver([call], (EngineGone if waited else EngineLost)(call.model))
+        for model in self._registry.models():
+            for version in model.versions.values():
+                if version.instance is not None:
+                    version.instance.suspend(_GONE)
+        self._registry.notify()
+        _log.warning("the engine has ended", requests=len(calls))
+
+    # --- models ---
+
+    def _take_revisions(self) -> None:
+        """Take what the engine has said of its models, until texts are to be read first."""
+        self._reading = None
+        while self._revisions:
+            if missing := self._texts.missing(_texts_of(self._revisions[0][1])):
+                self._reading = asyncio.ensure_future(self._texts.read(missing))
+                self._reading.add_done_callback(self._has_read)
+                return
+            self._models(*self._revisions.popleft())
+
+    def _has_read(self, reading: "asyncio.Task[None]") -> None:
+        if reading is not self._reading or self._bridge is None:
+            return  # of an engine that is gone
+        try:
+            self._take_revisions()
+        except Exception:
+            # Both ends are of one version: it is a fault of this server, as in the bridge.
+            _log.exception("a bridge is closed: what came over it cannot be read")
+            self._bridge.close()
+
+    def _forget_revisions(self) -> None:
+        """Have nobody wait for texts of an engine that is gone."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+        self._revisions.clear()
+        self._texts.clear()
+
+    def _models(
+        self, revision: int, changed: Sequence[Any], gone: Sequence[str], is_started: bool
+    ) -> None:
+        for name, versions in changed:
+            self._table[name] = versions
+            self._unshown.add(name)
+        for name in gone:
+            self._table.pop(name, None)
+            self._unshown.add(name)
+        self._is_started = is_started
+        self._texts.keep(row[4] for rows in self._table.values() for row in rows)
+        self.show()
+        assert self._bridge is not None
+        self._bridge.say((Kind.MIRRORED, revision))
+
+    def show(self) -> None:
+        """Have the registry show what the engine has said, if it may be shown by now."""
+        if self._bridge is None or not self.may_show():
+            return
+        unshown, self._unshown = self._unshown, set()
+        for name in unshown:
+            self._show(name, self._table.get(name, ()))
+        if unshown:
+            self._registry.notify()
+        if self._is_started:
+            self._started.set()
+
+    def _show(self, name: str, versions: Sequence[Any]) -> None:
+        said = {number for number, *_ in versions}
+        for number, *of_version in versions:
+            self._show_version(self._registry.version(name, number), of_version)
+        model = self._registry.find(name)
+        if model is None:
+            return
+        for number in [number for number in model.versions if number not in said]:
+            self._show_version(model.versions.pop(number), _GONE_VERSION)
+        if not model.versions:
+            self._registry.forget(name)
+
+    def _show_version(self, version: Version, said: Sequence[Any]) -> None:
+        state, reason, fault, handle, described, _, url = said
+        version.lifecycle.follow(State(state), reason)
+        before = version.instance
+        if not handle:
+            version.put(None)
+        elif before is None or not self._is_current(before, handle):
+            version.put(self._instance(version.model, handle, described))
+        if before is not None and before is not version.instance:
+            before.leave()
+        if version.instance is not None:
+            version.instance.fault, version.instance.url = fault, url
+
+    def _is_current(self, instance: Instance, handle: int) -> bool:
+        runner = instance.runner
+        assert isinstance(runner, PassedModel)
+        return runner.handle == handle and runner.bridge is self._bridge
+
+    def _instance(self, name: str, handle: int, described: bytes) -> Instance:
+        info, config = description.read(described)
+        info = self._texts.with_text(handle, info)
+        assert self._bridge is not None
+        return Instance(
+            PassedModel(handle, info, self._bridge, self.pass_on),
+            handle,
+            Reservation(self._capacity, name),
+            config,
+            make_station=self._make_station,
+        )
+
+
+def _texts_of(changed: Sequence[Any]) -> Iterator[Wanted]:
+    """Yield the instances with texts among the models that have changed."""
+    for name, versions in changed:
+        for *_, handle, described, digest, _ in versions:
+            yield Wanted(name, handle, described, digest)

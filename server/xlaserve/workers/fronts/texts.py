@@ -1,0 +1,103 @@
+"""Texts of the engine's models, as a front end has them: read again, from the same files."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import structlog
+
+from xlaserve.errors import XlaserveError
+from xlaserve.errors.panics import ENDS
+from xlaserve.language.text import LanguageText
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.runtime.embedding import text_files
+from xlaserve.runtime.generator.info import GenerationInfo
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.workers.fronts import description
+
+_log = structlog.get_logger("fronts")
+
+
+class Wanted(NamedTuple):
+    """An instance with a text."""
+
+    model: str
+    handle: int
+    described: bytes
+    digest: str
+    """That of the files that the engine has read."""
+
+
+class Texts:
+    """Texts by the handle of their instance, as long as the engine has it. Of the event loop."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, LanguageText | Tokens | str] = {}
+        """The text, or why there is none."""
+
+    def missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Return those that were not read yet."""
+        return [one for one in wanted if one.digest and one.handle not in self._found]
+
+    async def read(self, wanted: Iterable[Wanted]) -> None:
+        """Read texts in a thread; one that cannot be read is missing, and the log says why."""
+        for one in wanted:
+            try:
+                self._found[one.handle] = await asyncio.to_thread(_read, one)
+            except ENDS:
+                raise
+            except BaseException as error:
+                self._found[one.handle] = _refused(one.model, repr(error))
+
+    def with_text(self, handle: int, info: ModelInfo) -> ModelInfo:
+        """Return a description with the text that was read for it."""
+        found = self._found.get(handle)
+        if found is None:
+            return info
+        if info.generation is not None and isinstance(found, LanguageText):
+            return replace(info, generation=replace(info.generation, text=found))
+        if info.generation is not None and isinstance(found, str):
+            return replace(info, generation=replace(info.generation, no_text=found))
+        if info.embedding is not None and isinstance(found, Tokens):
+            return replace(info, embedding=replace(info.embedding, text=found))
+        if info.embedding is not None and isinstance(found, str):
+            return replace(info, embedding=replace(info.embedding, no_text=found))
+        return info
+
+    def keep(self, handles: Iterable[int]) -> None:
+        """Forget the texts of all other instances."""
+        kept = set(handles)
+        self._found = {handle: text for handle, text in self._found.items() if handle in kept}
+
+    def clear(self) -> None:
+        """Forget all: the handles of another engine are others."""
+        self._found.clear()
+
+
+def _read(wanted: Wanted) -> LanguageText | Tokens | str:
+    reason = "its files have changed since the engine has read them"
+    try:
+        info, _ = description.read(wanted.described)
+        if info.embedding is not None and info.embedding.files is not None:
+            again = info.embedding.files
+            found = text_files.read(again.version, wanted.model, again.roots)
+            if found.tokens is not None and found.files == again:
+                return found.tokens
+            return _refused(wanted.model, found.problem or reason)
+        assert info.generation is not None
+        text = _text(wanted.model, info.generation)
+        if text.digest == wanted.digest:
+            return text
+    except XlaserveError as error:
+        reason = str(error)
+    return _refused(wanted.model, reason)
+
+
+def _refused(model: str, reason: str) -> str:
+    _log.warning("a model is without text", model=model, reason=reason)
+    return f"is without text behind front ends ({reason})"
+
+
+def _text(model: str, generation: GenerationInfo) -> LanguageText:
+    return LanguageText.read(generation.directory, model=model, opened=generation.roots.open)

@@ -1,0 +1,334 @@
+"""The control plane in a worker: its changes go through the parent, and so do those of others."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+import structlog
+
+from xlaserve.concurrency.control_plane import (
+    OF_LOADS,
+    OF_MODELS,
+    Answer,
+    Change,
+    ChangeKind,
+    ChangeText,
+    Make,
+)
+from xlaserve.concurrency.control_plane import Reply as AnswerHere
+from xlaserve.errors import (
+    LoadCancelled,
+    ProcessSilent,
+    ShuttingDown,
+    TooManyChanges,
+    XlaserveError,
+)
+from xlaserve.residence.handover import spool
+from xlaserve.residence.repository.exhaustion import write_failure
+from xlaserve.serving.access.sight import everything, seen_now
+from xlaserve.serving.observability.event_notes import because
+from xlaserve.serving.observability.events import Cause
+from xlaserve.workers.channel import Channel, ChannelError
+from xlaserve.workers.failures import error_of, failure_of
+from xlaserve.workers.messages import (
+    Answers,
+    Ask,
+    AskAll,
+    Did,
+    Do,
+    Done,
+    Failure,
+    GiveUp,
+    Go,
+    Hold,
+    Noted,
+    Question,
+    Release,
+    Reply,
+    Settled,
+    State,
+    ToWorker,
+)
+
+MOST_PENDING = 1024
+"""Most changes that clients of this process may have waiting: those of clients that left too."""
+_NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
+"""Changes whose number is bounded where they begin, and that nobody would ask for again."""
+
+ENGINE = 0
+"""The number of the process that has the models of front ends."""
+
+T = TypeVar("T")
+_log = structlog.get_logger("worker")
+
+
+class Link:
+    """Makes changes of the server in this process when it is their turn. Of the event loop."""
+
+    def __init__(
+        self, channel: "Channel[ToWorker]", scratch_directory: Path, *, loads: bool = True
+    ) -> None:
+        """`loads` says whether models are loaded here; an engine loads them for its front ends."""
+        self._channel = channel
+        self._scratch = scratch_directory
+        self._numbers = itertools.count()
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        """Futures of changes that wait for Go."""
+        self._settled: dict[int, asyncio.Future[Failure | None]] = {}
+        self._asked: dict[int, asyncio.Future[Sequence[Answer]]] = {}
+        self._makes: dict[ChangeKind, Make] = {}
+        self._replies: dict[str, AnswerHere] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._making: dict[int, asyncio.Future[Any]] = {}
+        """What makes the changes of clients of this process here, by number."""
+        self._doing: dict[int, asyncio.Task[None]] = {}
+        """What makes the changes that other processes were asked for, by number."""
+        self.loads = loads
+        self.is_whole = False
+        """Whether the engine of front ends has what clients had loaded."""
+        self._is_ready = False
+        self._hears = True
+        self.silent: frozenset[int] = frozenset()
+        """The processes that give no sign of life."""
+        self.leads = False
+        self.has_started = False
+        self._held: dict[int, Mapping[str, frozenset[str]]] = {}
+        """The models of each change in progress by its number, and the versions that stay ready."""
+        self.shown: Callable[[], Awaitable[None]] | None = None
+        """Returns once all front ends of this engine show what is loaded; None without any."""
+        self.on_state: Callable[[], None] = lambda: None
+        """Called when `is_ready` has changed."""
+        self.is_loaded: Callable[[str], bool] = lambda _: False
+        """Tells whether a model is loaded in this process."""
+        self.versions: Callable[[str], frozenset[str]] = lambda _: frozenset()
+        """Returns the versions of a model that answer in this process."""
+
+    # --- the control plane ---
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every process is ready; not where the parent does not say so any more."""
+        return self._is_ready and self._hears
+
+    @property
+    def engine_answers(self) -> bool:
+        """Tell whether the engine of front ends gives signs of life."""
+        return self.loads or ENGINE not in self.silent
+
+    def conceals(self, model: str, version: str = "") -> bool:
+        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        if not self.has_started or not self.engine_answers:
+            return True
+        staying = [held[model] for held in self._held.values() if model in held]
+        return any(version not in kept if version else not kept for kept in staying)
+
+    def handle(self, kind: ChangeKind, make: Make) -> None:
+        """Say how changes that others ask for are made here."""
+        self._makes[kind] = make
+
+    def answer(self, question: str, reply: AnswerHere) -> None:
+        """Say how a question that others ask is answered here."""
+        self._replies[question] = reply
+
+    async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
+        """Make a change here, then everywhere else, and return what `here` returned.
+
+        A client that leaves takes a load back in all of them; what else it asked for goes on, else
+        half of the processes would have it. Raises
+        TooManyChanges, OutOfSpace or LoadFailed where its files cannot be written for the others,
+        and what `here` and other processes raise.
+        """
+        if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
+            raise TooManyChanges(change.kind, change.subject, MOST_PENDING)
+        number = next(self._numbers)
+        applying = self._task(self._apply(number, change, here))
+        try:
+            return await asyncio.shield(applying)
+        except asyncio.CancelledError:
+            if change.kind in OF_LOADS and not applying.done():
+                self._tell(GiveUp(number))
+                if (making := self._making.get(number)) is not None:
+                    making.cancel()
+            raise
+
+    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+        """Return the answers of all other processes, those that gave none among them."""
+        number = next(self._numbers)
+        answers: asyncio.Future[Sequence[Answer]]
+        answers = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(AskAll(number, question, said))
+            return await answers
+        except ChannelError:
+            return ()
+        finally:
+            self._asked.pop(number, None)
+
+    async def _apply(self, number: int, change: Change, here: Callable[[], Awaitable[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        text = ChangeText(change.kind, change.subject, dict(change.arguments))
+        turn = self._turns[number] = loop.create_future()
+        settled = self._settled[number] = loop.create_future()
+        try:
+            if change.files:
+                text = msgspec.structs.replace(text, files=await self._spooled(change))
+            self._channel.send(Ask(number, text, seen_now() is not everything))
+            await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
+            if settled.done():
+                failure = settled.result()
+                if failure is None and not self.loads and change.kind in OF_MODELS:
+                    return cast(T, None)  # the engine has made it
+                raise ShuttingDown if failure is None else error_of(failure)
+            was_loaded = self.is_loaded(change.subject)
+            try:
+                making = asyncio.ensure_future(self._and_shown(here()))
+                self._making[number] = making
+                result = await making
+            except BaseException as error:
+                self._channel.send(Done(number, failure_of(error), was_loaded))
+                raise
+            finally:
+                self._making.pop(number, None)
+            self._channel.send(Done(number, None, was_loaded))
+            failure = await settled
+        except ChannelError:
+            raise ShuttingDown from None
+        finally:
+            del self._turns[number], self._settled[number]
+        if failure is not None:
+            raise error_of(failure)
+        return result
+
+    async def _spooled(self, change: Change) -> str:
+        data = msgspec.msgpack.encode(change.files)
+        try:
+            return await asyncio.to_thread(spool, self._scratch, data)
+        except OSError as error:
+            raise write_failure(change.subject, error) from error
+
+    # --- what the parent says ---
+
+    def heard(self, message: ToWorker) -> None:
+        """Do what a message of the parent says, as far as it is about changes and questions."""
+        match message:
+            case Go(number):
+                self._may_go(number)
+            case Settled(number, failure):
+                _settle(self._settled.get(number), failure)
+            case Do(number, change):
+                self._doing[number] = self._task(self._do(number, change))
+            case GiveUp(number) if number in self._doing:
+                self._doing[number].cancel()
+            case Question(number, name, said):
+                self._task(self._reply(number, name, said))
+            case Answers(number, answers):
+                found = [Answer(one.worker, one.said, one.problem) for one in answers]
+                _settle(self._asked.get(number), found)
+            case State(is_ready, leads, has_started, is_whole, silent):
+                self._is_ready, self.leads, self.silent = is_ready, leads, frozenset(silent)
+                self.has_started, self.is_whole = has_started, is_whole
+                self.on_state()
+            case Hold() | Release():
+                self._hold(message)
+            case _:
+                pass
+
+    def _may_go(self, number: int) -> None:
+        if number not in self._turns:
+            # It was given up while the parent said nothing.
+            gone = LoadCancelled("a change that nobody waits for")
+            self._tell(Done(number, failure_of(gone)))
+        _settle(self._turns.get(number), None)
+
+    def _hold(self, message: Hold | Release) -> None:
+        number = message.number
+        if isinstance(message, Hold):
+            kept = self.versions if message.reloads else lambda _: frozenset[str]()
+            self._held[number] = {model: kept(model) for model in message.models}
+        else:
+            self._held.pop(number, None)
+        is_loaded = isinstance(message, Hold) and any(map(self.is_loaded, message.models))
+        self.on_state()
+        self._tell(Noted(number, is_loaded))
+
+    def hears(self, hears: bool) -> None:
+        """Know whether the parent gives signs of life: without them no process is known to."""
+        if hears is not self._hears:
+            self._hears = hears
+            self.on_state()
+
+    def hears_no_more(self) -> None:
+        """Have nobody wait for the parent any longer."""
+        waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
+        for asked in waiting:
+            if not asked.done():
+                asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
+
+    async def _do(self, number: int, text: ChangeText) -> None:
+        was_loaded = self.is_loaded(text.subject)
+        failure = None
+        try:
+            files: dict[str, bytes] = {}
+            if text.files:
+                data = await asyncio.to_thread(Path(text.files).read_bytes)
+                files = msgspec.msgpack.decode(data, type=dict[str, bytes])
+            with because(Cause.OTHER_WORKER):
+                change = Change(text.kind, text.subject, text.arguments, files)
+                await self._and_shown(self._makes[text.kind](change))
+        except XlaserveError as error:
+            failure = failure_of(error)
+        except asyncio.CancelledError:
+            failure = failure_of(LoadCancelled(text.subject))
+        except BaseException as error:
+            _log.exception("change not made", kind=text.kind, subject=text.subject)
+            failure = failure_of(error)
+        finally:
+            self._doing.pop(number, None)
+            self._tell(Did(number, failure, was_loaded))
+
+    async def _and_shown(self, making: Awaitable[T]) -> T:
+        """Return or raise what a change does, once the front ends of this engine show it too."""
+        try:
+            return await making
+        finally:
+            if self.shown is not None:
+                await self.shown()
+
+    async def _reply(self, number: int, name: str, said: Any) -> None:
+        try:
+            reply = Reply(number, await self._replies[name](said))
+        except XlaserveError as error:
+            reply = Reply(number, None, str(error))
+        except BaseException as error:
+            _log.exception("question not answered", question=name)
+            reply = Reply(number, None, f"{type(error).__name__}: {error}")
+        try:
+            self._tell(reply)
+        except (TypeError, ValueError) as error:
+            self._tell(Reply(number, None, str(error)))
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelError as error:
+            _log.warning("the parent does not hear", reason=str(error))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Read, so that an error whose client has left is not reported as never retrieved.
+            task.exception()
+
+
+def _settle(future: "asyncio.Future[Any] | None", value: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)

@@ -1,0 +1,282 @@
+"""Another worker at the other end of a bridge: batches of this one there, and of that one here."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from xlaserve.errors import EngineLost, ExecutionStalled
+from xlaserve.errors.panics import ENDS
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.infer_call import Ended, Executed, InferCall, Tensors
+from xlaserve.serving.stations.batching import pack
+from xlaserve.serving.stations.host import executed
+from xlaserve.serving.statistics import Offloads
+from xlaserve.tensors import TensorSpec
+from xlaserve.workers.failures import error_of, failure_of
+from xlaserve.workers.fronts.bridge import Bridge
+from xlaserve.workers.fronts.records import NOWHERE, Kind, Record, bytes_of, tensors_of
+from xlaserve.workers.messages import Failure
+from xlaserve.workers.offload.board import WorkerBoard
+from xlaserve.workers.offload.offers import Offer
+
+_WAIT_SECONDS = 5.0
+"""Seconds beyond `execution_seconds` that a worker has to say how a batch went: it says itself
+that an execution does not end."""
+
+_ENDS = (Kind.ANSWER, Kind.FAILURE, Kind.REFUSED)
+"""Records that say how a batch went."""
+
+_log = structlog.get_logger("offload")
+
+
+class Home(Protocol):
+    """This worker, as its peers know it."""
+
+    worker: int
+    board: WorkerBoard
+    silent: frozenset[int]
+    """Workers that give no sign of life."""
+    execution_seconds: float
+    """Seconds that an execution may take; 0 for any."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether it executes a batch of another worker now."""
+        ...
+
+    def find(self, model: str, identity: bytes) -> Offer | None:
+        """Return what executes the batches of an instance that was made of the same."""
+        ...
+
+    def began(self) -> None:
+        """Know that a batch of another worker is executed."""
+        ...
+
+    def finished(self) -> None:
+        """Know that it is not executed any more."""
+        ...
+
+    def now_ns(self) -> int:
+        """Return the time of the engine."""
+        ...
+
+    def left(self, peer: "Peer") -> None:
+        """Know that a peer is gone."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Given:
+    """A batch that the peer has."""
+
+    requests: Sequence[InferCall]
+    ended: Ended
+    refused: Callable[[], None]
+    bytes: int
+    """Bytes of its inputs."""
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """Return the description of the model."""
+        return self.requests[0].instance.info
+
+    def count(self, offloads: Offloads) -> None:
+        """Add to the statistics of the version, and wait no longer."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.requests[0].found.statistics.offloads += offloads
+
+
+class Peer:
+    """Gives batches to another worker and takes them from it. Of the event loop."""
+
+    def __init__(self, home: Home, worker: int) -> None:
+        self.worker = worker
+        """The number of the worker at the other end."""
+        self.bridge: Bridge
+        self._home = home
+        self._given: dict[int, _Given] = {}
+        self._withdrawn: set[int] = set()
+        """Batches that the peer has, and that are executed here nevertheless."""
+        # A worker that replaces another one goes on behind what was begun for that.
+        self._last = home.board.begun(worker, home.worker)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether it would execute a batch: it says so, and has none of this worker."""
+        if self._given or self._withdrawn or self.worker in self._home.silent:
+            return False
+        return self._home.board.is_idle(self.worker)
+
+    # --- batches of this worker ---
+
+    def give(
+        self,
+        identity: bytes,
+        requests: Sequence[InferCall],
+        ended: Ended,
+        refused: Callable[[], None],
+    ) -> None:
+        """Have a batch executed."""
+        rows = sum([request.rows for request in requests])
+        inputs = requests[0].instance.info.inputs
+        place, flat, size = self._placed(inputs, pack(requests, rows))
+        self._last = number = self._last + 1
+        given = self._given[number] = _Given(requests, ended, refused, size)
+        if self._home.execution_seconds:
+            seconds = self._home.execution_seconds + _WAIT_SECONDS
+            loop = asyncio.get_running_loop()
+            given.timer = loop.call_later(seconds, self._expire, requests[0].model)
+        model = requests[0].instance.model
+        self.bridge.say((Kind.BATCH, number, model, identity, place, flat))
+
+    def _expire(self, model: str) -> None:
+        _log.error(
+            "a worker does not say how a batch went",
+            of=self.worker,
+            model=model,
+            consequence="none is given to it any more",
+        )
+        self.bridge.close()
+
+    def withdraw(self) -> None:
+        """Execute at home what the worker has not begun."""
+        begun = self._home.board.begun(self.worker, self._home.worker)
+        for number in [number for number in self._given if number > begun]:
+            self._withdrawn.add(number)
+            one = self._given.pop(number)
+            one.count(Offloads(refused=1))
+            one.refused()
+
+    # --- records ---
+
+    def heard(self, records: Sequence[Record]) -> None:
+        """Do what the other end says."""
+        for record in records:
+            if record[0] in _ENDS and record[1] in self._withdrawn:
+                self._drop(record)
+                continue
+            match record[0]:
+                case Kind.BATCH:
+                    self._begin(record)
+                case Kind.ANSWER:
+                    self._answered(record)
+                case Kind.FAILURE:
+                    number, kind, text, needed = record[1:]
+                    given = self._given.pop(number)
+                    given.count(Offloads(1, given.bytes))
+                    given.ended(error_of(Failure(kind, text, needed)))
+                case Kind.REFUSED:
+                    given = self._given.pop(record[1])
+                    given.count(Offloads(refused=1))
+                    given.refused()
+                case Kind.DROPPED:
+                    self.bridge.dropped(record[1])
+                case _:
+                    raise LookupError(f"a record of kind {record[0]}")
+
+    def _drop(self, record: Record) -> None:
+        """Give the memory of an answer back that nobody waits for any more."""
+        self._withdrawn.discard(record[1])
+        if record[0] == Kind.ANSWER and record[2] >= 0 and self.bridge.reader is not None:
+            self.bridge.reader.view(record[2], 0)
+            self.bridge.watch_drops()
+
+    def _answered(self, record: Record) -> None:
+        _, number, place, flat, begun_ns, ended_ns = record
+        given = self._given.pop(number)
+        outputs = tensors_of(given.info.outputs, flat, place, self.bridge.reader)
+        data = flat[2::3]
+        size = sum(map(len, data)) if place == NOWHERE else sum(data)
+        if place >= 0:
+            self.bridge.watch_drops()
+        given.count(Offloads(1, given.bytes + size))
+        given.ended(Executed(outputs, begun_ns, ended_ns))
+
+    def lost(self) -> None:
+        """Execute at home what the worker had not begun; the rest fails, as it does with it."""
+        given, self._given = self._given, {}
+        begun = self._home.board.begun(self.worker, self._home.worker)
+        self._home.left(self)
+        for number, one in given.items():
+            if number <= begun:
+                # It may be what the worker died of: another one is not to die of it too.
+                one.count(Offloads(lost=1))
+                one.ended(EngineLost(one.requests[0].model, f"worker {self.worker}"))
+            else:
+                one.count(Offloads(refused=1))
+                one.refused()
+
+    # --- batches of the other worker ---
+
+    def _begin(self, record: Record) -> None:
+        _, number, model, identity, place, flat = record
+        offer = self._home.find(model, identity) if self._home.is_idle else None
+        if offer is None:
+            self._refuse(number, place)
+            return
+        inputs = tensors_of(offer.model.info.inputs, flat, place, self.bridge.reader)
+        if place >= 0:
+            self.bridge.watch_drops()
+        self._home.board.begin(self._home.worker, self.worker, number)
+        self._home.began()
+        now_ns = self._home.now_ns
+
+        def run(replica: int) -> Executed | BaseException:
+            return executed(now_ns, partial(offer.model.execute, inputs, replica=replica))
+
+        try:
+            offer.work.watch.check()
+            offer.work.in_thread(run, partial(self._executed, number, offer.model.info))
+        except (RuntimeError, ExecutionStalled):
+            self._home.finished()
+            self._refuse(number, NOWHERE)
+
+    def _refuse(self, number: int, place: int) -> None:
+        if place >= 0 and self.bridge.reader is not None:
+            self.bridge.reader.view(place, 0)
+            self.bridge.watch_drops()
+        self.bridge.say((Kind.REFUSED, number))
+
+    def _executed(self, number: int, info: ModelInfo, result: Executed | BaseException) -> None:
+        self._home.finished()
+        if isinstance(result, BaseException):
+            self.bridge.say((Kind.FAILURE, number, *failure_of(result).said))
+            return
+        try:
+            place, flat, _ = self._placed(info.outputs, result.outputs)
+        except ENDS:
+            raise
+        except BaseException as error:
+            self.bridge.say((Kind.FAILURE, number, *failure_of(error).said))
+            return
+        self.bridge.say((Kind.ANSWER, number, place, flat, result.begun_ns, result.ended_ns))
+
+    def unsaid(self, record: Record, error: BaseException) -> Record | None:
+        """Know that a record has no form as bytes: a batch is executed here, an answer fails."""
+        if record[0] == Kind.BATCH:
+            given = self._given.pop(record[1])
+            given.count(Offloads(refused=1))
+            given.refused()
+            return None
+        return Kind.FAILURE, record[1], *failure_of(error).said
+
+    def _placed(self, specs: Sequence[TensorSpec], tensors: Tensors) -> tuple[int, list[Any], int]:
+        """Return tensors as records have them, their place, and their bytes."""
+        positions = {spec.name: at for at, spec in enumerate(specs)}
+        flat: list[Any] = []
+        total = 0
+        for name, tensor in tensors.items():
+            at = positions[name]
+            data = bytes_of(specs[at].datatype, tensor)
+            total += len(data)
+            flat += (at, tensor.shape, data)
+        place = self.bridge.place(flat[2::3], total)
+        if place >= 0:
+            flat[2::3] = map(len, flat[2::3])
+        return place, flat, total

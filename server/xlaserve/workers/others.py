@@ -1,0 +1,59 @@
+"""The other workers as the core asks them: answers cross as what JSON can hold."""
+
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from xlaserve.concurrency.control_plane import ControlPlane
+from xlaserve.concurrency.others import About, Answering, Asked, Question
+
+T = TypeVar("T")
+ENGINE = "0"
+"""The worker that has the models of front ends."""
+_log = structlog.get_logger("worker")
+
+
+class OtherWorkers:
+    """Asks the other workers of the server through the control plane."""
+
+    are_there = True
+
+    def __init__(self, plane: ControlPlane, worker: int) -> None:
+        self._plane = plane
+        self._worker = str(worker)
+
+    async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
+        """Return the answers of all workers, and why there is none of another one."""
+        answers: dict[str, Any] = {self._worker: own}
+        if not self._plane.loads:
+            # What has to be of one process is of the one that has the models.
+            answers = {ENGINE: None, **answers}
+        missing: dict[str, str] = {}
+        for answer in await self._plane.ask_all(question.value, dict(about)):
+            worker, problem = str(answer.worker), answer.problem
+            if not problem:
+                try:
+                    answers[worker] = msgspec.convert(answer.said, kind)
+                except msgspec.ValidationError as error:
+                    problem = f"its answer cannot be read: {error}"
+            if problem:
+                missing[worker] = problem
+                _log.warning("no answer", of=answer.worker, question=question, reason=problem)
+        found = {worker: answer for worker, answer in answers.items() if answer is not None}
+        return Asked(found, missing)
+
+    def answer(self, question: Question, answering: Answering) -> None:
+        """Answer a question of other workers."""
+
+        async def reply(said: dict[str, str]) -> object:
+            return msgspec.to_builtins(await answering(said), enc_hook=_plain)
+
+        self._plane.answer(question.value, reply)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} crosses no process")

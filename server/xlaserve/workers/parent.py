@@ -1,0 +1,420 @@
+"""The parent: holds the ports, starts the workers, replaces those that die, and drains them."""
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import structlog
+
+from xlaserve.app.beside import running_beside
+from xlaserve.app.listeners import Listeners
+from xlaserve.app.probe import probed
+from xlaserve.app.replacing import take_changes
+from xlaserve.app.successor import Successor
+from xlaserve.concurrency.control_plane import ChangeKind
+from xlaserve.errors import WorkerDied
+from xlaserve.errors.panics import ENDS, answerable
+from xlaserve.process import signals
+from xlaserve.process.endpoints import Listener
+from xlaserve.process.silence import Stopped
+from xlaserve.process.systemd import Systemd
+from xlaserve.serving.access.quota_table import QuotaTable
+from xlaserve.serving.observability.events import MAX_TEXT, Event, EventKind, EventLog, cut
+from xlaserve.settings import Settings
+from xlaserve.workers.channel import ChannelError
+from xlaserve.workers.control import Control
+from xlaserve.workers.handing import Handing
+from xlaserve.workers.messages import (
+    Ask,
+    AskAll,
+    AskEvents,
+    EventsAre,
+    FromWorker,
+    GiveUp,
+    Happened,
+    Here,
+    Listening,
+    Part,
+    Ready,
+    Reload,
+    Reloading,
+    State,
+    Stop,
+)
+from xlaserve.workers.offload.board import WorkerBoard
+from xlaserve.workers.shares import (
+    check_supported,
+    encoded,
+    has_front_ends,
+    offloads,
+    parts_of,
+    share_of,
+)
+from xlaserve.workers.worker_process import Role, WorkerProcess
+
+_MOST_DEATHS = 5
+"""Deaths of one worker within the time below, with which the server ends."""
+_DEATHS_SECONDS = 60.0
+_FIRST_BACKOFF_SECONDS = 0.1
+"""Seconds before a worker is replaced; twice as many with each of its deaths of late."""
+_START_SECONDS = 120.0
+"""Seconds without a sign of life that a worker may have before it is ready: it imports JAX."""
+_ENDING_SECONDS = 10.0
+"""Seconds that a worker has to end beyond `grace_seconds`."""
+
+_MOST_BETWEEN = 8
+"""Workers execute batches of the sixteen that are next to them: a bridge is a file and memory."""
+
+_log = structlog.get_logger("processes")
+
+
+class Supervisor:
+    """Keeps as many workers as the settings say, until cancelled."""
+
+    def __init__(self, settings: Settings, listeners: Sequence[Listener], systemd: Systemd) -> None:
+        self._settings = settings
+        self._listeners = listeners
+        self._systemd = systemd
+        self._workers: dict[int, WorkerProcess] = {}
+        self._stopping = False
+        self._is_ready = False
+        self.was_ready = False
+        """Whether all workers have been ready."""
+        self.control = Control(
+            lambda: [worker for worker in self.workers if worker.makes_changes],
+            settings.scratch_directory,
+        )
+        self._taking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what keeps this server from taking over from the one that it replaces."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Changes and questions in progress."""
+        self._reloading: set[int] = set()
+        """Workers that a reload was asked of, and that have not ended it."""
+        self._quotas: QuotaTable | None = None
+        if settings.access_rules:
+            self._quotas = QuotaTable.create(int(settings.processes), settings.max_principals)
+        quotas = -1 if self._quotas is None else self._quotas.descriptor
+        self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
+        self._events = EventLog(settings.max_event_bytes)
+        endpoints = [(listener.setting, listener.address) for listener in listeners]
+        # What systemd would wait for one process, it waits for each of several.
+        answer_seconds = min(
+            settings.process_answer_seconds,
+            systemd.watchdog_seconds or settings.process_answer_seconds,
+        )
+        self._handings: dict[str, Handing] = {}
+        self._roles = [
+            Role(
+                number,
+                encoded(share_of(settings, part)),
+                # The engine has no clients.
+                [] if part is Part.ENGINE else endpoints,
+                answer_seconds,
+                -1 if part is Part.ENGINE else quotas,
+                part,
+                -1 if self._board is None else self._board.descriptor,
+            )
+            for number, part in enumerate(parts_of(settings))
+        ]
+        self._has_engine = has_front_ends(settings)
+
+    @property
+    def workers(self) -> Sequence[WorkerProcess]:
+        """Return the workers that have been started, and are not known to be gone."""
+        return list(self._workers.values())
+
+    async def serve(self) -> None:
+        """Keep the workers until cancelled, and drain them; raises what ends the server."""
+        handings = self._handings = {
+            listener.setting: Handing(listener.setting, listener.socket, lambda: self.workers)
+            for listener in self._listeners
+        }
+        keeping = [asyncio.ensure_future(self._keep(role)) for role in self._roles]
+        try:
+            done, _ = await asyncio.wait(
+                [self._taking, *keeping], return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()
+        finally:
+            self._stopping = True
+            self._systemd.stopping()
+            _log.info("shutting down")
+            self.control.stop()
+            for handing in handings.values():
+                handing.stop(drain=True)
+            for listener in self._listeners:
+                listener.socket.close()
+            await self._drain(keeping)
+            self.control.close()
+            _log.info("stopped")
+
+    async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
+        """Return once every worker has ended, within the grace or by SIGKILL.
+
+        The engine ends behind its front ends: what their clients have asked for, it executes.
+        """
+        seconds = self._settings.grace_seconds + _ENDING_SECONDS
+        for is_last in (False, True) if self._has_engine else (True,):
+            ending = [
+                task
+                for role, task in zip(self._roles, keeping, strict=True)
+                if is_last or role.part is not Part.ENGINE
+            ]
+            for worker in self.workers:
+                if is_last or worker.role.part is not Part.ENGINE:
+                    worker.tell(Stop())
+            _, late = await asyncio.wait(ending, timeout=seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    def reload(self) -> None:
+        """Have every worker read again what SIGHUP reads again."""
+        if not self._reloading:
+            self._systemd.reloading()
+        for number, worker in self._workers.items():
+            self._reloading.add(number)
+            worker.tell(Reload())
+
+    # --- the life of a worker ---
+
+    async def _keep(self, role: Role) -> None:
+        deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        while not self._stopping:
+            reason = await self._run(role)
+            if self._quotas is not None:
+                self._quotas.clear(role.worker)
+            if self._board is not None:
+                self._board.say_idle(role.worker, False)
+            if self._stopping:
+                return
+            now = time.monotonic()
+            deaths.append(now)
+            while now - deaths[0] > _DEATHS_SECONDS:
+                deaths.popleft()
+            _log.error("worker died", of=role.worker, reason=reason, deaths=len(deaths))
+            self._note(EventKind.WORKER_DIED, role, reason)
+            if not self.was_ready or len(deaths) == _MOST_DEATHS:
+                raise WorkerDied(role.worker, reason, len(deaths))
+            await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (len(deaths) - 1))
+
+    async def _run(self, role: Role) -> str:
+        """Run a worker to its end, and return why it ended."""
+        try:
+            worker = await WorkerProcess.start(role)
+        except (OSError, ChannelError) as error:
+            return str(error)
+        self._workers[role.worker] = worker
+        _log.info("worker started", of=role.worker, pid=worker.process.pid)
+        self._note(EventKind.WORKER_STARTED, role)
+        if self._stopping:
+            worker.tell(Stop())
+        self._bridge(worker)
+        watching = asyncio.ensure_future(self._watch(worker))
+        try:
+            with suppress(ChannelError):
+                while True:
+                    self._heard(worker, await worker.channel.receive())
+            worker.is_listening = False
+            self._hand_again(worker)
+            return await worker.ended()
+        finally:
+            watching.cancel()
+            del self._workers[role.worker]
+            self._say_state()
+            self._reloaded(role.worker)
+            if worker.process.returncode is None:
+                worker.kill()
+                await worker.ended()
+
+    def _bridge(self, worker: WorkerProcess) -> None:
+        """Connect a process that starts with those that it has a bridge to."""
+        for other in self.workers:
+            if self._are_bridged(worker.role, other.role):
+                one, its = socket.socketpair()
+                with one, its:
+                    worker.hand_bridge(one)
+                    other.hand_bridge(its)
+
+    def _are_bridged(self, one: Role, other: Role) -> bool:
+        if one.part is not Part.WORKER:
+            return {one.part, other.part} == {Part.ENGINE, Part.FRONT_END}
+        between = abs(one.worker - other.worker)
+        between = min(between, len(self._roles) - between)
+        return self._board is not None and 0 < between <= _MOST_BETWEEN
+
+    def _heard(self, worker: WorkerProcess, message: FromWorker) -> None:
+        worker.heard(message)
+        number = worker.role.worker
+        match message:
+            case Ask() | GiveUp() | AskAll():
+                self._asked(worker, message)
+            case Here():
+                self._say_state()
+            case Listening():
+                worker.makes_changes = True
+                # While the server starts, clients are told that it is live; a replacement is
+                # handed connections once it has what the others have.
+                worker.is_listening = not self.was_ready
+            case Ready():
+                if worker.is_ready:
+                    self._reloaded(number)
+                else:
+                    self._begin(self._join(worker))
+            case Reloading():
+                self._reloading.add(number)
+            case Happened(event):
+                self._events.note(event)
+            case AskEvents(asked):
+                worker.tell(EventsAre(asked, self._events.kept()))
+            case _:
+                pass
+
+    def _asked(self, worker: WorkerProcess, message: Ask | GiveUp | AskAll) -> None:
+        match message:
+            case Ask():
+                self._begin(self.control.change(worker, message))
+            case AskAll():
+                self._begin(self.control.ask_all(worker, message))
+            case GiveUp(number):
+                self.control.give_up(worker, number)
+
+    async def _join(self, worker: WorkerProcess) -> None:
+        """Have a worker that has started make what others have changed, and hand it connections."""
+        await self.control.replay(worker)
+        if self.was_ready:
+            await self.control.converge(worker)
+        if not worker.makes_changes:
+            return  # it has died meanwhile
+        worker.is_listening = worker.is_ready = True
+        ready = sum(one.is_ready for one in self.workers)
+        if ready == len(self._roles) and not self.was_ready:
+            try:
+                await take_changes(self._systemd, self._settings, self.control.make_again)
+            except BaseException as error:
+                if isinstance(error, ENDS):
+                    raise
+                self._taking.set_exception(answerable(error))
+                return
+            self.was_ready = True
+            _log.info("workers ready", workers=ready)
+            self._systemd.ready()
+        self._say_state()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is ready, as each of its workers tells clients."""
+        return self._is_ready and not self._stopping
+
+    def _say_state(self) -> None:
+        """Tell every worker what is of all: those that were started anew have no clients yet."""
+        first = self.was_ready
+        counted = [worker for worker in self.workers if worker.is_ready or not first]
+        silent = [worker.role.worker for worker in self.workers if worker.is_silent]
+        is_ready = first and not silent and all(worker.is_ready_here for worker in counted)
+        leading = [
+            worker for worker in counted if worker.makes(ChangeKind.FOLLOW) and not worker.is_silent
+        ]
+        leader = next(iter(leading), None)
+        is_whole = leader is not None or not self._has_engine
+        self._is_ready = is_ready and is_whole
+        for worker in self.workers:
+            worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
+
+    # --- workers that give no sign of life ---
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Ask a worker for signs of life, and end it where it gives none for too long."""
+        silence, stopped = worker.silence, Stopped(worker.process.pid)
+        while not self._stopping:
+            worker.ping()
+            await asyncio.sleep(min(silence.step, stopped.step))
+            silence.look()
+            stopped.look()
+            if reason := self._overdue(worker, stopped):
+                worker.failure = reason
+                worker.kill()
+                return
+            is_silent = worker.is_ready and (silence.is_long or stopped.is_long)
+            if is_silent is not worker.is_silent:
+                seconds = stopped.limit if stopped.is_long else silence.limit
+                self._say_silent(worker, is_silent, seconds)
+
+    def _overdue(self, worker: WorkerProcess, stopped: Stopped) -> str:
+        """Say why a worker is to be ended, if it is."""
+        silence = worker.silence
+        limit = silence.limit if worker.is_ready else max(silence.limit, _START_SECONDS)
+        if self._stopping:
+            return ""
+        if silence.seconds >= limit:
+            return f"it gave no sign of life for {silence.seconds:.0f} s"
+        if stopped.is_over and self.was_ready:
+            return f"it was stopped for {stopped.seconds:.0f} s (SIGSTOP)"
+        return ""
+
+    def _say_silent(self, worker: WorkerProcess, is_silent: bool, seconds: float) -> None:
+        worker.is_silent = is_silent
+        said = {"of": worker.role.worker, "pid": worker.process.pid}
+        if is_silent:
+            _log.error("worker gives no sign of life", **said, replaced_after_seconds=seconds)
+            self._hand_again(worker)
+        else:
+            _log.info("worker gives signs of life again", **said)
+        self._say_state()
+
+    def _hand_again(self, worker: WorkerProcess) -> None:
+        """Hand the connections that a worker was handed and has not taken to others."""
+        for setting, connection in list(worker.take_back()):
+            if setting in self._handings:
+                self._handings[setting].hand_again(connection)
+            else:
+                connection.close()
+
+    def _note(self, kind: EventKind, role: Role, reason: str = "") -> None:
+        text = cut(reason, MAX_TEXT)
+        self._events.note(
+            Event(kind, time.time_ns(), failed=bool(reason), text=text, worker=role.worker)
+        )
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _reloaded(self, number: int) -> None:
+        if number in self._reloading:
+            self._reloading.discard(number)
+            if not self._reloading and not self._stopping:
+                self._systemd.ready()
+
+
+async def run(settings: Settings, systemd: Systemd) -> None:
+    """Serve by several processes until SIGTERM or SIGINT; a second one ends all of them at once.
+
+    Raises InvalidSettings, WorkerDied, or what a worker failed with.
+    """
+    check_supported(settings)
+    with ExitStack() as stack:
+        bound = Listeners(settings, systemd, stack)
+        listeners = bound.every
+        shown = {
+            listener.setting.removesuffix("_endpoint"): listener.address for listener in listeners
+        }
+        _log.info("listening", **shown, processes=int(settings.processes))
+        supervisor = Supervisor(settings, listeners, systemd)
+        control = supervisor.control
+        successor = Successor(settings, listeners, systemd, control, lambda: supervisor.was_ready)
+        stack.callback(successor.close)
+        serving = asyncio.ensure_future(supervisor.serve())
+        handled = signals.handled(serving, supervisor.reload, successor)
+        async with (
+            running_beside(systemd.keep_alive()),
+            probed(settings.probe_socket, lambda: supervisor.is_ready),
+        ):
+            with handled, suppress(asyncio.CancelledError):
+                await serving
