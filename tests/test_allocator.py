@@ -10,7 +10,7 @@ from xlaserve.process import allocator
 
 _LARGE = """
 import numpy as np
-from xlaserve import allocator
+from xlaserve.process import allocator
 def held(): return allocator.resident_bytes() >> 20
 allocator.give_back_large_blocks({})
 for _ in range(3):
@@ -22,7 +22,7 @@ del blocks
 print(full - held())
 """
 _SMALL = """
-from xlaserve import allocator
+from xlaserve.process import allocator
 def held(): return allocator.resident_bytes() >> 20
 blocks = [b"a" * (64 << 10) for _ in range(1600)]
 last = b"a" * (64 << 10)
@@ -36,7 +36,7 @@ print(full - held())
 _AGAIN = """
 import resource, sys, threading
 import numpy as np
-from xlaserve import allocator
+from xlaserve.process import allocator
 allocator.give_back_large_blocks({}, kept_bytes=int(sys.argv[1]))
 def faults():
     def count(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

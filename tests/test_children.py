@@ -13,8 +13,8 @@ from xlaserve.process.children import FOR_THE_SERVER, started_deaf
 
 ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
-HEARING = {"successor.py": "it is a server itself"}
-COMMANDS = ("benchmark/", "cli/")
+HEARING = {"app/successor.py": "it is a server itself"}
+COMMANDS = ("bench/", "cli/")
 """What ends with the command that starts it, by whoever reads the terminal."""
 READY = "import signal, sys\n"
 LAST = "print('ready', flush=True)\nsys.stdin.readline()\nprint('alive', flush=True)\n"

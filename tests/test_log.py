@@ -180,7 +180,7 @@ def test_every_line_of_the_log_is_json_whoever_writes_it(writer: str) -> None:
     """In a process as a server's: what is said is in one record, or in one of each line."""
     program = f"""
 import gc, logging, sys, threading, warnings
-from xlaserve import log
+from xlaserve.process import log
 from xlaserve.process.log_everything import taken_stderr
 
 async def forgotten():

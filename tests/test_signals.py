@@ -58,7 +58,7 @@ def test_the_first_process_of_a_container_is_ended_too() -> None:
     """For process 1 the kernel has no default action: SIGTERM would do nothing."""
     code = (
         "import os, signal\n"
-        "from xlaserve import signals\n"
+        "from xlaserve.process import signals\n"
         "os.getpid, pid = lambda: 1, os.getpid()\n"
         "signals.end_at_once(signal.SIGTERM)\n"
         "assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL\n"

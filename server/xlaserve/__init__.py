@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from xlaserve.python_models.author import Answer, InferenceError, PythonModel, Request
     from xlaserve.python_models.context import Context
     from xlaserve.serving.models_api import Models
+    from xlaserve.tensors import content_types
 
 __version__ = build.number()
 
 __all__ = [
     "__version__",
     "Answer",
+    "content_types",
     "Context",
     "Exportable",
     "ExportableStream",
@@ -51,6 +53,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: whoever only serves or asks must not wait for jax.
+    if name == "content_types":
+        return import_module("xlaserve.tensors.content_types")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 FAILS = """
 import sys
-from xlaserve import app, cli
+from xlaserve import cli
+from xlaserve.app import server as app
 
 def fail(*arguments):
     raise RuntimeError("no routes today")

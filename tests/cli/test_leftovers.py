@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 HELD = """
 import sys, time
 from xlaserve.cli import main
-from xlaserve.runtime import manifest
+from xlaserve.artifact import manifest
 
 write = manifest.write
 

@@ -24,7 +24,7 @@ STARTERS = frozenset(
 )
 
 KINDS = {
-    "workers/worker_process.py: WorkerProcess.start": "xlaserve.workers.worker",
+    "workers/worker_process.py: _started": "xlaserve.workers.worker",
     "python_models/process/running.py: RunningProcess.__init__": "xlaserve.python_models.process",
     "runtime/programs/compilers/process.py: CompilerProcess.__init__": (
         "xlaserve.runtime.programs.compilers.child"
@@ -33,7 +33,7 @@ KINDS = {
     "language/limited.py: _started": "template_process.py",
 }
 """What the server starts, and what is in the command line of it."""
-WORKER, TRIAL = "workers/worker_process.py: WorkerProcess.start", "runtime/trial.py: _run"
+WORKER, TRIAL = "workers/worker_process.py: _started", "runtime/trial.py: _run"
 COMPILER = "runtime/programs/compilers/process.py: CompilerProcess.__init__"
 LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork.__init__"
 TEMPLATE = KINDS[LIMITED]

@@ -18,7 +18,7 @@ from xlaserve.runtime.generator import configured
 from xlaserve_proto import inference
 
 DOCS = Path(__file__).parents[2] / "docs"
-SOURCES = Path(config_fields.__file__).parent
+SOURCES = Path(config_fields.__file__).parent.parent
 X = 'name: "x" data_type: TYPE_FP32 dims: [ 4 ]'
 AGENT = 'agents { name: "decrypt" parameters { key: "a" value: "0" } }'
 QUEUE = "dynamic_batching { default_queue_policy"
@@ -236,7 +236,7 @@ def test_parameters_that_are_obeyed_are_in_the_documentation() -> None:
 
 
 def test_parameters_that_are_read_are_in_the_table() -> None:
-    sources = "".join(file.read_text() for file in SOURCES.glob("*.py"))
+    sources = "".join(file.read_text() for file in SOURCES.rglob("*.py"))
     read = set(re.findall(r'config\.parameters(?:\.get\(|\[)"(\w+)"', sources))
     read |= {buckets.BATCH_SIZES, buckets.BATCH_INDEPENDENT}
     read |= {shapes.COMPILED_SHAPES, shapes.MAX_ON_DEMAND_SHAPES}

@@ -78,7 +78,8 @@ _ALONE = """
 import sys
 from pathlib import Path
 import jax, numpy as np
-from xlaserve.runtime import jax_runtime, serialized
+from xlaserve.runtime.devices import jax_runtime
+from xlaserve.runtime.programs import serialized
 jax_runtime.start("cpu")
 takes, returns = (jax.tree.structure(tree) for tree in (((0,), {}), 0))
 device = jax.local_devices()[0]

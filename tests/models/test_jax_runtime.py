@@ -41,7 +41,7 @@ def test_sixty_four_bits_are_sixty_four_bits() -> None:
 def test_settings_are_there_before_the_backend_starts() -> None:
     code = """
 import os, jax
-from xlaserve.runtime import jax_runtime
+from xlaserve.runtime.devices import jax_runtime
 before = jax._src.xla_bridge.backends_are_initialized()
 print(before, jax_runtime.start("cpu"), jax.config.jax_enable_x64,
       jax.config.read("jax_cpu_enable_async_dispatch"),
@@ -56,7 +56,7 @@ print(before, jax_runtime.start("cpu"), jax.config.jax_enable_x64,
 def test_device_that_is_not_there_is_refused_at_the_start() -> None:
     code = """
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.runtime import jax_runtime
+from xlaserve.runtime.devices import jax_runtime
 for device in ("tpu", "gpu"):
     try:
         jax_runtime.start(device)

@@ -120,7 +120,13 @@ class World:
     loading: threading.Event = field(default_factory=threading.Event)
 
     def predict_size(
-        self, directory: Path, config: ModelConfig, devices: Devices, roots: Roots
+        self,
+        directory: Path,
+        config: ModelConfig,
+        devices: Devices,
+        roots: Roots,
+        *,
+        in_background: bool = False,
     ) -> dict[str, int]:
         return dict.fromkeys(devices_of(config), self.predicted_bytes)
 

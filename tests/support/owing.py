@@ -207,7 +207,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "python_models.readiness:PresentReadiness.ask": "has its answer when it is made",
     "python_models.process.running:RunningProcess.__init__": "lines of the log",
     "python_models.triton.messages:InferenceRequest.async_exec": f"{_OF_OTHERS}nested calls",
-    "models.sizes:": "read by the thread that begins it",
+    "artifact.sizes:": "read by the thread that begins it",
     "storage.cache:ModelCache.__init__": "read by the thread that begins it",
     "storage.http_store:HttpStore.objects": "read by the thread that begins it",
     "offline.targets.compiling:Compilers.__init__": "read by the thread that begins it",
