@@ -1,7 +1,7 @@
 """Write tests/costly.tsv, the tests that `tox run` leaves to `tox run -e costly`.
 
     pytest -m "not large and not slow" -n 2 --costs costs.jsonl
-    python tools/costly_tests.py costs.jsonl --rest 500
+    python tools/costly_tests.py costs.jsonl --rest 330
 
 What is left takes at most so many seconds of the processor: the functions whose tests cost the
 most, each, are named until it does. The processor time of a busy machine is up to twice that of a

@@ -31,7 +31,7 @@ LIMITS: Mapping[str, float] = {
     "docs": 4,
     "type": 10,
     "tests": 20,
-    "costly": 20,
+    "costly": 30,
     "smoke-py311": 6,
     "smoke-py312": 6,
     "smoke-py313": 6,
