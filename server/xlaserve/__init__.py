@@ -39,6 +39,7 @@ __all__ = [
 _AUTHOR = "xlaserve.python_models.author"
 _HOMES = {
     **dict.fromkeys(("Answer", "InferenceError", "PythonModel", "Request"), _AUTHOR),
+    "content_types": "xlaserve.tensors.content_types",
     "Context": "xlaserve.python_models.context",
     "Exportable": "xlaserve.authoring.export",
     "ExportableStream": "xlaserve.authoring.export_stream",
@@ -53,8 +54,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: whoever only serves or asks must not wait for jax.
-    if name == "content_types":
-        return import_module("xlaserve.tensors.content_types")
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        home = import_module(_HOMES[name])
+        return home if home.__name__.endswith(f".{name}") else getattr(home, name)
     raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")

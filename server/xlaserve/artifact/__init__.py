@@ -1,1 +1,1 @@
-"""What authors hand to servers: manifest, computation, weights and signature."""
+"""The files of a model version: manifest, computation, weights and signature."""

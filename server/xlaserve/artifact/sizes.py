@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -37,7 +37,7 @@ LIMIT_ESTIMATED_BYTES = 4 << 20
 """A larger module has constants, whose bytes would be read twice."""
 
 MAX_ESTIMATES = 64
-"""The most that are remembered, of programs some tens of kilobytes each."""
+"""Most estimates that are remembered."""
 
 _SPARE = 1.6
 """Times that is told what an estimate says: XLA for the CPU leaves gaps between what it places."""
@@ -134,11 +134,15 @@ def _scratch_bytes(
     record = described.files.get(manifest.STABLEHLO)
     if record is None or described.durable is None or record.size_bytes > LIMIT_ESTIMATED_BYTES:
         return inputs + outputs
-    module = files.read_checked(
-        directory, manifest.STABLEHLO, limit_bytes=LIMIT_ESTIMATED_BYTES, roots=roots
-    )
     asked = _Asked(
-        bytes(module),
+        record.sha256,
+        partial(
+            files.read_checked,
+            directory,
+            manifest.STABLEHLO,
+            limit_bytes=LIMIT_ESTIMATED_BYTES,
+            roots=roots,
+        ),
         tuple(shape for index, shape in enumerate(shapes) if _is_taken(described, index)),
         len(described.parameters) - len(set(described.durable.unused) & _parameters(described)),
         described.platforms.index(serving.platform)
@@ -162,9 +166,10 @@ def _is_taken(described: Manifest, index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An estimate that was asked for: its module is compared by its bytes."""
+    """A request for an estimate. Estimates are remembered by digests, so that no module stays."""
 
-    module: bytes
+    sha256: str
+    read: Callable[[], bytes | bytearray] = field(compare=False)
     shapes: tuple[tuple[int, ...], ...]
     kept: int
     platform: int
@@ -190,9 +195,10 @@ def _within(asked: _Asked, seconds: float | None) -> int | None:
 @lru_cache(MAX_ESTIMATES)
 def _estimated(asked: _Asked) -> int | None:
     """Return the outputs and temporaries of an execution; None where nothing can be said of it."""
+    module = bytes(asked.read())
     try:
         found = sys.modules[ESTIMATING].of_module(
-            asked.module,
+            module,
             asked.shapes,
             asked.kept,
             asked.platform,

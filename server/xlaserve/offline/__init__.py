@@ -1,1 +1,1 @@
-"""What is done with models without a server: plan, warm, check, compare."""
+"""Tools that need no server: plan, warm, check and compare models."""

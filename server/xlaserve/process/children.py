@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
-"""What ends, reloads or replaces a server."""
+"""Signals that end, reload or replace a server."""
 
 
 @contextmanager

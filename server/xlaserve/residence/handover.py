@@ -21,8 +21,7 @@ _MOST_NAME_BYTES = 1024
 """Bytes that the name of a file takes at most beside its contents."""
 _LENGTH_BYTES = 8
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
-"""What msgspec raises for what it does not read: names that are no UTF-8 have an error of their
-own."""
+"""Errors that msgspec raises for invalid input: names that are not UTF-8 have their own."""
 
 _OF_MODELS = frozenset({ChangeKind.LOAD, ChangeKind.UNLOAD})
 _OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, ChangeKind.UNREGISTER})

@@ -64,9 +64,10 @@ class Machinery:
 
     load: Load
     predict_size: Callable[..., Sizes]
-    """Of a directory, configuration, devices and roots, and whether most is left for later."""
-    """Return the bytes that a version will take on each device, from its headers; raises
-    InvalidModel; blocks."""
+    """Return the bytes that a version will take on each device; raises InvalidModel; blocks.
+
+    Takes its directory, configuration, devices and roots, and `in_background`: whether the load
+    leaves most batch sizes for later."""
     try_loading: Callable[[Path, ModelConfig], None]
     """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
     release_memory: Callable[[], None]

@@ -9,7 +9,7 @@ from xlaserve.errors import repeatable
 _SHOWN = 4
 """Names of files that are shown."""
 _SHOWN_CHARACTERS = 200
-"""Of a name."""
+"""Most characters of a file name that an error shows."""
 _MOST = 1000
 """Entries that are looked at."""
 

@@ -31,15 +31,15 @@ _MAX_NUMBERS = 16
 """Most elements of an array of integers that are followed: shapes are computed from such."""
 
 _SMALL_BYTES = 1024
-"""What is smaller is not worth asking where it lies."""
+"""Smaller tensors are not tracked."""
 
 _ANYWHERE = frozenset(
     {"constant", "iota", "dynamic_iota", "broadcast_in_dim", "dynamic_broadcast_in_dim"}
 )
-"""What is computed again wherever it is taken."""
+"""Operations that every consumer recomputes."""
 
 _VIEWS = frozenset({"reshape", "dynamic_reshape", "bitcast_convert", "optimization_barrier"})
-"""What is another name for what it takes."""
+"""Operations whose result is a view of their operand."""
 
 _KERNELS = frozenset(
     {
@@ -58,13 +58,13 @@ _KERNELS = frozenset(
         "triangular_solve",
     }
 )
-"""What reads its operands from memory; everything else is computed together with them."""
+"""Operations that read their operands from memory; all others are fused with them."""
 
 _IN_MEMORY = _KERNELS | {"concatenate", "reduce"}
-"""What leaves its results in memory, whoever takes them."""
+"""Operations that always write their results to memory."""
 
 _IN_PLACE = frozenset({"dynamic_update_slice", "scatter"})
-"""What changes its first operand where it is."""
+"""Operations that update their first operand in place."""
 
 _WIDENED = frozenset({"bf16", "f16"})
 """Datatypes that a CPU computes in FP32."""

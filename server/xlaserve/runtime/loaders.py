@@ -200,9 +200,7 @@ LOADERS = (
         None,
         looked_for=f"one *{_ARTIFACT_SUFFIX}",
     ),
-    Loader(
-        "identity", "xlaserve.runtime.identity", _never, lambda directory, parts, roots, serving: 0
-    ),
+    Loader("identity", "xlaserve.runtime.identity", _never, _nothing),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 

@@ -1,1 +1,1 @@
-"""Where models are found: directories, versions, names, stores."""
+"""The model repository: directories, versions, names and stores."""

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from xlaserve.serving.call import UNIX
+from xlaserve.serving.call import UNIX, host_of
 from xlaserve.serving.observability.spans import CallSpan
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -97,11 +97,8 @@ def _path(call: CallSpan) -> str:
 
 
 def _host(address: str) -> str:
-    """Return an address without its port."""
-    if address == UNIX:
-        return ""
-    host, _, port = address.rpartition(":")
-    return (host if port.isdecimal() and host else address).strip("[]")
+    """Return an address without its port and brackets; empty for a unix socket."""
+    return "" if address == UNIX else host_of(address).strip("[]")
 
 
 def _port(address: str) -> int | None:
