@@ -39,7 +39,6 @@ __all__ = [
 _AUTHOR = "xlaserve.python_models.author"
 _HOMES = {
     **dict.fromkeys(("Answer", "InferenceError", "PythonModel", "Request"), _AUTHOR),
-    "content_types": "xlaserve.tensors.content_types",
     "Context": "xlaserve.python_models.context",
     "Exportable": "xlaserve.authoring.export",
     "ExportableStream": "xlaserve.authoring.export_stream",
@@ -50,11 +49,13 @@ _HOMES = {
     "optimize": "xlaserve.authoring.cpu.optimizing",
     "Service": "xlaserve.grpc.services.services",
 }
+_MODULES = {"content_types": "xlaserve.tensors.content_types"}
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: whoever only serves or asks must not wait for jax.
     if name in _HOMES:
-        home = import_module(_HOMES[name])
-        return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""Commands that load models compile in their own process, in every test of the command line."""
+"""What every test of the command line has: compilation in its own process, the log kept apart."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -11,3 +13,13 @@ def compiled_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLASERVE_COMPILE_PROCESSES", "0")
         yield
+
+
+@pytest.fixture(autouse=True)
+def log_apart(new_log: None) -> None:
+    """Keep the log of a server in this process out of what a command prints.
+
+    structlog prints to the `sys.stdout` of the moment, which is the command's own while one runs:
+    a line of the server would stand in the middle of its JSON.
+    """
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))

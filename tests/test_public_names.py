@@ -1,0 +1,43 @@
+"""The public names of `xlaserve`: each is what its table says, whoever asks first."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import xlaserve
+
+# Modules that are public by their own name; everything else is a class, a function or a text.
+MODULES = {"content_types"}
+
+SAY = "import xlaserve; value = getattr(xlaserve, {name!r}); print(type(value).__name__)"
+
+
+@pytest.mark.parametrize("name", xlaserve.__all__)
+def test_first_name_that_is_asked_for(name: str) -> None:
+    """In a process of its own: what was imported before may hide a wrong name."""
+    told = subprocess.run(
+        [sys.executable, "-c", SAY.format(name=name)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert "" == told.stderr
+    assert (name in MODULES) == ("module" == told.stdout.strip())
+
+
+def test_names_are_the_same_when_asked_again() -> None:
+    """An import of a submodule must not put the module in its function's place."""
+    for _ in range(2):
+        for name in reversed(xlaserve.__all__):
+            value = getattr(xlaserve, name)
+            assert isinstance(value, ModuleType) == (name in MODULES)
+            assert name == "__version__" or name in MODULES or value.__name__ == name
+
+
+def test_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'export_streams'"):
+        xlaserve.export_streams  # noqa: B018
