@@ -2,9 +2,9 @@
 
     python tools/accelerators_page.py [--check]
 
-The kinds of devices are those of the server. What programs take was measured by
-`tools/accelerator_sizes.py`, which keeps it in docs/accelerators.json; each row of it has to agree
-with what a server reserves to 1 %, or say why it does not.
+The kinds of devices are those of the server. The memory of programs was measured by
+`tools/accelerator_sizes.py`, which keeps it in docs/measurements/accelerators.json; each row of it
+has to agree with the server's reservation to 1 %, or say why it does not.
 """
 
 import argparse
