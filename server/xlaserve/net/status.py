@@ -143,7 +143,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What is done behind a status by who could send the request elsewhere, or once more."""
+    """The reaction to a status of a client that could retry, here or elsewhere."""
 
     tells: str
     """What the status says of the request."""

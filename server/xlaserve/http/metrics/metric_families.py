@@ -1,4 +1,4 @@
-"""The metrics of models and their versions: name and meaning of each, and where it is read."""
+"""The metrics of models and versions: name, meaning and source of each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
