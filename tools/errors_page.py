@@ -22,7 +22,7 @@ _MODULES = (errors, sequence_errors, language_errors, access_errors, code_errors
 _INTRODUCTION = """# Errors
 
 An error names the model, the tensor, what was expected and what came. Over gRPC its text is
-`grpc-message`, over REST `{"error": "..."}`. What is no error of this table is the server's own
+`grpc-message`, over REST `{"error": "..."}`. Any other failure is the server's own
 fault: INTERNAL or 500 without a reason, and a traceback in the log. An error without a row of its
 own in the server's table has the statuses of the one that it is a kind of.
 
@@ -37,7 +37,7 @@ _TABLE = """
 _REACTIONS = """
 ## What is sent again
 
-A mesh, a proxy and a client that retries decide by the status. What has begun to execute and took
+A mesh, a proxy and a client that retries decide by the status. A request that had begun and took
 its process with it is INTERNAL: sent again, it would end one process after another. Every status
 that is not in this table is told to the client, and nothing is sent again.
 

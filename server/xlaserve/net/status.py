@@ -190,7 +190,7 @@ REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
         Status.DEADLINE_EXCEEDED: Reaction(
             "its time was over",
             "tells its client",
-            "do not send it again: nobody waits any more",
+            "do not send it again: the client has given up",
             is_repeated=False,
         ),
     }
