@@ -65,11 +65,11 @@ HABITS = (
     ),
     Habit(r"\bany more\b", "no longer; or drop the history"),
     Habit(r"\bsince then\b", "say how it is now"),
-    Habit(r"\bused to (?!\w+ (?:by|for)\b)", "say how it is now"),
+    Habit(r"(?<!is )(?<!are )(?<!be )(?<!was )(?<!were )\bused to\b", "say how it is now"),
     Habit(r"\b[Ww]anted (?:is|are|was|were)\b", "the target is"),
     Habit(r"\bcall(?:s|ed|ing)? off\b", "cancel"),
     Habit(r"\bstand(?:s|ing)? in line\b", "wait in the queue"),
-    Habit(r"\blet(?:s|ting)? go of\b", "release"),
+    Habit(r"\b[Ll]et(?:s|ting)? go of\b", "release"),
     Habit(r"\b(?:is|are|be) let in\b", "admitted"),
     Habit(r"\bof before\b", "former, previous"),
 )

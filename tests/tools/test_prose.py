@@ -28,7 +28,7 @@ PLAIN = (
     "It says what is wrong with a file.",
     "There are many more of them.",
     "A file is used to find it.",
-    "The key is used to sign by the issuer.",
+    "Keys are used to sign.",
     "Wanted: a test.",
     "A request before it is admitted.",
 )
