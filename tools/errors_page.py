@@ -35,7 +35,7 @@ _TABLE = """
 |---|---|---|---|
 """
 _REACTIONS = """
-## What is sent again
+## 503, 429 and others: when to retry
 
 A mesh, a proxy and a client that retries decide by the status. A request that had begun and took
 its process with it is INTERNAL: sent again, it would end one process after another. Every status
@@ -45,11 +45,11 @@ that is not in this table is told to the client, and nothing is sent again.
 |---|---|---|---|---|---|
 """
 _TITLES = {
-    "errors": "Of the server",
-    "sequence": "Of sequences",
-    "language": "Of the text of language models",
-    "access": "Of callers",
-    "code": "Of the code of Python models",
+    "errors": "Errors of the server",
+    "sequence": "Errors of sequences",
+    "language": "Errors of the text of language models",
+    "access": "Errors of callers",
+    "code": "Errors of the code of Python models",
 }
 
 

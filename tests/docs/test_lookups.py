@@ -1,0 +1,55 @@
+"""The words that users search for have a heading of their own, on the page that answers them.
+
+The search of the site weighs a heading above the text below it, so the section with the word in
+its heading is found first.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+LOOKUPS = {
+    "429": "errors.md",
+    "503": "errors.md",
+    "batch delay": "models.md",
+    "bf16": "accelerators.md",
+    "GPU": "accelerators.md",
+    "health check": "operations.md",
+    "Kubernetes": "kubernetes.md",
+    "labels": "models.md",
+    "logging": "operations.md",
+    "OOM": "operations.md",
+    "quota": "access.md",
+    "rollback": "models.md",
+    "timeout": "operations.md",
+    "tokenizer": "generation.md",
+}
+
+
+def headings(page: Path) -> list[str]:
+    """Return the headings of a page, without those in code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    return re.findall(r"^#+ (.*)$", text, re.M)
+
+
+@pytest.mark.parametrize(("word", "page"), sorted(LOOKUPS.items()))
+def test_a_word_of_users_is_in_a_heading_of_the_page_that_answers(word: str, page: str) -> None:
+    pattern = re.compile(rf"\b{re.escape(word)}s?\b", re.I)
+    found = {path.name for path in DOCS.glob("*.md") if any(map(pattern.search, headings(path)))}
+
+    assert page in found, f"a heading of {page} with '{word}', of those in {sorted(found)}"
+
+
+def test_the_navigation_has_every_page_once_in_four_parts() -> None:
+    site = (DOCS.parent / "tools" / "site" / "mkdocs.yml").read_text()
+    _, _, navigation = site.partition("\nnav:\n")
+    pages = re.findall(r"- ((?:measurements/)?[a-z0-9-]+\.md)", navigation)
+
+    assert ["Tutorial", "Guides", "Reference", "Inside"] == re.findall(
+        r"^  - (\w+):$", navigation, re.M
+    )
+    assert sorted(pages) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    assert 30 >= sum("/" not in page for page in pages)
