@@ -53,3 +53,18 @@ def test_the_navigation_has_every_page_once_in_four_parts() -> None:
     )
     assert sorted(pages) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
     assert 30 >= sum("/" not in page for page in pages)
+
+
+def test_every_page_of_the_tutorial_and_the_guides_begins_with_a_command() -> None:
+    site = (DOCS.parent / "tools" / "site" / "mkdocs.yml").read_text()
+    parts = site[site.index("  - Tutorial:") : site.index("  - Reference:")]
+    pages = re.findall(r"- ([a-z0-9-]+\.md)", parts)
+    code = re.compile(r"^(?:    \S|```(?:sh|python)$)", re.M)
+    late = [
+        page
+        for page in pages
+        if not code.search("\n## ".join((DOCS / page).read_text().split("\n## ")[:2]))
+    ]
+
+    assert 15 < len(pages)
+    assert [] == late
