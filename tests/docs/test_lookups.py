@@ -68,3 +68,31 @@ def test_every_page_of_the_tutorial_and_the_guides_begins_with_a_command() -> No
 
     assert 15 < len(pages)
     assert [] == late
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text.strip()))
+
+
+def test_every_page_that_code_or_a_readme_names_is_there() -> None:
+    root = DOCS.parent
+    folders = ("server", "tools", "deploy", "examples", "tests/support", "tests/docs")
+    files = [path for name in folders for path in (root / name).rglob("*") if path.is_file()]
+    named = re.compile(r"\bdocs/([a-z0-9/-]+\.md)(?:#([a-z0-9_-]+))?")
+    found = [
+        (file.relative_to(root), *match.groups())
+        for file in (*files, *root.glob("*.md"))
+        if file.suffix in (".py", ".md", ".toml", ".yaml", ".tpl", ".ipynb", ".html", ".txt")
+        for match in named.finditer(file.read_text())
+    ]
+    wrong = [
+        (str(file), page, section)
+        for file, page, section in found
+        if not (DOCS / page).is_file()
+        or (section and section not in map(anchor, headings(DOCS / page)))
+    ]
+
+    assert 50 < len(found)
+    assert [] == wrong
