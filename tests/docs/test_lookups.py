@@ -82,13 +82,13 @@ def test_every_page_that_code_or_a_readme_names_is_there() -> None:
     files = [path for name in folders for path in (root / name).rglob("*") if path.is_file()]
     named = re.compile(r"\bdocs/([a-z0-9/-]+\.md)(?:#([a-z0-9_-]+))?")
     found = [
-        (file.relative_to(root), *match.groups())
+        (str(file.relative_to(root)), match[1], match[2])
         for file in (*files, *root.glob("*.md"))
         if file.suffix in (".py", ".md", ".toml", ".yaml", ".tpl", ".ipynb", ".html", ".txt")
         for match in named.finditer(file.read_text())
     ]
     wrong = [
-        (str(file), page, section)
+        (file, page, section)
         for file, page, section in found
         if not (DOCS / page).is_file()
         or (section and section not in map(anchor, headings(DOCS / page)))
