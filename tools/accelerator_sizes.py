@@ -4,7 +4,7 @@
 
 It takes the wheels of the target. The examples, ONNX networks of the tests and larger architectures
 are exported to DIRECTORY, or to a temporary one, unless they are there; what was found is kept in
-docs/accelerators.json, and `accelerators_page.py` makes the table of it.
+docs/measurements/accelerators.json, and `accelerators_page.py` makes the table of it.
 """
 
 # Much of jax is typed, but not all that is called here.

@@ -1,10 +1,10 @@
-"""Write the tables of docs/accelerators.md, or prove that they are fresh (`--check`).
+"""Write the tables of GPUs and TPUs in docs/, or prove that they are fresh (`--check`).
 
     python tools/accelerators_page.py [--check]
 
-The kinds of devices are those of the server. What programs take was measured by
-`tools/accelerator_sizes.py`, which keeps it in docs/accelerators.json; each row of it has to agree
-with what a server reserves to 1 %, or say why it does not.
+The kinds of devices are those of the server. The memory of programs was measured by
+`tools/accelerator_sizes.py`, which keeps it in docs/measurements/accelerators.json; each row of it
+has to agree with the server's reservation to 1 %, or say why it does not.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from xlaserve.runtime.devices.target_kinds import TARGETS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "accelerators.md"
-MEASURED = DOCS / "accelerators.json"
+SIZES = DOCS / "measurements" / "accelerators.md"
+MEASURED = DOCS / "measurements" / "accelerators.json"
 TOLERANCE = 0.01
 
 _NAMES = {"cuda": "GPU", "tpu": "TPU", "cpu": "CPU"}
@@ -97,16 +98,23 @@ def _sizes(rows: Iterable[Row]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} | {row.difference:+.2%} | {row.why} |"
 
 
-def page(text: str) -> str:
-    """Return the page with its tables made anew."""
-    for name, lines in (("kinds", _kinds()), ("sizes", _sizes(measured()))):
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(f"{PAGE} has no place for the table of {name}")
-        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
-    return text
+def page(text: str, name: str, lines: Iterable[str]) -> str:
+    """Return the page with the table of that name made anew."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"there is no place for the table of {name}")
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
+
+
+def stale() -> dict[Path, str]:
+    """Return the pages whose tables are not fresh, each with its new text."""
+    made = {
+        PAGE: page(PAGE.read_text(), "kinds", _kinds()),
+        SIZES: page(SIZES.read_text(), "sizes", _sizes(measured())),
+    }
+    return {path: text for path, text in made.items() if text != path.read_text()}
 
 
 def main() -> int:
@@ -116,14 +124,14 @@ def main() -> int:
     found = list(problems(measured()))
     for problem in found:
         print(problem)
+    old = stale()
     if not asked.check:
-        PAGE.write_text(page(PAGE.read_text()))
+        for path, text in old.items():
+            path.write_text(text)
         return int(bool(found))
-    if found or PAGE.read_text() != page(PAGE.read_text()):
-        print("docs/accelerators.md is stale: run tools/accelerators_page.py")
-        return 1
-    print("docs/accelerators.md is fresh")
-    return 0
+    for path in old:
+        print(f"{path.relative_to(DOCS.parent)} is stale: run tools/accelerators_page.py")
+    return int(bool(found or old))
 
 
 if __name__ == "__main__":

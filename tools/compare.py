@@ -1,4 +1,4 @@
-"""Compare xlaserve with other model servers in one run, and write docs/performance.md.
+"""Compare xlaserve with other model servers in one run, and write docs/measurements/performance.md.
 
     python tools/compare.py [--rows identity,image] [--peers floor,triton] [--resume] [--write]
 
@@ -206,7 +206,7 @@ def main() -> None:
         _measure(arguments, results, results_file)
     _report(results)
     if arguments.write:
-        page.write(results, ROOT / "docs" / "performance.md")
+        page.write(results, ROOT / "docs" / "measurements" / "performance.md")
 
 
 def _measure(arguments: argparse.Namespace, results: Results, results_file: Path) -> None:
@@ -303,7 +303,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--client-cpu", default="1")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are done")
     parser.add_argument("--report", action="store_true", help="measure nothing, show what there is")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the page of performance")
     return parser.parse_args()
 
 

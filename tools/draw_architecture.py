@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from architecture import limits, lives, rooms, told, workers
+from architecture import drawings, limits, lives, rooms, told, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = ROOT / "server"
@@ -26,6 +26,8 @@ def page() -> str:
         *_rooms(),
         "## Lives\n",
         *_lives(),
+        "## States\n",
+        *(drawing.text() for drawing in drawings.DRAWINGS),
         "## Threads, pools, processes and loops\n",
         told.THREADS,
         *_table(

@@ -22,7 +22,7 @@ _MODULES = (errors, sequence_errors, language_errors, access_errors, code_errors
 _INTRODUCTION = """# Errors
 
 An error names the model, the tensor, what was expected and what came. Over gRPC its text is
-`grpc-message`, over REST `{"error": "..."}`. What is no error of this table is the server's own
+`grpc-message`, over REST `{"error": "..."}`. Any other failure is the server's own
 fault: INTERNAL or 500 without a reason, and a traceback in the log. An error without a row of its
 own in the server's table has the statuses of the one that it is a kind of.
 
@@ -35,9 +35,9 @@ _TABLE = """
 |---|---|---|---|
 """
 _REACTIONS = """
-## What is sent again
+## 503, 429 and others: when to retry
 
-A mesh, a proxy and a client that retries decide by the status. What has begun to execute and took
+A mesh, a proxy and a client that retries decide by the status. A request that had begun and took
 its process with it is INTERNAL: sent again, it would end one process after another. Every status
 that is not in this table is told to the client, and nothing is sent again.
 
@@ -45,11 +45,11 @@ that is not in this table is told to the client, and nothing is sent again.
 |---|---|---|---|---|---|
 """
 _TITLES = {
-    "errors": "Of the server",
-    "sequence": "Of sequences",
-    "language": "Of the text of language models",
-    "access": "Of callers",
-    "code": "Of the code of Python models",
+    "errors": "Errors of the server",
+    "sequence": "Errors of sequences",
+    "language": "Errors of the text of language models",
+    "access": "Errors of callers",
+    "code": "Errors of the code of Python models",
 }
 
 

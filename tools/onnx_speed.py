@@ -9,7 +9,7 @@ turns in this process, on the same random inputs and all cores, after their answ
 JAX and the allocator are set as the server sets them. As in a load, a batch is executed in pieces
 where those are measured to be quicker, and the line says of how many rows. A line has the medians
 and their ratio; the last has the geometric mean of the ratios, and the worst. All of it takes at
-most --minutes, which the rows share; --write puts the table into docs/performance.md.
+most --minutes, which the rows share; --write puts the table into docs/measurements/performance.md.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -46,7 +46,7 @@ from xlaserve.runtime.devices.packing import KERNEL_ORDER, Packing, Parameter, i
 from xlaserve.runtime.programs.program_table import Call, Program, Table
 from xlaserve.tensors import Tensor
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "measurements" / "performance.md"
 LENGTH = 128
 """The size of an open dimension that is called a sequence."""
 PIECES = (1, 2, 4)
@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--kept-bytes", type=int, default=256 << 20, help="allocator_kept_bytes of the server"
     )
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the page of performance")
     asked = parser.parse_args(arguments)
     batches = [int(size) for size in asked.batch.split(",")]
     jax_runtime.start("cpu")

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,13 @@ Every setting is a flag of `xlaserve serve` and an environment variable; a flag 
 which beats the default. A flag that may be repeated is separated by commas in its variable.
 This page is made by `tools/settings_page.py`.
 """
+_COMMON = (
+    *("http_endpoint", "grpc_endpoint", "host", "model_control_mode", "load_model", "readiness"),
+    *("device", "capacity_bytes", "evict", "compilation_cache_directory", "load_threads"),
+    *("max_requests_per_model", "max_held_bytes", "max_message_bytes", "grace_seconds"),
+    *("access_rules", "tls_certificate", "tls_key", "log_level", "access_log"),
+)
+"""Settings that most servers have set, in the order of a first deployment."""
 _TABLE = """
 | flag | variable | default | what it is |
 |---|---|---|---|
@@ -23,12 +31,23 @@ _TABLE = """
 
 def page() -> str:
     """Return the whole page."""
-    groups = itertools.groupby(describe_settings(), key=lambda setting: setting.group)
-    return _INTRODUCTION + "".join(_table(name, rows) for name, rows in groups)
+    settings = describe_settings()
+    by_name = {setting.name: setting for setting in settings}
+    groups = itertools.groupby(settings, key=lambda setting: setting.group)
+    common = "\n## The twenty common ones\n\n| flag | default | group |\n|---|---|---|\n" + "".join(
+        map(_common_row, (by_name[name] for name in _COMMON))
+    )
+    return _INTRODUCTION + common + "".join(_table(name, rows) for name, rows in groups)
+
+
+def _common_row(setting: SettingDescription) -> str:
+    default = f"`{setting.default}`" if setting.default else ""
+    anchor = re.sub(r"[^a-z0-9 _-]", "", setting.group.lower()).replace(" ", "-")
+    return f"| `--{setting.name.replace('_', '-')}` | {default} | [{setting.group}](#{anchor}) |\n"
 
 
 def _table(name: str, rows: Iterable[SettingDescription]) -> str:
-    heading = f"\n## {name}\n" if name else ""
+    heading = f"\n## {name or 'The repository'}\n"
     return heading + _TABLE + "".join(map(_row, rows))
 
 

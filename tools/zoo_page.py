@@ -1,4 +1,4 @@
-"""The page of the zoo: docs/models-that-work.md."""
+"""The page of the zoo: docs/measurements/models-that-work.md."""
 
 from collections.abc import Sequence
 

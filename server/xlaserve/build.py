@@ -1,4 +1,4 @@
-"""Which build this is: its version, and the commit that it was made of. Needs no package."""
+"""Identifies this build: its version and its commit. Needs no package."""
 
 import os
 import re

@@ -77,7 +77,7 @@ def test_copies_and_shards_lie_on_all_devices(
 def test_what_is_reserved_is_what_the_compiler_says(
     platform: Any, tmp_path: Path, name: str
 ) -> None:
-    """To a hundredth, or for a known reason; docs/accelerators.md has the large ones."""
+    """To a hundredth, or for a reason that docs/measurements/accelerators.md has."""
     path = ARCHITECTURES[name](4).write(tmp_path / name / "1")
     (row,) = accelerator_sizes.compared(platform.target, {name: path})
 

@@ -8,7 +8,7 @@ import pytest
 from acceptance import command, everything
 from acceptance.books import COUNTERS, Books, Counts, Fate, differences, read
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "reliability.md"
 
 METRICS = """
 # HELP nv_inference_request_success Requests that were answered

@@ -82,7 +82,7 @@ def test_every_test_that_a_row_names_is_there() -> None:
 
 
 def test_the_page_has_every_row_with_a_figure_and_a_command() -> None:
-    lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "measurements" / "reliability.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     shown = {row[0]: row for row in cells if row and row[0][1:].isdigit()}
 

@@ -184,7 +184,7 @@ async def test_each_view_has_a_picture(
 
     assert (DOCS / "img" / name).exists()
     assert MOST_BYTES > len(data)
-    assert f"img/{name}" in (DOCS / "tasks.md").read_text()
+    assert f"img/{name}" in (DOCS / "index.md").read_text()
 
 
 def _small(file: Path) -> bytes:

@@ -1,9 +1,9 @@
-"""What docs/proxies.md says of each check, as the tests that make it expect."""
+"""The results in docs/measurements/proxies.md, as the tests that make them expect."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "proxies.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "proxies.md"
 
 
 def results(proxy: str, checks: Iterable[str]) -> dict[str, str]:

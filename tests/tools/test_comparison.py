@@ -38,7 +38,7 @@ from comparison.rows import (
 from comparison.verdicts import verdicts
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-PAGE = TOOLS.parent / "docs" / "performance.md"
+PAGE = TOOLS.parent / "docs" / "measurements" / "performance.md"
 ROW = {row.name: row for row in ROWS}
 
 

@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/services.md, as type checkers see them."""
+"""The examples of the README and of docs/client.md, as type checkers see them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ async def ask(models: Models) -> np.ndarray:
 
 
 def create(handler: IServable) -> Service:
-    """Make a service as docs/services.md does."""
+    """Make a service as docs/client.md does."""
     return Service(handler=handler, id_paths={"example.digits.Digits/Read": (2, 1)})
 
 

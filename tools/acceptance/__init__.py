@@ -1,1 +1,1 @@
-"""The acceptance table of docs/reliability.md: what is done, the criterion, and the figure."""
+"""The acceptance table of docs/measurements/reliability.md: tests, criteria and figures."""

@@ -6,7 +6,7 @@ from architecture.workers import Worker
 INTRODUCTION = """# Architecture
 
 Made by `tools/draw_architecture.py`, which reads the rooms, the arrows and the limits from the
-code and looks up every name below in it: a step, a thread or a limit that is not there any more
+code and looks up every name below in it: a step, a thread or a limit that no longer exists
 fails `tox run -e generated`.
 
 One asyncio process. A request of any protocol is one `Call`; every call passes one table of

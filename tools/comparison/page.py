@@ -1,4 +1,4 @@
-"""Writes what was measured into docs/performance.md, between its markers, and the charts beside."""
+"""Writes figures and charts into docs/measurements/performance.md, between its markers."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The comparisons, with whom, and their targets: the rows of docs/performance.md."""
+"""The comparisons, with whom, and their targets: the rows of docs/measurements/performance.md."""
 
 from dataclasses import dataclass
 

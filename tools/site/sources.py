@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_OUT = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(?:#[^)]*)?\)")
+_OUT = r"\[([^\]]+)\]\({ups}([^)#]+)(?:#[^)]*)?\)"
+"""A link out of docs/, from a page below it: as many steps up as the page lies deep, and one."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -18,4 +19,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         shown = path.rstrip("/")
         return f"`{shown}`" if text.strip("`").rstrip("/") == shown else f"{text} (`{shown}`)"
 
-    return _OUT.sub(path_instead, markdown)
+    ups = r"\.\./" * (page.file.src_path.count("/") + 1)
+    return re.sub(_OUT.format(ups=ups), path_instead, markdown)

@@ -1,4 +1,4 @@
-"""The probe socket: whether the server is live and ready, for its own machine and user alone."""
+"""The probe socket: liveness and readiness, for this machine and user alone."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The server that replaces this one on SIGUSR2: it gets ready first, then this one drains.
+"""The process that replaces this server on SIGUSR2; this one drains once it is ready.
 
 It is the same command, with the code and the files as they are by now.
 """

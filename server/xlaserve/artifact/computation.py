@@ -1,4 +1,4 @@
-"""A function of arrays in StableHLO, with all that it takes to call it: the form that lasts.
+"""A function of arrays in StableHLO with its calling convention: the form that lasts.
 
 What `jax.export` writes is read by JAX for half a year. StableHLO promises five years, so that is
 what is kept, and the JAX that runs gets an artifact of its own made around it.

@@ -1,5 +1,4 @@
-"""The model of a version directory that a load converts, of ONNX or torch.export: which file it is,
-and the hash of all that it is made of.
+"""The ONNX or torch.export model of a version directory: its file, and its hash.
 
 Needs neither JAX nor the package onnx, so that a model that was converted before loads without.
 """

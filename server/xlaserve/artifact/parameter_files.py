@@ -1,4 +1,4 @@
-"""Parameters out of files of other programs, in the place of those that a model was declared with.
+"""Parameters from other programs' files, in place of those declared with the model.
 
 Each array is found by the path of its leaf, `layers/0/weight` or `layers.0.weight`.
 """

@@ -1,4 +1,4 @@
-"""A file that `jax.export` wrote, as it is: alone, or in a version directory without a manifest."""
+"""A plain `jax.export` file: alone, or in a version directory without a manifest."""
 
 from pathlib import Path
 

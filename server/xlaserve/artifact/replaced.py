@@ -1,4 +1,4 @@
-"""What a migration has replaced, kept beside a model until the new one has been loaded.
+"""Versions that a migration has replaced, kept until the new one has been loaded.
 
 MODEL/.replaced/1 is version 1 as it was, and `1.sha256` beside it the hash of what took its place:
 where that is no longer there, somebody else has replaced it, and what is kept is of no use.

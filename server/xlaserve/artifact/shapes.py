@@ -1,4 +1,4 @@
-"""The sizes of open dimensions other than the batch, for each of which a model is compiled.
+"""The compiled sizes of open dimensions other than the batch.
 
 Those that a configuration lists are compiled with the load. Others may be compiled when a request
 first asks for them, where the configuration allows a number of them.

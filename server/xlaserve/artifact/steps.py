@@ -1,4 +1,4 @@
-"""The tensors of a stepped model that its clients know nothing of, and how they are named."""
+"""The internal tensors of a stepped model, and their names."""
 
 from dataclasses import dataclass
 

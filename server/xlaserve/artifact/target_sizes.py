@@ -1,4 +1,4 @@
-"""The memory of a model on a kind of device, in its manifest, as its compiler had it.
+"""The memory of a model on a kind of device, as its manifest records it.
 
 It is what a load reserves before it begins, where it is known, instead of an estimate. What the
 load then measures counts, so that a wrong number does no more than a wrong estimate.

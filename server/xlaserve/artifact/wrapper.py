@@ -1,4 +1,4 @@
-"""The file that `jax.export` writes, read without JAX, which refuses what is half a year old.
+"""Reads `jax.export` files without JAX, which refuses those older than half a year.
 
 It is a flatbuffer, whose fields keep their numbers for ever. Only functions for one device
 that have no side effects are understood.

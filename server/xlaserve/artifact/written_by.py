@@ -1,4 +1,4 @@
-"""Who wrote an export: the versions of JAX and of xlaserve, in the one text of a manifest for them.
+"""The versions of JAX and xlaserve that wrote an export, as its manifest records them.
 
 A field of its own would be refused by every build that does not know it.
 """

@@ -1,4 +1,4 @@
-"""Turns a file that `jax.export` wrote into a model that can be exported with names and proof."""
+"""Turns a `jax.export` file into a model that can be exported with names and proof."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

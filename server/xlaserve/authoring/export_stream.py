@@ -1,4 +1,4 @@
-"""Writes a stepped JAX function as a version directory: a model with many answers to a request.
+"""Writes a stepped JAX function as a version directory: a decoupled model.
 
 def begin(params, prompt):
     return {"token": prompt[-1], "cache": params["embedding"][prompt]}

@@ -1,4 +1,4 @@
-"""The lowering of a function and its parameters to an artifact that was seen to give the same."""
+"""Lowers a function and its parameters to an artifact, and compares the two."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

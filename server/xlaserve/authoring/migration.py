@@ -1,4 +1,4 @@
-"""Models on disk that are made to last: whatever this JAX can read, in what later ones will."""
+"""Migration of models on disk: rewrites files so that later JAX reads them."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was done, or is due; empty where nothing is."""
+    """The change made or due; empty if there is none."""
 
     done: list[str]
     notes: list[str]
@@ -203,7 +203,7 @@ def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """What is to be done with one version directory."""
+    """The pending change of one version directory."""
 
     done: list[str]
     """What will have been done, for people; empty where it is current."""

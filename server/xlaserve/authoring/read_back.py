@@ -1,4 +1,4 @@
-"""Version directories read back as a load would read them, by whoever has just written one."""
+"""Reads a version directory that was just written back, as a load would."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A chart of latency against load: one point for each step, one curve for each percentile."""
+"""A chart of latency against load: a point per step, a curve per percentile."""
 
 import math
 from collections.abc import Sequence

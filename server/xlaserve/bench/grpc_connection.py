@@ -1,4 +1,4 @@
-"""A gRPC client that sends one unary request again and again, and does no more than that takes.
+"""A minimal gRPC client that repeats one unary request.
 
 A general client would be measured instead of the server: of every answer only the status is read,
 and of its message only the size. Contract: gRPC over HTTP2, and RFC 9113 beneath it.

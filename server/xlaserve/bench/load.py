@@ -1,4 +1,4 @@
-"""A closed loop: so many requests in flight, each followed by the next one as soon as it ends."""
+"""A closed loop: a constant number of requests in flight."""
 
 import asyncio
 import time

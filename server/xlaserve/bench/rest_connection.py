@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client that sends one POST again and again, and reads only where answers end."""
+"""A minimal HTTP/1.1 client that repeats one POST and only finds the ends of answers."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A whole benchmark: look the model up, try the request once, then measure step by step."""
+"""A benchmark: look the model up, try the request once, then measure step by step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The few shapes of SVG that the charts are made of, in colours for light and dark."""
+"""The few SVG shapes of the charts, in colours for light and dark."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Errors of code that is not ours, in one line that names the line of its author."""
+"""Errors of an author's code, in one line that names the line of the code."""
 
 import linecache
 import sysconfig

@@ -1,4 +1,4 @@
-"""The table of the commands, and the group that imports the one that is asked for."""
+"""The table of commands, and the group that imports the one asked for."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`xlaserve config`: what a file of settings, the environment and the defaults come to."""
+"""`xlaserve config`: the settings that a file, the environment and the defaults add up to."""
 
 import json
 import os

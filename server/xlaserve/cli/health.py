@@ -1,4 +1,4 @@
-"""`xlaserve health`: whether a server is ready, or live, as the exit status that a probe reads."""
+"""`xlaserve health`: readiness or liveness as the exit status of a probe."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The terminal's display of an import: its progress, then what it wrote."""
+"""The terminal's display of an import: its progress, then the written files."""
 
 from pathlib import Path
 

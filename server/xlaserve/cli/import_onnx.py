@@ -1,4 +1,4 @@
-"""`xlaserve import`: a version directory from an ONNX file, a .pt2 file or a language model."""
+"""`xlaserve import`: a version directory from ONNX, a .pt2 file or a language model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

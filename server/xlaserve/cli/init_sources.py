@@ -1,4 +1,4 @@
-"""Sources that `xlaserve init` makes a model of, and the client for what came of them."""
+"""The sources that `xlaserve init` accepts, and the client for each model made from them."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Facts of one model that a server says: what `models show` and `top` show of it."""
+"""The facts about one model that `models show` and `top` display."""
 
 from dataclasses import asdict
 

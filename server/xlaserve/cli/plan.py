@@ -1,4 +1,4 @@
-"""`xlaserve plan`: what a repository would do on a GPU or a TPU, without one."""
+"""`xlaserve plan`: sizes a repository for a GPU or TPU that you do not have."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

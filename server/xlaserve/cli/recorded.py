@@ -1,4 +1,4 @@
-"""Records in a manifest, and shows, what a model takes on devices that are not there."""
+"""Records and shows the memory of a model on devices that are not present."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`xlaserve repo`: what can be done with a repository while no server runs, or beside it."""
+"""`xlaserve repo`: commands on a repository, with or without a running server."""
 
 from pathlib import Path
 from typing import Annotated

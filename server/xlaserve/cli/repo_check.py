@@ -1,4 +1,4 @@
-"""`xlaserve repo check`: what a server would make of a repository, before there is one."""
+"""`xlaserve repo check`: the verdict of a server on a repository, before one runs."""
 
 import importlib.util
 import json

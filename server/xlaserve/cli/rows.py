@@ -1,4 +1,4 @@
-"""Shows the rows of a model that was exported or imported, and lets a command declare them."""
+"""Shows the row independence of an exported or imported model, and lets commands declare it."""
 
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias

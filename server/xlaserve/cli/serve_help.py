@@ -90,5 +90,5 @@ class ServeCommand(TyperCommand):
         formatter.write(f"  --config FILE\n      {CONFIG_HELP}\n")
         for line in help_lines(describe_settings(), formatter.width):
             formatter.write(f"{line}\n")
-        formatter.write("\n  Flags of tritonserver are understood as well: docs/from-triton.md.\n")
+        formatter.write("\n  Flags of tritonserver are understood as well: docs/moving.md.\n")
         formatter.write("\nHelp:\n  --help\n      Show this message and exit.\n")

@@ -1,4 +1,4 @@
-"""A file of settings in TOML: `name = value` for each, with the names of docs/settings.md."""
+"""A settings file in TOML: `name = value` for each name in docs/settings.md."""
 
 import difflib
 import os

@@ -1,4 +1,4 @@
-"""A terminal whose keys are read one by one, and which is as it was before at any end."""
+"""A terminal read key by key, and restored however the program ends."""
 
 import os
 import sys
@@ -80,7 +80,7 @@ class Terminal:
                 termios.tcsetattr(self.keys, termios.TCSADRAIN, saved)  # type: ignore[arg-type]
 
     def read(self) -> list[str]:
-        """Return the keys that were pressed; raises EOFError where nobody can press any more."""
+        """Return the keys that were pressed; raises EOFError once the terminal is gone."""
         try:
             pressed = os.read(self.keys, _MOST_BYTES)
         except OSError as error:  # the terminal is gone

@@ -1,4 +1,4 @@
-"""Commands that are told to end, and remove what they have begun."""
+"""Commands that remove unfinished files when a signal ends them."""
 
 import signal
 from collections.abc import Iterator

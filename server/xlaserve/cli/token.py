@@ -1,4 +1,4 @@
-"""`xlaserve token`: makes a token, and the line of the rules that knows it by its digest."""
+"""`xlaserve token`: makes a token, and the line of the rules with its digest."""
 
 import json
 from typing import Annotated

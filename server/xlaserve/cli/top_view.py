@@ -1,4 +1,4 @@
-"""The view of `xlaserve top`: what is shown, in which order, and what each key changes."""
+"""The view of `xlaserve top`: its contents, their order and its keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

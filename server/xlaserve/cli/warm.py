@@ -1,4 +1,4 @@
-"""`xlaserve warm`: compile the models of a repository before there is a server to wait for it."""
+"""`xlaserve warm`: compiles the models of a repository before a server starts."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A client of V2 servers that reads and writes values by content type, over gRPC and REST.
+"""A client of V2 servers that converts values by content type, over gRPC and REST.
 
     with Client("http://localhost:8000") as client:
         answer = client.infer("shouts", {"text": ["cat", "dog"]})

@@ -1,4 +1,4 @@
-"""Large inputs that travel to a server on this machine in shared memory, not over the connection.
+"""Large inputs in shared memory, for a server on the same machine.
 
 A region is made, registered and unlinked at once: the server has it open, so that nothing is left
 in /dev/shm whatever ends the program. It is written through its descriptor, so that memory that is
@@ -102,7 +102,7 @@ class SharedInputs:
         self._idle.append(region)
 
     async def lost(self, region: Region) -> bool:
-        """Tell whether the server does not know a region any more, since it was started again.
+        """Tell whether the server has forgotten a region because it restarted.
 
         It is dropped then, with all that are idle.
         """

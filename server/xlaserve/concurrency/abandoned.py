@@ -1,4 +1,4 @@
-"""Work that was abandoned in threads which have not ended: what it is, and what it still holds."""
+"""Work abandoned in threads that are still running, and the resources it still holds."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Long work on the event loop in parts, so that requests have their turn in between."""
+"""Cooperative work on the event loop, in parts between which requests proceed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

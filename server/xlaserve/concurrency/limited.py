@@ -1,4 +1,4 @@
-"""Calls that may never end: each in a thread that is abandoned once it has taken too long.
+"""Calls that may never end, each in a thread that is abandoned after its limit.
 
 Nothing stops a thread that computes in XLA. What can be done is to stop waiting for it.
 """

@@ -1,4 +1,4 @@
-"""The other processes of the server, as one of them asks them what they know."""
+"""The peer processes of the server, and questions to them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Addresses of V2 servers, as given to the commands: gRPC or REST, in the clear or over TLS."""
+"""Addresses of V2 servers as commands take them: gRPC or REST, plain or over TLS."""
 
 import re
 import ssl

@@ -446,7 +446,7 @@ class QueueTimeout(XlaserveError):
 
 
 class ExecutionStalled(XlaserveError):
-    """An execution takes so long that nobody waits for it any more; nothing can stop it."""
+    """An execution exceeded its limit and was given up; nothing can stop it."""
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(

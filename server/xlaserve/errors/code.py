@@ -1,4 +1,4 @@
-"""Errors of models that are code: what it raised, what it gave, and how it ended."""
+"""Errors of models that are code: exceptions, wrong outputs, dead processes."""
 
 from collections.abc import Iterable
 

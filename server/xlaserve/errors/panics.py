@@ -1,4 +1,4 @@
-"""What code raises that is no Exception, such as the panic of a library in Rust."""
+"""Exceptions that do not derive from Exception, such as panics of Rust libraries."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The files of a version directory: opened, bounded, hashed, and written whole or not at all."""
+"""The files of a version directory: opened, bounded, hashed, and written atomically."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Marks of files: what differs once a file was changed, whatever times its writer has set."""
+"""Marks of files, which differ once a file has changed, whatever its timestamps say."""
 
 import os
 from typing import TypeAlias

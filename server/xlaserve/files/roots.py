@@ -1,4 +1,4 @@
-"""The directories that files of models may lie in, and the one opener of such files."""
+"""The directories that may hold model files, and the one opener of such files."""
 
 import errno
 import os

@@ -115,7 +115,7 @@ class Batch:
         return found
 
     def leave_cancelled(self) -> None:
-        """Free the slots of requests that nobody waits for any more."""
+        """Free the slots of abandoned requests."""
         for slot, running in enumerate(self._slots):
             if running is not None and running.request.is_cancelled:
                 self._leave(slot, running)

@@ -1,4 +1,4 @@
-"""The tokens that a request may be given next, where it asked for text of a grammar."""
+"""The tokens that a grammar allows next in a request."""
 
 from typing import NamedTuple, Protocol
 

@@ -1,4 +1,4 @@
-"""Whether a compiled program changes the cache of a generator in place, by what XLA says of it."""
+"""Checks that XLA updates the cache of a generator in place."""
 
 from dataclasses import dataclass
 from typing import Any

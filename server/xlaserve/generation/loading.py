@@ -229,7 +229,7 @@ def is_there(directory: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the files of a version say, before anything is compiled."""
+    """The contents of a version's files, before anything is compiled."""
 
     record: Record
     generation: GenerationInfo

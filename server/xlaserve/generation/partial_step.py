@@ -1,4 +1,4 @@
-"""A step of fewer rows than slots: it gathers their part of the cache, and writes back its rows.
+"""A decoding step of fewer rows than slots: gathers their cache, writes new rows back.
 
 `decode` leaves the number of slots and of positions open, so that it can be called for a smaller
 cache: that of the slots which take part, as far as the window. XLA keeps the whole cache in place

@@ -1,4 +1,4 @@
-"""The tokens whose rows are in slots, and the search for those that a prompt begins with."""
+"""Prompt prefixes whose cache rows are still in slots, and the search for them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Prefixes:
         self._now = 0
 
     def clear(self) -> None:
-        """Know of no rows: those of before are gone."""
+        """Forget all rows."""
         for slot in range(len(self._tokens)):
             self.drop(slot)
 

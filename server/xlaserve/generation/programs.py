@@ -1,4 +1,4 @@
-"""The compiled programs of a generator, and the arrays on the device that they change in place."""
+"""The compiled programs of a generator, and the device arrays that they update in place."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -145,7 +145,7 @@ class Programs:
         return made
 
     def reset(self) -> None:
-        """Begin with a cache of zeros: that of before may be gone with a step that failed."""
+        """Begin with a cache of zeros: the old one may be lost with a failed step."""
         with self._launching:
             made = self._compiled[EMPTY, 0, 0]()
         caches = len(self._lowering.cache)

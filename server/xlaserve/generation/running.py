@@ -1,4 +1,4 @@
-"""A request to a generator, from when it is read until it has its last token."""
+"""A generation request, from its arrival to its last token."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The choice of the next token of each slot, as a part of the exported program."""
+"""Sampling of the next token of each slot, as part of the exported program."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

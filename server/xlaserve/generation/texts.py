@@ -1,4 +1,4 @@
-"""Text in and out of a generator: prompts become tokens, and tokens the text of an answer."""
+"""Text in and out of a generator: tokenized prompts, detokenized answers."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The way in which a generator writes calls of tools, as its template or its configuration says."""
+"""The syntax in which a generator writes tool calls, by its template or configuration."""
 
 import structlog
 

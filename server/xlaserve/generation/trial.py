@@ -1,4 +1,4 @@
-"""Trials at the load: what the server does beyond what a model promises, it does only behind them.
+"""Trials at load time, which enable optimisations that models do not promise to allow.
 
 What is kept of a prompt is of use to another one only where the rows of a slot are functions of the
 tokens up to them alone. A model whose rows hold something else, such as how long its prompt is,

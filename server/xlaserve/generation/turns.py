@@ -1,4 +1,4 @@
-"""The rule by which one of several requests is chosen, and none is passed over for ever."""
+"""Chooses one of several requests without starving any."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""The calls of requests that a method of a service answers, and what calls read of headers."""
+"""The calls that service methods answer, and their view of request headers."""
 
 from collections.abc import Sequence
 

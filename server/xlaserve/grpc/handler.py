@@ -54,7 +54,7 @@ class RequestHandler(AbstractHandler):
         return self._runner.no_method(path, headers, self.peer, deadline)
 
     def cancel(self, stream: Stream) -> None:
-        """Stop to answer a request: nobody wants it any more."""
+        """Stop answering an abandoned request."""
         task = self._tasks.pop(stream, None)
         if task is not None:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The id of a model in the headers of a request, where a mesh puts it."""
+"""The model id that a mesh puts into request headers."""
 
 from collections.abc import Iterable
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Carries out what runtimeStatus advertises: the id of a header replaces the one in the message."""
+"""Replaces the model id in the message by that of a header, as runtimeStatus advertises."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The table of the methods that are served, each with what a permission for it is given for."""
+"""The table of served methods, each with the permission that it needs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

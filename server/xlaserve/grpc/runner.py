@@ -1,4 +1,4 @@
-"""The general path of a request: from its headers to its status, on both HTTP/2 engines alike."""
+"""The general path of a request, from headers to status, on both HTTP/2 engines."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping

@@ -1,4 +1,4 @@
-"""The body of gRPC-Web: messages as gRPC has them, trailers behind them, and all of it as text.
+"""The body of gRPC-Web: messages, trailers after them, binary or base64.
 
 PROTOCOL-WEB.md of gRPC: a frame whose flag has the highest bit set has the trailers; in text mode
 each part of a body is base64 (RFC 4648 4), padded by itself.

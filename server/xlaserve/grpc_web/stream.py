@@ -1,4 +1,4 @@
-"""A request of gRPC-Web as grpclib knows streams, so that every service of gRPC answers it."""
+"""A gRPC-Web request behind grpclib's stream interface, so that every service answers it."""
 
 from functools import partial
 from typing import NoReturn

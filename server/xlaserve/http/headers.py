@@ -1,4 +1,4 @@
-"""Headers as calls read them: looked up where the transport has them, and not copied before.
+"""Headers as calls read them: looked up in the transport, not copied before.
 
 Several of one name are one list (RFC 9110, 5.3), on both paths alike: a gate that compares the
 value of a header which may be there once refuses two of them, whatever their order.

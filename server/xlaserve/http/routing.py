@@ -1,4 +1,4 @@
-"""Which handler answers a method and a path, as a table; and the path as a client wrote it."""
+"""The table of routes by method and path, and paths as clients wrote them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

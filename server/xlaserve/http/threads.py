@@ -1,4 +1,4 @@
-"""Work that would hold the event loop for too long, and the threads that do it instead."""
+"""Work that would hold up the event loop, and the threads that do it."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What the scripts share whose processes compute texts of others: messages, limits, forks.
+"""Shared parts of the processes that compute foreign texts: messages, limits, forks.
 
 It needs nothing of the server: those scripts read it from their own directory.
 """
@@ -31,7 +31,7 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 def end_with(life: int) -> None:
-    """Have the system kill this process, and what it forks, once a pipe has no other end any more.
+    """Have the system kill this process and its forks once the other end of a pipe is closed.
 
     The server holds that; a process that computes, or is stopped, reads no end of its input.
     """

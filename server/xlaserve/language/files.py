@@ -1,4 +1,4 @@
-"""The files of a tokenizer beside a model: bounded, and read as what they say they are."""
+"""The files of a tokenizer beside a model, read with bounds and checks."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Answers that follow a grammar: JSON of a schema, text of a regular expression, a Lark grammar.
+"""Answers that follow a grammar: a JSON schema, a regular expression or Lark.
 
 llguidance says which tokens may come next. What a client writes is neither fetched nor executed,
 and a process of its own compiles it first, which ends where that takes too much: the fuel of the
@@ -186,7 +186,7 @@ class Place:
         """Of the processor, by the steps so far, beyond what each may take."""
 
     def check(self) -> None:
-        """Raise InvalidParameter where nothing can be said any more."""
+        """Raise InvalidParameter once the grammar has failed."""
         if self._matcher.is_error():
             raise _refused(self._parameter, self._matcher.get_error())
 

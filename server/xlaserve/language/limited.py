@@ -51,7 +51,7 @@ class Limits:
 
 
 class TookTooMuch(Exception):
-    """What was asked has used up a limit, and its process has ended."""
+    """A query exceeded a limit, and its process has ended."""
 
 
 class _WasStopped(Exception):
@@ -59,7 +59,7 @@ class _WasStopped(Exception):
 
 
 class LimitedProcess:
-    """One process, which is ended at the latest when nothing refers to it any more."""
+    """One process, which ends at the latest when its last reference goes."""
 
     def __init__(self, script: Path, limits: Limits, called: str, model: str) -> None:
         """Start it; raises OSError."""

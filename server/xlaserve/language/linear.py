@@ -1,4 +1,4 @@
-"""Tokenizers whose time and memory grow with a text no more than in proportion, by their file."""
+"""Tokenizers whose time and memory are linear in the text, recognised by their file."""
 
 import base64
 import json

@@ -35,7 +35,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Return the text that no stop string can begin in any more."""
+        """Return the text in which no stop string can still begin."""
         if self.found is not None:
             return ""
         if not self._stops:

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: what a template takes of time and memory ends here.
+"""The process that renders chat templates, with limits of time and memory.
 
 Started by `templates.py` as a script of its own, which needs nothing of the server. It reads
 messages and writes answers, each as its length in four bytes and then JSON, until its input ends.

@@ -1,4 +1,4 @@
-"""Chat templates, rendered by a process of their own that is ended when one takes too much."""
+"""Chat templates, rendered in a process of their own with limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The process of a tokenizer that may take long: what a text takes of time and memory ends here.
+"""The process of a tokenizer that may take long, with limits of time and memory.
 
 Started by `tokenizing.py` as a script of its own, which needs nothing of the server.
 """

@@ -68,7 +68,7 @@ class _Call:
         return self._json.is_over
 
     def push(self, letter: str) -> bool:
-        """Go on behind a character; False where it is no call, or no JSON any more."""
+        """Go on after a character; False if the text has ceased to be a call, or JSON."""
         before, was_key, was_value = self._json.depth, self._json.is_key, not self._is_between
         if not self._json.push(letter):
             return False

@@ -1,4 +1,4 @@
-"""The ways in which models write calls of tools, as a table, and the grammars of them."""
+"""The ways in which models write tool calls, with a grammar for each."""
 
 import json
 from collections.abc import Mapping, Sequence

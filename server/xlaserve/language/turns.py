@@ -1,4 +1,4 @@
-"""Turns of callers for one thread: next is the one who has taken least of it."""
+"""Fair turns of callers on one thread: the one that has used least is next."""
 
 import threading
 import time

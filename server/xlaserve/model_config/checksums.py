@@ -1,4 +1,4 @@
-"""The `checksum` agent of a model repository: files that must be the ones a configuration names."""
+"""The `checksum` agent of a model repository: files must match configured sums."""
 
 import hashlib
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The table of all fields of a model configuration: which the server obeys, and which it refuses.
+"""The table of all model configuration fields: obeyed, refused or without effect.
 
 A field that is not obeyed is refused where a client would get another answer, or another error,
 than the configuration asks for. Any other has no effect, and the log names it with the load. A

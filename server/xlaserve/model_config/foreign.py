@@ -1,4 +1,4 @@
-"""The kinds of models that other servers run and this one does not, with what their owners can do.
+"""Model formats of other servers that this one refuses, with advice for each.
 
 A row is data for an error text: the name of a backend or platform as Triton has it, the runtime
 that it needs, and the file that it loads.

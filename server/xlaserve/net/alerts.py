@@ -1,4 +1,4 @@
-"""Alerts of TLS that end a handshake, so that clients know why (RFC 8446, 6.2; RFC 7301, 3.2)."""
+"""TLS alerts that tell clients why a handshake failed (RFC 8446, 6.2; RFC 7301, 3.2)."""
 
 import ssl
 

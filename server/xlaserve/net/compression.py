@@ -1,5 +1,4 @@
-"""Inflates what clients send compressed, in steps: a bomb is known before it has gone off; and
-compresses what they are answered."""
+"""Inflates requests in steps, so that a bomb is found early; compresses answers."""
 
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The one ledger of what clients make the server hold, and the account of each connection.
+"""The ledger of memory held for clients, and the account of each connection.
 
 Three rules keep it within its limit, fair, and free of deadlocks.
 

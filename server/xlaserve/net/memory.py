@@ -1,5 +1,7 @@
-"""The memory of long messages, which is used again: pages that nobody has touched cost more than
-the bytes that are copied into them."""
+"""Reused memory of long messages.
+
+Untouched pages cost more than the bytes that are copied into them.
+"""
 
 import gc
 import mmap
@@ -42,7 +44,7 @@ def fresh(size: int) -> Octets:
 
 
 class MessageMemory:
-    """Lends blocks of bytes, and takes them back once nothing refers to them any more.
+    """Lends buffers, and takes them back once nothing refers to them.
 
     At most `limit` bytes are kept for the next messages. Blocks that are too small for one go when
     it gets a new one, so that messages of one kind never need more than they would without this.

@@ -1,4 +1,4 @@
-"""Looks at connections: each of them at even intervals, a few in one turn of the event loop."""
+"""Visits connections at even intervals, a few per iteration of the event loop."""
 
 import asyncio
 from collections.abc import Callable, Iterable

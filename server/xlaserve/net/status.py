@@ -143,7 +143,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What is done behind a status by who could send the request elsewhere, or once more."""
+    """The reaction to a status of a client that could retry, here or elsewhere."""
 
     tells: str
     """What the status says of the request."""
@@ -190,7 +190,7 @@ REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
         Status.DEADLINE_EXCEEDED: Reaction(
             "its time was over",
             "tells its client",
-            "do not send it again: nobody waits any more",
+            "do not send it again: the client has given up",
             is_repeated=False,
         ),
     }

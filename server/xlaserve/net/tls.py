@@ -1,4 +1,4 @@
-"""TLS of the listeners: one certificate for all of them, which can be read again at any time."""
+"""TLS of the listeners: one certificate for all, reloadable at any time."""
 
 import ssl
 from collections.abc import Callable, Mapping

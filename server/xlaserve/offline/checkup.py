@@ -1,4 +1,4 @@
-"""The verdict of a server on each model of a repository, found out without serving any."""
+"""The verdict on each model of a repository, reached without serving any."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

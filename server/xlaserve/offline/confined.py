@@ -1,4 +1,4 @@
-"""Table of the places that evaluate or execute foreign data, with the limits that end them.
+"""The table of places that evaluate or execute foreign data, with their limits.
 
 `tools/security_page.py` writes it into docs/security.md. A test of each row has hostile data ended.
 """

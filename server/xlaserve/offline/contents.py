@@ -1,4 +1,4 @@
-"""The contents of a version in words and hashes, for people who list and compare versions."""
+"""The contents of a version in words and hashes, for listing and comparing."""
 
 import hashlib
 import importlib.util

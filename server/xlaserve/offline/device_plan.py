@@ -1,4 +1,4 @@
-"""The plan of a repository on devices that are absent: what compiles, what fits, what goes."""
+"""The plan of a repository on absent devices: which models compile, fit or go."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The models of a repository as they lie there, of which nothing is loaded or fetched."""
+"""The models of a repository on disk, neither loaded nor fetched."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Fills the compilation cache with the programs of one version, so that a server compiles none."""
+"""Fills the compilation cache with the programs of one version."""
 
 import time
 from dataclasses import dataclass

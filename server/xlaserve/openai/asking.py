@@ -1,4 +1,4 @@
-"""A request to OpenAI's endpoints as generations: prompts, their parameters, and what is told."""
+"""OpenAI requests as generations: prompts, parameters and answers."""
 
 import json
 from collections.abc import Mapping, Sequence

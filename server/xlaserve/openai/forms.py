@@ -1,4 +1,4 @@
-"""The form that an answer is to have: a grammar, and the tools that it may call."""
+"""The form of an answer: a grammar, and the tools that it may call."""
 
 import json
 from collections.abc import Mapping, Sequence

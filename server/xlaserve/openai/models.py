@@ -1,4 +1,4 @@
-"""The models of OpenAI's endpoints: those of text that are loaded, and that the caller may see."""
+"""The models of OpenAI's endpoints: loaded text models that the caller may see."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's endpoints: from a body to a model, and from its answers to JSON."""
+"""The routes of OpenAI's endpoints, from bodies to models and back to JSON."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""The C library's allocator: what it keeps of freed memory, and what it gives back."""
+"""The C library's allocator: how much freed memory it keeps."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Child processes that do not hear what a terminal or systemd sends to all of a server.
+"""Child processes shielded from signals that terminals and systemd send to all.
 
 The server alone hears it, and ends what it has started: a child that ended first would look like
 one that a model has ended, and be told, tried again, and blamed on that model.

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, and sessions that end with their leader."""
+"""Processes that end with their parent, and sessions that end with their leader."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The end of a child process, with what it printed last, in the log of the server."""
+"""Logs the end of a child process with the last lines that it printed."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Limits of the log of the process: the length of a record, and tracebacks by the minute."""
+"""Limits of the process log: record length, and tracebacks per minute."""
 
 import json
 import sys

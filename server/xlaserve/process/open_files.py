@@ -1,4 +1,4 @@
-"""The limit of open files, raised to what the settings may need."""
+"""Raises the limit of open files to the number that the settings may need."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""The server that this one replaces: it hands its listening sockets over, and hears when to drain.
+"""The server that this one replaces: hands over its sockets and learns when to drain.
 
 Both processes have the same sockets, so that connections which wait to be accepted wait for either.
 """

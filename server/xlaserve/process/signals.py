@@ -1,4 +1,4 @@
-"""Signals of a server: the first SIGTERM or SIGINT drains it, the second one ends it at once.
+"""Signals of a server: the first SIGTERM or SIGINT drains it, the second ends it.
 
 SIGHUP never ends it, also where a terminal is closed: what can be reloaded is. SIGUSR2 replaces it.
 """

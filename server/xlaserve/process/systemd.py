@@ -1,4 +1,4 @@
-"""systemd as the one who started the process: it is told how things go, and gives sockets.
+"""systemd as the service manager: notifications to it, and sockets from it.
 
 Nothing here does anything where another one started it (sd_notify(3), sd_listen_fds(3)).
 """

@@ -49,7 +49,7 @@ class Request:
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits for the answer any more."""
+        """Tell whether the request was abandoned."""
         return bool(self._of.is_cancelled)
 
 

@@ -1,4 +1,4 @@
-"""The modules of one model: model.py and what lies beside it, shared with no other model.
+"""The modules of one model, model.py and its neighbours, shared with no other.
 
 They are a package with a name of its own. `import helper` in one of them finds the module beside
 it first, as for a script; another model's module of that name is another module. Nothing is written

@@ -1,4 +1,4 @@
-"""Values that the tensors of requests stand for, by content types, for models that ask for them."""
+"""Decoded values of request tensors, for models that ask for content types."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

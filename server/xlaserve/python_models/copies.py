@@ -1,4 +1,4 @@
-"""A copy of a Python model: an object of the author's class, and the thread that calls it."""
+"""A copy of a Python model: an object of the author's class, and its thread."""
 
 import asyncio
 import inspect

@@ -29,7 +29,7 @@ class LoadedPython(UncompiledModel):
         concurrency: int,
         forget: Callable[[], None],
     ) -> None:
-        """`forget` is called once nothing of it runs any more."""
+        """`forget` is called once its last execution has ended."""
         self._name = name
         self.info = info
         self.replicas = len(copies)

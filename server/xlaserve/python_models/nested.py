@@ -1,4 +1,4 @@
-"""Calls of Python models to other models: parts of the call that the code computes for."""
+"""Calls of Python models to other models, as parts of the call being computed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator

@@ -1,4 +1,4 @@
-"""The outputs of Python code, checked against what the model promises."""
+"""Checks the outputs of Python code against the model's declaration."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Asks the code of a model whether it is ready (`is_ready`), in a thread of its own."""
+"""Calls a model's `is_ready`, in a thread of its own."""
 
 import asyncio
 import inspect
@@ -52,7 +52,7 @@ class CodeReadiness:
 
 
 class PresentReadiness:
-    """What a copy says of itself, whose code is not asked."""
+    """The readiness of a copy whose code is not asked."""
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready

@@ -1,4 +1,4 @@
-"""The thread of one copy of a Python model: all methods of its object are called in it."""
+"""The thread of one copy of a Python model: it makes all calls."""
 
 import asyncio
 import threading

@@ -163,7 +163,7 @@ class Finisher:
             raise LoadCancelled(version.model)
 
     def _abandoned(self, instance: Instance, compiling: LimitedCall[None], stage: str) -> None:
-        """Go on with what is compiled; the thread is of no use any more."""
+        """Go on with the compiled programs; the thread has no further use."""
         work = instance.abandon(compiling, f"{stage} in the background")
         self._workers.abandoned.add(compiling, work, lambda: None)
 

@@ -1,4 +1,4 @@
-"""Changes of clients in a file: what a server hands to the one that replaces it."""
+"""Changes made by clients, in a file that a server hands to its replacement."""
 
 import os
 import tempfile

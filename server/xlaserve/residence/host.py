@@ -1,4 +1,4 @@
-"""Limits of the memory for models: of a device, or of the host as far as it says."""
+"""Memory limits for models, of a device or of the host."""
 
 import os
 import sys

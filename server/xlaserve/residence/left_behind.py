@@ -1,4 +1,4 @@
-"""Counts what the server that replaces this one cannot be given."""
+"""Counts the state that cannot be handed to a replacing server."""
 
 from collections.abc import Mapping
 

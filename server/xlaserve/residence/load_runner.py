@@ -173,6 +173,6 @@ class _Run:
         self.call: LimitedCall[LoadedModel] | None = None
 
     def check_cancelled(self) -> None:
-        """Raise LoadCancelled once nobody waits for it any more."""
+        """Raise LoadCancelled once the load has been abandoned."""
         if self.cancelled.is_set():
             raise LoadCancelled(self.loading.version.model)

@@ -1,4 +1,4 @@
-"""The registry of what is read again while the server runs: at SIGHUP, and when its files change.
+"""The registry of reloadable resources: reread at SIGHUP and when their files change.
 
     reloads.add("tls", certificates.reload, files=certificates.files)
 

@@ -1,4 +1,4 @@
-"""Proves that the rows of a batch do not see one another, from the computation that is served.
+"""Proves from the served computation that rows of a batch are independent.
 
 README.md beside this file says how, why it can be believed, and how to add an operation.
 """

@@ -1,4 +1,4 @@
-"""Small integers that are known, and what is computed from them.
+"""Small known integers, and the integers computed from them.
 
 Indexing in JAX is written with sums, comparisons and selections around every index. They have to
 be computed here to see that an index is what it is. The size of the batch is among them, and stays

@@ -1,4 +1,4 @@
-"""The abstract domain: along which parts of a value's dimensions the rows lie, and what varies."""
+"""The abstract domain: where in a value's dimensions the rows lie, and what varies."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """The operation after which something could not be said any more, and why."""
+    """The operation after which a property was lost, and why."""
 
     mixed: bool
     """Whether rows come together there, as far as they were followed; told before what has no rule.

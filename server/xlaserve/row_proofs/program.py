@@ -1,4 +1,4 @@
-"""A computation at two batch sizes, read as one program whose sizes are functions of the batch.
+"""A computation at two batch sizes, as one program whose sizes depend on the batch.
 
 Rules read this, and nothing of MLIR.
 """

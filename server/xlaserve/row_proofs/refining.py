@@ -1,4 +1,4 @@
-"""The computation as it is compiled for one batch size: with static shapes, all functions inlined.
+"""The computation as compiled for one batch size: static shapes, functions inlined.
 
 It is made by what JAX itself runs before XLA compiles, so that what is proved is what is served.
 """

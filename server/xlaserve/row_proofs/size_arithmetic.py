@@ -1,4 +1,4 @@
-"""Whether what a computation makes of the size of its batch is the same thing at every size.
+"""Checks that arithmetic on the batch size gives the same result at every size.
 
 The analysis sees a computation at two batch sizes. They stand for all others as long as every
 number that is made of the batch size is `k * b + c`, and every question asked of it has one answer:

@@ -1,4 +1,4 @@
-"""The table of rules: what every operation does to rows. What has no row is unknown.
+"""The table of rules: the effect of every operation on rows. Others are unknown.
 
 `grows` names the attributes that a rule reads as sizes. `ignored` are the operands that a result
 may turn out not to depend on: a start of what is taken whole, the branch that is not taken.

@@ -1,4 +1,4 @@
-"""Walks a program once, operation by operation, and keeps what is known of every value."""
+"""Walks a program once, operation by operation, recording facts about every value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a directory in which no kind of model is recognised."""
+"""The error for a directory in which no kind of model is recognised."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The configuration of a loaded model, complete: what was written, and what the model says."""
+"""The complete configuration of a loaded model: written fields, and the model's own."""
 
 import copy
 from collections.abc import Callable, Sequence

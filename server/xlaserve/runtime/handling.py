@@ -1,4 +1,4 @@
-"""The interface of models that are handed requests, and answer them in threads of their own."""
+"""The interface of models that handle requests in threads of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -96,7 +96,7 @@ class ModelRequest(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits for an answer any more."""
+        """Tell whether the request was abandoned."""
         ...
 
     @property
@@ -142,14 +142,14 @@ class ModelRequest(Protocol):
         ...
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call once when the client may be sent another answer, or nobody waits any more.
+        """Call once when the client may be sent another answer, or has left.
 
         In any thread, perhaps before this returns.
         """
         ...
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Call once when nobody waits for an answer any more; on the event loop, or never.
+        """Call once when the request is abandoned; on the event loop, or never.
 
         Only for who is handed a request, before it returns.
         """

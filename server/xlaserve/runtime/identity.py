@@ -1,4 +1,4 @@
-"""Models that give back what they get: no file, no JAX, every datatype."""
+"""Models that return their inputs: no file, no JAX, every datatype."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The interface of every kind of loaded model to the core, whatever it is made of."""
+"""The interface between the core and every kind of loaded model."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -359,7 +359,7 @@ class LoadedModel(Executable, Protocol):
         ...
 
     def close(self) -> None:
-        """Drop every buffer and executable. Nothing may call `execute` any more."""
+        """Drop every buffer and executable. `execute` must not be called afterwards."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The interface of models that serve sequences: requests of one client that build on one another.
+"""The interface of models that serve sequences of requests.
 
 The core knows which sequence has which slot of which replica; the model knows what that means.
 """

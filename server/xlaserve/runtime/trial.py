@@ -1,4 +1,4 @@
-"""A model that a client sent is first loaded by a process that may die of it.
+"""Loads a client's model in a process that may die of it.
 
 The reader of artifacts is compiled code: bytes that were made to do harm, with checksums to match,
 can end the process. `python -m xlaserve.runtime.trial DIRECTORY` loads one model and exits.

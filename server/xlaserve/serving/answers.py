@@ -1,4 +1,4 @@
-"""Answers to calls from what was executed for them, those of a batch in one go."""
+"""Answers calls from executions, all calls of a batch at once."""
 
 import asyncio
 import time

@@ -304,7 +304,7 @@ class Call:
             resumed()
 
     def cancel(self, reason: str = "") -> None:
-        """End the call, because nobody wants it any more; nothing more is written."""
+        """End an abandoned call; nothing more is written."""
         self.is_cancelled = True
         if not self.has_ended:
             self.end(asyncio.CancelledError(reason))

@@ -1,4 +1,4 @@
-"""Infer: find the model, check the request, and let the station of the model answer it."""
+"""Inference: find the model, check the request, let its station answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The gates that every call of every protocol passes, every time, and who sees it pass.
+"""The gates that every call of every protocol passes, and their observers.
 
 Nothing that a gate decides may be remembered by a transport, a plan or a connection.
 """

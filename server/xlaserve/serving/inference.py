@@ -99,5 +99,5 @@ class Pending(Protocol):
     """A request that is not answered yet."""
 
     def cancel(self) -> None:
-        """Stop wanting the answer: nobody is told any more. Does nothing once it is answered."""
+        """Abandon the request: no observer is called. Does nothing once it is answered."""
         ...

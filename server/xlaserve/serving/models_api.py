@@ -1,4 +1,4 @@
-"""The models of the server for Python code that runs inside it, such as a service of one's own."""
+"""The models of the server for Python code inside it, such as custom services."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Clients behind proxies: which proxies are believed, and what they say of who asks."""
+"""Clients behind proxies: the trusted proxies, and the addresses that they report."""
 
 import re
 from collections.abc import Iterable

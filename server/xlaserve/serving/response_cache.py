@@ -1,4 +1,4 @@
-"""The answers that may be given again: those of models with a `response_cache`, bounded in bytes.
+"""The response cache: answers that may be repeated, bounded in bytes.
 
 A key holds all that an answer depends on: the inputs with their shapes, bit by bit, the outputs
 that are asked for and the parameters of the request. It holds the caller too, as an answer that
@@ -206,7 +206,7 @@ class ResponseCache:
         self._account.hold(entry.size, Kind.CACHED)
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Drop answers that nobody may be given any more."""
+        """Drop answers that have become invalid."""
         for entry in entries:
             self._drop(entry)
 

@@ -1,4 +1,4 @@
-"""The states of a repository as a whole, and what each says of models not there."""
+"""The states of a repository as a whole, and their answers for absent models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

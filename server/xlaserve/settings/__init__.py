@@ -289,8 +289,8 @@ class Settings:
     """Seconds an unload waits for requests in progress. Streams that still go on are cut off then;
     other requests end by themselves, and the memory is free behind them."""
     grace_seconds: float = 30.0
-    """Seconds the server waits for requests in progress when it is told to exit. What does not end
-    by then, or computes without a request, is waited for some seconds at most."""
+    """Seconds the server waits for requests in progress when it is told to exit, and then some
+    seconds at most for threads that still compute."""
 
     # --- Messages ---
 

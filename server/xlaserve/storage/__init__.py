@@ -1,1 +1,1 @@
-"""Models in a store that is not a disk: listed, fetched into a bounded cache, and checked."""
+"""Models in remote stores: listed, fetched into a bounded cache, and checked."""

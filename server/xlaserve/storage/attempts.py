@@ -1,4 +1,4 @@
-"""Repeats requests to a store that failed for the moment, and knows how the store is."""
+"""Retries store requests that failed temporarily, and tracks the store's health."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Objects of a store: their names, their sizes, and what tells that one of them was changed."""
+"""Objects of a store: names, sizes, and marks that reveal changes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ObjectMissing(StoreProblem):
 
 
 class ObjectChanged(StoreProblem):
-    """An object is not the one that was listed any more."""
+    """An object has changed since it was listed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"'{name}' was changed while it was fetched", is_transient=False)
@@ -43,7 +43,7 @@ class RangeIgnored(Exception):
 
 
 class FetchCancelled(Exception):
-    """Nobody waits for what is fetched any more."""
+    """The fetch was abandoned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The skeleton of a model: its directory with what sizes are predicted from, and holes elsewhere.
+"""The skeleton of a model: a directory with headers only, to predict sizes from.
 
 It takes some kilobytes of the disk and of the network. Nothing is loaded from it.
 """

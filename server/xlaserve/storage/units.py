@@ -1,4 +1,4 @@
-"""One directory of the cache: some objects of a model, whole and recorded, or on their way.
+"""One directory of the cache: objects of a model, complete or in progress.
 
 A unit is a directory that is named for its content: the URL, and the names, sizes and marks of all
 objects. So another version of an object is another unit, and what is begun can always be resumed.

@@ -1,1 +1,1 @@
-"""Several processes that are one server: a parent that holds the ports, and workers that serve."""
+"""Several processes as one server: a parent with the ports, and serving workers."""

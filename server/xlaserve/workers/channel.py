@@ -1,4 +1,4 @@
-"""The channel between the parent and a worker: typed messages in frames, over a pair of sockets."""
+"""The channel between parent and worker: typed messages over a pair of sockets."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Changes of the server, in the parent: each is made by the worker that asks, then by all others.
+"""Changes of the server, in the parent: made by one worker first, then by all.
 
 The worker that asks goes first, since it has the client's call: what the client may not do, and
 a model that cannot be loaded, fail there and change nothing elsewhere. What can be taken back is

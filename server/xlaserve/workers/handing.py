@@ -1,4 +1,4 @@
-"""Connections on their way: the parent accepts each, and hands it to the worker with the fewest.
+"""Connection hand-off: the parent accepts each and gives it to the least loaded worker.
 
 A kernel that shares a port chooses without a look at what workers have, so that of few connections
 one may get all; and what waits in the queue of a worker's own socket is lost when the worker dies.

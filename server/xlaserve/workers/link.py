@@ -1,4 +1,4 @@
-"""The control plane in a worker: its changes go through the parent, and so do those of others."""
+"""The control plane in a worker: sends and receives changes through the parent."""
 
 import asyncio
 import itertools
@@ -110,7 +110,7 @@ class Link:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every process is ready; not where the parent does not say so any more."""
+        """Whether every process is ready; false once the parent has fallen silent."""
         return self._is_ready and self._hears
 
     @property

@@ -1,4 +1,4 @@
-"""Messages between the parent and a worker, each a class with a tag of its own in JSON.
+"""Messages between parent and worker, each a tagged class in JSON.
 
 Nothing that is received is executed or unpickled: a message is one of the classes below, or the
 channel fails.
@@ -211,7 +211,7 @@ class Ask(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """Says how the change went for which the worker was let go."""
+    """Reports the outcome of the change that the worker was permitted."""
 
     number: int
     failure: Failure | None = None

@@ -43,7 +43,7 @@ class ParentEvents:
         return kept
 
     def heard(self, message: EventsAre) -> None:
-        """Take an answer of the parent; one that nobody waits for any more is dropped."""
+        """Take an answer of the parent; an abandoned one is dropped."""
         answer = self._asked.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message.kept)

@@ -1,4 +1,4 @@
-"""A worker as the parent sees it: its process, its channel, and the connections it has."""
+"""A worker seen from the parent: its process, channel and connections."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Swish, a number times its logistic function, in the form that is quick on the CPU."""
+"""Swish, a number times its logistic function, in a form that CPUs run quickly."""
 
 import jax
 import jax.numpy as jnp

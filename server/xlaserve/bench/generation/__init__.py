@@ -1,1 +1,1 @@
-"""Measures a server that generates tokens, with requests that arrive whether it keeps up or not."""
+"""Measures token generation with requests that arrive whether the server keeps up or not."""

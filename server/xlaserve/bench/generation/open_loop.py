@@ -1,4 +1,4 @@
-"""An open loop: every request is sent when it is due, however many are still in flight."""
+"""An open loop: every request is sent when due, however many are in flight."""
 
 import asyncio
 import time

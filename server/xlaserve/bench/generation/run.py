@@ -1,4 +1,4 @@
-"""A whole measurement of a generator: look it up, try the longest prompt, keep the schedule."""
+"""A measurement of a generator: look it up, try the longest prompt, keep the schedule."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack

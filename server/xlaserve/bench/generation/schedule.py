@@ -1,4 +1,4 @@
-"""A schedule of arrivals, made before the first of them and kept whatever the server does."""
+"""A schedule of arrivals, drawn before the first one and independent of the server."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

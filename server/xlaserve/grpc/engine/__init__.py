@@ -1,1 +1,1 @@
-"""Engines beneath the gRPC server, and what they have in common."""
+"""Engines beneath the gRPC server, and their common parts."""

@@ -1,4 +1,4 @@
-"""A stream of our engine as grpclib knows it, so that every service runs on it unchanged."""
+"""A stream of our engine behind grpclib's interface, so that any service runs on it."""
 
 import asyncio
 from typing import cast

@@ -1,4 +1,4 @@
-"""Looks for the next request without going to sleep, while they come quickly one after the other.
+"""Polls for the next request without sleeping while requests come in quick succession.
 
 To wake a thread takes the operating system longer than a small request takes us, and the caches of
 its processor are cold then.

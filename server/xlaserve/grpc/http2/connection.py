@@ -1,4 +1,4 @@
-"""One connection of a client: bytes in, bytes and requests out, and no I/O (RFC 9113)."""
+"""One client connection: bytes in, bytes and requests out, no I/O (RFC 9113)."""
 
 import time
 from collections import deque

@@ -55,7 +55,7 @@ class ControlFrames:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "it depends on itself")
 
     def rst_stream(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Close a stream whose client does not want the answer any more (6.4)."""
+        """Close a stream that its client has reset (6.4)."""
         if len(payload) != 4:  # 6.4
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has four bytes")
         self._streams.reset_by_client(stream_id, NUMBER.unpack(payload)[0])

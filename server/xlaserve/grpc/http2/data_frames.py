@@ -1,4 +1,4 @@
-"""DATA: checked against windows and states, and put together to messages (RFC 9113 6.1, 6.9)."""
+"""DATA frames: checked against windows and states, reassembled into messages (RFC 9113, 6.1)."""
 
 from xlaserve.grpc.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.grpc.http2.flow_control import ReceiveWindows

@@ -1,4 +1,4 @@
-"""The dynamic table of a connection: the fields that blocks refer to (RFC 7541, 2.3.2 and 4)."""
+"""The dynamic table of a connection: fields that header blocks refer to (RFC 7541, 2.3.2)."""
 
 from collections.abc import Sequence
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Errors of clients at the level of HTTP/2: of a connection or a stream (RFC 9113, 5.4)."""
+"""HTTP/2 errors of clients, of a connection or of a stream (RFC 9113, 5.4)."""
 
 from xlaserve.grpc.http2.frames import ErrorCode
 

@@ -1,4 +1,4 @@
-"""Flow control of what a client sends: the windows that we grant it (RFC 9113 5.2, 6.9)."""
+"""Flow control of incoming data: the windows granted to a client (RFC 9113, 5.2, 6.9)."""
 
 from xlaserve.grpc.http2.errors import ConnectionFailure
 from xlaserve.grpc.http2.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCode, window_update

@@ -1,4 +1,4 @@
-"""Frames in: the loop over what was read, and frames that have come in part (RFC 9113 4)."""
+"""The frame reader: the loop over received bytes, and incomplete frames (RFC 9113, 4)."""
 
 from collections.abc import Callable
 

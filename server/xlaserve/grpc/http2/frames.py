@@ -1,4 +1,4 @@
-"""The frames of HTTP/2: their numbers, and the bytes of those that a server sends (RFC 9113, 6)."""
+"""HTTP/2 frames: type numbers, and the encoding of those a server sends (RFC 9113, 6)."""
 
 from enum import IntEnum
 from struct import Struct

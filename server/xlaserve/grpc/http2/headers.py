@@ -1,4 +1,4 @@
-"""The headers of requests: recognised by what repeats, and read where they vary; and of answers."""
+"""Headers of requests, read only where they differ from a known block; headers of answers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The layout of header blocks: all of a block but the values that vary (RFC 7541, 6)."""
+"""The layout of a header block: everything but the values that vary (RFC 7541, 6)."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar

@@ -1,4 +1,4 @@
-"""Header blocks like the one before, but for values that vary: read by their layout (RFC 7541).
+"""Header blocks that differ from a known one in values only, decoded by layout (RFC 7541).
 
 Clients write the headers of their requests in the same way each time: references to what was sent
 before, and behind them literals whose names repeat. The layout of such a block is all of it but

@@ -120,7 +120,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._host.disconnected(self)
 
     def _let_go(self) -> None:
-        """Let go of what nobody reads any more: hundreds of MB take the system tens of ms."""
+        """Release buffers that nobody reads: freeing hundreds of MB takes tens of ms."""
         unsent = self.core.unsent
         ends = time.perf_counter() + _LETTING_GO_SECONDS
         while unsent:

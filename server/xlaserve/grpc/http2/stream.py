@@ -15,7 +15,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class Call(Protocol):
-    """Whatever answers a request, and is cancelled when nobody wants the answer any more."""
+    """Anything that answers a request and can be cancelled when its client gives up."""
 
     @property
     def awaits_client(self) -> bool:

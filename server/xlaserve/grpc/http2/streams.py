@@ -1,4 +1,4 @@
-"""The streams of one connection: which are open, what became of the others (RFC 9113 5.1)."""
+"""The open and closed streams of one connection (RFC 9113, 5.1)."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""Which fast path a ModelInfer takes, by what its headers say of its time and of its model."""
+"""Chooses the fast path of a ModelInfer from its headers and its model."""
 
 from collections.abc import Callable
 from contextvars import Context, copy_context

@@ -1,4 +1,4 @@
-"""Typed contents of an input as clients write them: one field, packed, at the end of the input."""
+"""Typed contents of an input in clients' usual form: one packed field at the end."""
 
 from collections.abc import Callable
 from functools import partial

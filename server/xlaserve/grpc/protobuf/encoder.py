@@ -1,4 +1,4 @@
-"""Writes a message of a generated class as bytes, field by field, as protobuf's own encoder does.
+"""Encodes a message of a generated class field by field, as protobuf's own encoder does.
 
 The parts of a message are gathered in one list and joined once, so that a large tensor is copied
 once, from its array into the message.

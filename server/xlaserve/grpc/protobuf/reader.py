@@ -1,4 +1,4 @@
-"""Reads the fields of a message, whatever is done with each, strictly and in bounded time.
+"""Reads the fields of any message strictly and in bounded time.
 
 Nothing here looks ahead of a check: an index beyond the buffer raises IndexError, a field that
 ends beyond its message is found when the message ends, and both are malformed messages.

@@ -1,4 +1,4 @@
-"""Puts an id into a serialized message, at a path of field numbers, without decoding the message.
+"""Puts an id into a serialized message at a path of fields, without decoding.
 
 A mesh rewrites the first occurrence of the field on its way here, and a parser takes the last:
 a client that sends the field twice would choose the model itself. So every occurrence is replaced.

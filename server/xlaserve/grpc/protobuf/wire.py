@@ -1,4 +1,4 @@
-"""The protobuf wire format: its types, its varints, and the fields of a class in its terms."""
+"""The protobuf wire format: types, varints, and the fields of a class in its terms."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

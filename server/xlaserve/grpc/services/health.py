@@ -1,4 +1,4 @@
-"""The health service: is the server ready, and is a model, once or for as long as one watches."""
+"""The health service: readiness of the server and of models, once or as a watch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection

@@ -1,4 +1,4 @@
-"""`mmesh.ModelRuntime`: what a ModelMesh sidecar asks of its model runtime."""
+"""`mmesh.ModelRuntime`: the interface to a ModelMesh sidecar."""
 
 import json
 from collections.abc import Mapping

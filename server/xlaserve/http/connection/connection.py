@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
         return request.may_lack_body or request.body.fault is not None or self.held.has_overrun
 
     def check_open(self) -> None:
-        """Raise ConnectionError where nothing can be sent any more."""
+        """Raise ConnectionError once nothing more can be sent."""
         if self._fast is None or self.transport.is_closing():
             raise ConnectionResetError("the client has closed the connection")
 

@@ -1,4 +1,4 @@
-"""The graceful end of an HTTP server: what has begun is answered, and nothing is reset."""
+"""The graceful end of an HTTP server: requests in flight are answered, nothing is reset."""
 
 import asyncio
 from collections.abc import Callable

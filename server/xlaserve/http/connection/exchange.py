@@ -1,4 +1,4 @@
-"""One request of another protocol on the port of HTTP, and the means to answer it."""
+"""A request of another protocol on the HTTP port, and the means to answer it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The fast path of HTTP: a request whose header block is known needs neither a parser nor a task.
+"""The HTTP fast path: requests with known header blocks need no parser or task.
 
 It parses nothing: what a header block means it was told when the general path had read the same
 bytes. It only accepts. What it does not recognise goes the general path, which has the last word.

@@ -1,4 +1,4 @@
-"""The shape of a connection's heads: all of a head but the values of idle headers and its length.
+"""The shape of request heads: everything but idle header values and the length.
 
 A client writes the same headers in the same order each time. Once some heads in a row were of one
 essence, their shape is a regular expression: one match takes the place of a look at each line. It

@@ -1,4 +1,4 @@
-"""Which heads of HTTP requests are known, and what a head must be like to be kept."""
+"""The known heads of HTTP requests, and the rules for keeping one."""
 
 from multidict import CIMultiDict, CIMultiDictProxy
 

@@ -16,7 +16,7 @@ _LEAST_READ_BYTES = 16 << 10
 
 
 def read_bytes(limit: int) -> int:
-    """Return how many bytes of a body that is not wanted are read; up to twice as many come.
+    """Return how many bytes of an unwanted body are read; up to twice as many come.
 
     `limit` is that of the ledger: what all who wait have sent ahead is a small part of it.
     """

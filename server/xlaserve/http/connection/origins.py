@@ -1,4 +1,4 @@
-"""Hosts and origins: which pages a browser may carry requests from (RFC 9110 7.2, RFC 6454).
+"""Hosts and origins that browsers may send requests from (RFC 9110, 7.2; RFC 6454).
 
 A page of another site can have a browser send requests here: it names its own origin then, or,
 where its name was made to resolve to this machine (DNS rebinding), itself as the host. An address

@@ -1,4 +1,4 @@
-"""A request of the general path, with its header block read and its body on the way."""
+"""A request on the general path: its header block parsed, its body arriving."""
 
 import asyncio
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""The body of one request as it comes: bounded, and handed on when somebody wants it."""
+"""The body of a request as it arrives: bounded, delivered on demand."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""One answer of the general path on its way: a head, and a body of known or unknown length."""
+"""An answer of the general path: a head and a body of any length."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The HTTP server: what answers a request of the general path, by the table of routes."""
+"""The HTTP server: dispatches requests of the general path by the table of routes."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence

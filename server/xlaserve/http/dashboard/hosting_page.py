@@ -1,4 +1,4 @@
-"""The models of ModelMesh or SageMaker as JSON, for the status page and for whoever asks."""
+"""The models of ModelMesh or SageMaker as JSON, for the status page and other clients."""
 
 from types import MappingProxyType
 

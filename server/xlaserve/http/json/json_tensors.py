@@ -1,4 +1,4 @@
-"""Tensor data as JSON: elements in nested lists, or in a single one (V2 protocol, Tensor Data)."""
+"""Tensor data as JSON: nested or flat lists (V2 protocol, Tensor Data)."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""JSON as text, before it is parsed: where its strings are, and how deep it is nested."""
+"""Unparsed JSON text: where its strings are, and how deep it is nested."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The metrics of models and their versions: name and meaning of each, and where it is read."""
+"""The metrics of models and versions: name, meaning and source of each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -407,7 +407,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     _of_version(
         LOAD_FAILURES,
         "counter",
-        "Loads and reloads that failed or were called off; those that came to no version have none",
+        "Loads and reloads that failed or were cancelled; those that came to no version have none",
         lambda r: one(r.statistics.load_failures),
     ),
     _of_version(

@@ -1,4 +1,4 @@
-"""The metrics of several workers as those of one server: a rule for each family, in a table."""
+"""Merges the metrics of several workers: a table with a rule for each family."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

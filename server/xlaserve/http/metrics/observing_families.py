@@ -1,4 +1,4 @@
-"""The metrics of the server itself: how it keeps up, what it refuses, and what it left out."""
+"""The metrics of the server itself: lag, refusals and dropped records."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

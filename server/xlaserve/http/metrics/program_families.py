@@ -1,4 +1,4 @@
-"""The metrics of the places that compiled programs are kept in: a directory, and a shared store."""
+"""The metrics of the compilation cache: a directory, and a shared store."""
 
 from collections.abc import Callable, Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""Requests and answers that are bare tensors: JSON, lines of it, CSV, .npy files and images."""
+"""Bare tensors as bodies: JSON, JSON lines, CSV, .npy files and images."""
 
 import codecs
 import csv

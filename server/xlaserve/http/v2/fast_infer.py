@@ -1,4 +1,4 @@
-"""V2 inference without a coroutine: one request is begun, and answered at once or called back."""
+"""V2 inference without a coroutine: started, then answered at once or by callback."""
 
 import asyncio
 from functools import partial

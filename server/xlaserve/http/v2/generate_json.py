@@ -1,4 +1,4 @@
-"""The JSON of the generate extension: fields that are tensors or parameters, and outputs as fields.
+"""The JSON of the generate extension: tensors and parameters as fields.
 
 {"text_input": "hello", "parameters": {"temperature": 0}}
 {"model_name": "m", "model_version": "1", "text_output": "hello world"}

@@ -1,4 +1,4 @@
-"""The health of the server over HTTP, for clients and for probes (KServe: Server Live, Ready)."""
+"""Health over HTTP, for clients and probes (KServe: Server Live, Ready)."""
 
 from collections.abc import Mapping
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""The trace and logging extensions over HTTP: settings that are read and changed at run time."""
+"""The trace and logging extensions over HTTP: settings read and changed at run time."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""The JSON of the V2 protocol as types, for what is written and for its description."""
+"""The JSON of the V2 protocol as types, for encoding and for the OpenAPI document."""
 
 from typing import Any
 

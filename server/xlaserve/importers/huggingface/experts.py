@@ -1,4 +1,4 @@
-"""The feed-forward of a mixture of experts: a router gives each token to a few of many.
+"""The feed-forward of a mixture of experts: a router gives each token to a few.
 
 Tokens are sorted by their experts, and a loop takes a piece of one expert's tokens at a time. So a
 step reads the matrices of those experts alone that a token was given to, each once, and a long

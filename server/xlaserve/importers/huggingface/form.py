@@ -1,4 +1,4 @@
-"""The form of a decoder: sizes and switches, all that its arithmetic needs beside its tensors."""
+"""The form of a decoder: the sizes and switches that its arithmetic needs."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The arithmetic of decoders as pure functions: a cache, a step of all slots, a piece of a prompt.
+"""The arithmetic of decoders as pure functions: cache, step of all slots, prompt chunk.
 
 A cache holds for each layer an array of keys and one of values, [slot, kv head, position, dim]:
 XLA then writes rows in place where the cache is donated. Rows are written by scatter, which drops

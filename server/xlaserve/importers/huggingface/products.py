@@ -1,4 +1,4 @@
-"""Products with matrices that are stored as they are, or quantised to 8 or 4 bits.
+"""Products with matrices stored as they are, or quantised to 8 or 4 bits.
 
 A quantised one is a mapping, as `quantising` makes it. A product turns some of its rows at a time
 into numbers: all at once would be temporaries as large as the matrix was before. Matrices of

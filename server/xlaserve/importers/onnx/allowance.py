@@ -1,4 +1,4 @@
-"""The difference that a comparison allows, which is larger where a model rounds to few bits."""
+"""The tolerance of a comparison, larger where a model rounds to few bits."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Compares what was written with what onnxruntime makes of the same model."""
+"""Compares a written model with onnxruntime's answers."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Tensors of which the data say how many rows there are: computed to a bound, with a count.
+"""Tensors with data-dependent row counts: computed to a bound, with the count beside them.
 
 The rows beyond the count are padding, which no answer may depend on. So such a value passes only
 through operators that compute each row from itself alone; every other one refuses it by name.

@@ -1,4 +1,4 @@
-"""Inputs of a graph whose value an import knows: a sampling rate, a mode, a threshold."""
+"""Graph inputs that an import fixes: a sampling rate, a mode, a threshold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A graph of operators as plain data: nodes, what they read, and what is known from the start."""
+"""A graph of operators as plain data: nodes, their inputs, and constants."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The import of an ONNX file as a version directory that was seen to give the same answers."""
+"""Imports an ONNX file as a version directory, and compares the answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Labels that are texts, as the numbers of a list of them: XLA has no texts.
+"""Text labels as numbers of a list, since XLA has no texts.
 
 A classifier whose classes are texts gives the number of the class instead, and the list goes with
 the model, from which clients read the name of a class.

@@ -1,4 +1,4 @@
-"""Which shapes an import gives the inputs of a model, and whether their first dimension is open."""
+"""The input shapes of an import, and whether their first dimension is open."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

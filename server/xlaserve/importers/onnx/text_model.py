@@ -1,4 +1,4 @@
-"""A loaded model whose clients send texts that are numbers, or are given numbers as texts."""
+"""A loaded model that takes numbers as texts, or returns them so."""
 
 import math
 import re

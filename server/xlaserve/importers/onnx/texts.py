@@ -1,4 +1,4 @@
-"""Texts at the edges of a graph, which are read as numbers or written from numbers by a Cast.
+"""Texts at the edges of a graph, converted to or from numbers by a Cast.
 
 XLA has no texts. A graph that casts them to numbers before anything else, and numbers to texts as
 the last thing, is converted without these casts: the server makes them, on the host.

@@ -1,4 +1,4 @@
-"""The .pt2 archive of torch.export: its program and its tensors, as views of the mapped file."""
+"""The .pt2 archive of torch.export: its program, and tensors as views of the file."""
 
 import math
 import mmap

@@ -1,4 +1,4 @@
-"""The shapes that an import gives the inputs of a program, and whether there is a batch."""
+"""The shapes that an import gives a program's inputs, and whether there is a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Turns the JSON of torch.export into a program; what cannot be obeyed is refused by name."""
+"""Parses the JSON of torch.export; anything it cannot obey is refused by name."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The names of a program's outputs, out of the tree that PyTorch has of a module's result."""
+"""Names of a program's outputs, from PyTorch's tree of the module's result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

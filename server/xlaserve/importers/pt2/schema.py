@@ -1,4 +1,4 @@
-"""The JSON of torch.export (schema 8), as msgspec decodes it: a field it does not list is refused.
+"""The JSON of torch.export (schema 8) for msgspec: unlisted fields are refused.
 
 Names are those of `torch/_export/serde/schema.py`. What PyTorch writes as a union, an object with
 one of many keys, is a struct whose fields are all left out but one.

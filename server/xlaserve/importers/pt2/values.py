@@ -1,4 +1,4 @@
-"""Values while a program is traced: arrays of JAX, and numbers of which some are symbolic.
+"""Values during tracing: JAX arrays, and numbers that may be symbolic.
 
 What two operands of different dtypes give is the rule of PyTorch: a number counts for less than a
 tensor without dimensions, and that for less than one with some, unless its kind is higher.

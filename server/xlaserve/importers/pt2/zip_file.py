@@ -1,4 +1,4 @@
-"""Reads zip files strictly: what could be read in two ways, or lies about its size, is refused."""
+"""Reads zip files strictly: ambiguous entries and false sizes are refused."""
 
 import mmap
 import struct

@@ -1,4 +1,4 @@
-"""Devices that a model can be compiled for on a machine that has none of them.
+"""Devices that models are compiled for on machines without them.
 
 README.md beside this file says how, and how to add one.
 """

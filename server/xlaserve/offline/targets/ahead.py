@@ -1,4 +1,4 @@
-"""Compiles what a load would compile, for devices that only the compiler knows."""
+"""Compiles the programs of a load ahead, for devices that only the compiler knows."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""The operation that a compiler does not support, and the author's line, as JAX and XLA say."""
+"""The unsupported operation of a compilation, and the author's line."""
 
 import re
 

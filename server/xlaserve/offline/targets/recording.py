@@ -1,4 +1,4 @@
-"""Writes into a manifest what its model takes on kinds of devices, as their compilers say."""
+"""Records in a manifest the memory of its model on kinds of devices."""
 
 from collections.abc import Iterable
 from dataclasses import replace

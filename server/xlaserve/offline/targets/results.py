@@ -1,4 +1,4 @@
-"""The cache of compilation results: a directory, by the hash of everything that they depend on."""
+"""The cache of compilation results: a directory, keyed by a hash of everything relevant."""
 
 import hashlib
 import json

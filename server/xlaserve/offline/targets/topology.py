@@ -1,4 +1,4 @@
-"""Opens the devices of a target in this process, which is one of those that compile."""
+"""Opens the devices of a target in this process, one of the compiling ones."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

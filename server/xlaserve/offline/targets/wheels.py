@@ -1,4 +1,4 @@
-"""Whether the wheels are here that compile for a target. Needs no JAX, and imports none of them."""
+"""Checks whether the wheels that compile for a target are installed. Imports none of them."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""All that the process of a model is told first, and what the server gives its code."""
+"""The first message to a model's process, with everything its code is given."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

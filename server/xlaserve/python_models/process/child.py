@@ -1,4 +1,4 @@
-"""The process of one copy of a Python model, `python -P -m` this module with a descriptor.
+"""The process of one copy of a Python model: `python -P -m` this module.
 
 It has one end of a pair of sockets, does what comes there, and ends when the other end is closed.
 """

@@ -1,4 +1,4 @@
-"""A copy of a Python model in a process of its own, as the server has it."""
+"""A copy of a Python model in its own process, seen from the server."""
 
 import itertools
 import threading
@@ -257,7 +257,7 @@ class ProcessCopy:
         self._is_stopped = False
 
     def _tell_cancelled(self, pipe: Pipe) -> None:
-        """Tell the process which of its requests nobody waits for any more."""
+        """Tell the process which of its requests were abandoned."""
         for key, group in list(self._groups.items()):
             for number in group.open - group.told:
                 if group.requests[number].is_cancelled:

@@ -1,4 +1,4 @@
-"""Messages between the server and the process of a model: a header, and tensors behind it."""
+"""Messages between the server and a model's process: a header, then tensors."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""The lines that the process of a model prints or logs, in the log of the server."""
+"""Puts the lines that a model's process prints or logs into the server's log."""
 
 import subprocess
 import threading

@@ -1,4 +1,4 @@
-"""Answers to what the code in a process asks of the server: other models, and metrics."""
+"""Serves the requests of code in a process: other models, and metrics."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Memory that the server shares with the process of a model: one side writes tensors, one reads.
+"""Memory shared with a model's process: one side writes tensors, the other reads.
 
 It is a memfd: it has no name that anybody would have to remove, and is gone with the last process
 that has it mapped, however that ends. Its size is sealed, so that neither side can truncate it
@@ -120,7 +120,7 @@ class _Chunk(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class SlabReader:
-    """Views what the other side writes into a slab, and knows what nobody views any more."""
+    """Views the other side's data in a slab, and tracks which views have gone."""
 
     def __init__(self, descriptor: int, *, writable: bool) -> None:
         """Map a slab; the descriptor may be closed then."""

@@ -1,4 +1,4 @@
-"""The answers of other models on their way to the process of a model that asked for many."""
+"""Streams the answers of other models to the process that asked for them."""
 
 import threading
 from collections.abc import Callable, Mapping

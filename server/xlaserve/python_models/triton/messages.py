@@ -238,7 +238,7 @@ class ServedRequest(InferenceRequest):
         return json.dumps(own)
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits any more."""
+        """Tell whether the request was abandoned."""
         return self._request.is_cancelled
 
     def get_response_sender(self) -> "InferenceResponseSender":
@@ -328,7 +328,7 @@ class InferenceResponseSender:
         return is_unused
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits any more."""
+        """Tell whether the request was abandoned."""
         return self._request.is_cancelled
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""The models of a platform that decides what is loaded here: ModelMesh, or SageMaker."""
+"""The models of a platform that decides on loads here: ModelMesh or SageMaker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Predictions of the memory that loads need, learnt from earlier loads of the same files or id."""
+"""Predicts the memory of loads from earlier loads of the same files or id."""
 
 import asyncio
 import hashlib
@@ -66,7 +66,7 @@ class Predictions:
             keep(self._by_key, key, needed_bytes, 3 * self._limit)
 
     def forget(self, model_id: str, *keys: Hashable) -> None:
-        """Know nothing of a model any more, under any of its names."""
+        """Forget a model, under all of its names."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         for key in self._keys(known, keys):

@@ -1,4 +1,4 @@
-"""An hour of the server in bounded memory: counts at moments, of which rates are differences."""
+"""An hour of the server in bounded memory: counts by time, and rates from them."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The content of a page about one model: its versions, their memory, and what depends on it."""
+"""The contents of a model's page: its versions, their memory, and its dependents."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The content of a status page: the server, its memory, and every model, loaded or not."""
+"""The contents of a status page: server, memory, and every known model."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

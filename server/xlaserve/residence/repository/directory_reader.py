@@ -1,4 +1,4 @@
-"""Reads what a directory says of a model: its configuration, its labels and its versions.
+"""Reads a model's directory: its configuration, its labels and its versions.
 
 Everything here waits for the disk and is called from a thread, never from the event loop.
 """

@@ -1,4 +1,4 @@
-"""Failures of a load for want of disk, quota or open files, which are no fault of the model."""
+"""Load failures for want of disk, quota or open files: not the model's fault."""
 
 import errno
 import resource

@@ -1,4 +1,4 @@
-"""The entries in the root of a repository: models, and what is none, with the reason."""
+"""The entries in the root of a repository: models, and others with the reason."""
 
 import os
 import stat

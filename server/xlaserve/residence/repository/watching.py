@@ -1,4 +1,4 @@
-"""Changes in a repository since the last look, told apart from a volume that is not there.
+"""Changes in a repository since the last look, told apart from a missing volume.
 
 A model is gone when its name is: when the root can be read to its end and no longer has an entry of
 that name. Nothing is gone because something cannot be told:

@@ -1,4 +1,4 @@
-"""Roots that are none, or hold no model: what is wrong, and which directory was probably meant."""
+"""Diagnoses a root without models: its problem, and the directory probably meant."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The values that a loop carries: which of them count, and which stay as they are."""
+"""The values that a loop carries: counters, and those that stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for which a predicate has failed, and what is then known to stay as it is in them.
+"""Rows for which a predicate has failed, and their values that stay unchanged.
 
 A loop that runs until all rows are done, and a branch that is taken where any row asks for it, keep
 rows apart where nothing changes for the other rows.
@@ -133,7 +133,7 @@ def _reduces(operation: Operation, name: str) -> bool:
 
 @dataclass(slots=True)
 class DoneRow:
-    """What is known of the values of a row that does not go on."""
+    """Facts about the values of a row that has stopped."""
 
     walker: Walker
     made: Callable[[int], Operation | None]

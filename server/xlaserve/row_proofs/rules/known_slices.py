@@ -1,4 +1,4 @@
-"""Slices at places that are known, which JAX writes as a gather where a size is open."""
+"""Slices at known positions, which JAX writes as a gather if a size is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are put together from blocks of rows of different lengths, and cut apart again."""
+"""Values joined from blocks of rows of different lengths, and split again."""
 
 from __future__ import annotations
 

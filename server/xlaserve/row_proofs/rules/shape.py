@@ -254,7 +254,7 @@ def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 class Slices(NamedTuple):
-    """What is taken of each dimension."""
+    """The part taken of each dimension."""
 
     shape: Shape
     starts: Shape

@@ -1,4 +1,4 @@
-"""Integers traced back over what is computed of them."""
+"""Integers traced back through arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truth values traced back, and what a selection takes for true."""
+"""Truth values traced back, and the operand that a selection takes for true."""
 
 from __future__ import annotations
 

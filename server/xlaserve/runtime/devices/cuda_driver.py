@@ -1,4 +1,4 @@
-"""CUDA's driver, as far as memory of other processes needs it: open a handle, copy, close.
+"""CUDA's driver, for memory of other processes: open a handle, copy, close.
 
 The driver that JAX computes with has the same primary context of each device, so that nothing more
 is initialised. Every call makes that context the thread's own for as long as it takes.

@@ -1,4 +1,4 @@
-"""JAX on demand: it is imported when a device is first needed, seconds after the port opened."""
+"""JAX on demand: imported when a device is first needed."""
 
 from collections.abc import Mapping
 

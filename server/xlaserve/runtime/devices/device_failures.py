@@ -1,4 +1,4 @@
-"""Errors of executions: which say that a device failed, and not the request or a lack of memory."""
+"""Tells device failures from failures of a request and from lack of memory."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Why a device cannot be used, in one line, out of what JAX and its plugins say."""
+"""Explains in one line why a device cannot be used, from messages of JAX."""
 
 import logging
 import re

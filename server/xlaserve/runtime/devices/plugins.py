@@ -1,4 +1,4 @@
-"""The wheels by which JAX reaches accelerators, by the extra that asks for them. Needs no JAX."""
+"""The wheels by which JAX reaches accelerators, by extra. Needs no JAX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The places that a model is put to: a device, or a mesh of devices over which it is sharded."""
+"""The sites of a model: a device, or a mesh over which it is sharded."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""The kinds of devices that models can be compiled for where there is none: a row for each."""
+"""The kinds of devices that models can be compiled for in their absence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

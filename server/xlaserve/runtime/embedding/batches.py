@@ -1,4 +1,4 @@
-"""Inputs of one request as executions: put together by their length, and padded to it."""
+"""The inputs of one request as executions: batched by length, and padded to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tokenizer of a model of embeddings: where it is read, and that it is the same again."""
+"""The tokenizer of an embedding model: where it is, and that it has not changed."""
 
 import hashlib
 from dataclasses import dataclass

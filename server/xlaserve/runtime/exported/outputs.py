@@ -1,4 +1,4 @@
-"""The outputs of an execution: on their way from the device, or left there for the next model."""
+"""The outputs of an execution: copied to the host, or kept for the next model."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Exported models that are stepped: one answer for each step, the state between on the device.
+"""Exported stepped models: an answer per step, the state on the device.
 
 The artifact is one function of the inputs of the request, whether it is the first step, and the
 state; it returns the outputs, whether it is done, and the next state.

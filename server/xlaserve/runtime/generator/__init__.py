@@ -1,1 +1,1 @@
-"""What is known of a language model before it generates: interface, sizes, counts."""
+"""Facts about a language model before it generates: interface, sizes, counts."""

@@ -1,4 +1,4 @@
-"""Everything that a compiled program depends on, as text: people read it, and it is compared."""
+"""Everything that a compiled program depends on, as text that people can read."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

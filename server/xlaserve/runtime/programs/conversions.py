@@ -1,4 +1,4 @@
-"""A directory of our own where models that a load converted outlive the process, bounded in size.
+"""A bounded directory in which converted models outlive the process.
 
 An entry is a version directory, as an import writes it, named by a hash of everything that it was
 made of. It is renamed into place whole. Converted models are looked for below the directory of

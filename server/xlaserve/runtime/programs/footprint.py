@@ -1,4 +1,4 @@
-"""The memory of one program on each of its devices, as XLA's compiler says. Needs no JAX."""
+"""The memory of one program per device, as XLA's compiler reports it. Needs no JAX."""
 
 from collections.abc import Sequence
 from contextlib import suppress

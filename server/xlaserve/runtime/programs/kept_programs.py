@@ -1,4 +1,4 @@
-"""Programs of one load in the compilation cache: which are there, and which cannot be used."""
+"""The programs of one load in the compilation cache: present, missing or unusable."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Programs for shapes that a request was the first to ask for: a bounded number of them."""
+"""Programs for shapes that requests were the first to ask for, in bounded number."""
 
 import threading
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""The counts of one place that compiled programs are kept in, for metrics. Needs no JAX."""
+"""Counts of one program store, for metrics. Needs no JAX."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Compiled programs in a store that servers share: looked for there, and put there behind loads.
+"""Compiled programs in a shared store: read during loads, written after them.
 
 An object is one program: its key in JSON, a line feed, and its bytes. Its name is a hash of the
 whole key, so programs of other versions, flags or processors are other objects, and any number of
@@ -170,7 +170,7 @@ class ProgramStore:
             self._changed.notify_all()
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until nothing waits to be put there any more; tell whether that came in time."""
+        """Wait until all pending programs are stored; tell whether that came in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
 

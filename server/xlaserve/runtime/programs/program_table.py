@@ -1,4 +1,4 @@
-"""The executables at one site by bucket: which of them a request runs in, and what they cost."""
+"""The executables at one site by bucket, and the cost of each."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

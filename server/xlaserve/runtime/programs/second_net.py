@@ -1,4 +1,4 @@
-"""The second net below a proof of rows: what is proved is run, once for a computation.
+"""A second check below the row proof: each proved computation is run once.
 
 What has no loops ends: its own programs are executed, with the parameters of the load. What has
 loops is executed by a process first, on zeros as a warm-up does, and only then in the server.
@@ -50,7 +50,7 @@ class ContradictionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """What a load executes before it serves a model as it was proved."""
+    """The executions of a load before it relies on a proof."""
 
     subject: Subject
     lease: Lease

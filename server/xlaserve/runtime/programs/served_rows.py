@@ -1,4 +1,4 @@
-"""The serving of a model's rows: put together with those of other requests, or by themselves.
+"""Decides how a model's rows are served: batched with other requests, or alone.
 
 Rows of different clients share a computation only where that is proved to change no answer, or
 where somebody declared so and a trial found nothing against it.

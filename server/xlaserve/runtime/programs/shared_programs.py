@@ -282,7 +282,7 @@ class Lease:
             self.is_leaving = True
 
     def release(self, handed_on: Callable[[], None] = _nothing) -> None:
-        """Use nothing any more; what nobody else uses is dropped. Once is enough.
+        """Release every program; unshared ones are dropped. Once is enough.
 
         `handed_on` is called before those that carry from now on what this model has carried, so
         that the books count it with nobody twice.

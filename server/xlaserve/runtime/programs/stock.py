@@ -1,4 +1,4 @@
-"""The programs of one loaded model: which are compiled, which are left, and what they hold."""
+"""The programs of one loaded model: compiled, pending, and their memory."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Trials of artifacts by a process that is ended where their time or their memory is over."""
+"""Trials of artifacts in a process that ends with its time or memory limit."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Computations that are given what the requests of a batch concatenate to.
+"""Computations on the concatenated inputs of a ragged batch.
 
 Triton gives such a model one dimension with the elements of all requests, and batch inputs that say
 which are whose. A computation has fixed shapes: they are its capacity. What requests leave of it

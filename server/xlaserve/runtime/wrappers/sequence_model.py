@@ -1,4 +1,4 @@
-"""A model that serves sequences: controls and states are filled in around a model of any kind."""
+"""A model with sequences: fills in controls and states around any model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

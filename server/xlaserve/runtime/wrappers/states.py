@@ -1,4 +1,4 @@
-"""The states of sequences, on the devices of their model: one array of all slots for each state.
+"""The states of sequences on the device: one array of all slots per state.
 
 A step gathers the rows of its sequences, executes the program of the model on them, and scatters
 what it returns. Three programs, not one: that takes as long (83 us of 86 for 256 rows on a CPU),

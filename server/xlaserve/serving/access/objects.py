@@ -10,7 +10,7 @@ from xlaserve.serving.call import Operation
 
 
 class Found(StrEnum):
-    """What a caller finds at a door."""
+    """The outcome of a caller's access."""
 
     WORKS = "works"
     ITS_OWN = "its own alone"

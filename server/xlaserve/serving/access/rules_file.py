@@ -1,4 +1,4 @@
-"""The file of the rules, TOML or JSON: read strictly, so that no mistake opens a door.
+"""The rules file, TOML or JSON, read strictly so that no mistake grants access.
 
 A key that is not known, a value of another type or an entry without credentials is an error that
 says where it is.

@@ -1,4 +1,4 @@
-"""Sight: which models a call may see, and what is raised for those that it may not.
+"""Model visibility: the models that a call may see, and the error for others.
 
 The permission gate gives a call its sight. Whatever looks up a model by a name that a client chose
 asks here first, so that a model out of sight is answered as one that is not there: before anything

@@ -1,4 +1,4 @@
-"""The orientation of a JPEG: the one number of its EXIF data that changes what is seen."""
+"""The orientation of a JPEG, from its EXIF data."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""The forms that a request asks for its outputs in: in shared memory, or as classes."""
+"""The requested forms of outputs: shared memory, or classes."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias

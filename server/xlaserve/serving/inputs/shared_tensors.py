@@ -1,4 +1,4 @@
-"""Inputs of a request that are in shared memory, and outputs that are to be written there."""
+"""Request inputs in shared memory, and outputs to be written there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What is seen of requests: logs, traces, spans, failures."""
+"""Observability of requests: logs, traces, spans, failures."""

@@ -1,4 +1,4 @@
-"""The place that access records are written to: a file that may be rotated, or a descriptor."""
+"""The destination of access records: a file that may be rotated, or a descriptor."""
 
 import os
 import select

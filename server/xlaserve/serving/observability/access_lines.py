@@ -1,4 +1,4 @@
-"""Lines of the access log: what is known of a call that has ended, and how it is written.
+"""Lines of the access log: the fields of a finished call, and their encoding.
 
 An inference that was executed has a line like that of the inference before it, but for its
 numbers: all else is formatted once for its connection and its version, and not once a line.

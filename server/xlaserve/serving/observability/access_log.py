@@ -1,4 +1,4 @@
-"""The access log: a record of each call of a client, sampled by rule, written beside the requests.
+"""The access log: a sampled record of each client call, written off the request path.
 
 An observer of calls makes entries, and lines of JSON of them a moment later, both on the event
 loop; a thread writes the lines. To make them there too would cost more: threads that compute take

@@ -1,4 +1,4 @@
-"""The event log: changes of the server one by one, and who asked for each, in bounded memory."""
+"""The event log: changes of the server with their callers, in bounded memory."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""A request that was traced, as the example of a bucket of a histogram (OpenMetrics, Exemplars)."""
+"""A traced request as the exemplar of a histogram bucket (OpenMetrics, Exemplars)."""
 
 from typing import NamedTuple
 

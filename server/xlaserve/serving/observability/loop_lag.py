@@ -1,4 +1,4 @@
-"""How late the event loop does what it was asked to do at a time."""
+"""The lag of the event loop."""
 
 import asyncio
 from bisect import bisect_left

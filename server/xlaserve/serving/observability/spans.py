@@ -1,4 +1,4 @@
-"""Spans of calls: what a tracer needs to know of one that has ended, and of the calls within it."""
+"""Spans of calls: the data that a tracer needs of a finished call."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

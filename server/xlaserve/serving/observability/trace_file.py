@@ -1,4 +1,4 @@
-"""The file of traces: a JSON array, as Triton's tools read it, complete after each write."""
+"""The trace file: a JSON array, complete after each write, as Triton's tools read it."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Traces of requests: which are traced is set at run time, for all models or for one.
+"""Traces of requests, chosen at run time, for all models or for one.
 
 While nothing is traced this observes no call and costs nothing (trace extension).
 """

@@ -1,4 +1,4 @@
-"""How many answers to a request are computed before its client is asked whether it reads."""
+"""How many answers are computed ahead of a client that reads."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The executions that wait in a station at one moment: their number, and for how long."""
+"""The pending executions of a station at one moment: number and age."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

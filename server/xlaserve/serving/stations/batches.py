@@ -1,4 +1,4 @@
-"""Calls that are put together, on the host or on a device."""
+"""Batches of calls, on the host or on a device."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

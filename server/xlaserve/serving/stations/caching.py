@@ -1,4 +1,4 @@
-"""Answers again what was answered before (a Station around another): `response_cache`."""
+"""The response cache as a station around another (`response_cache`)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The queue of a model whose requests are not put together."""
+"""The queue of a model that is not batched."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""The executions of one model on accelerators: in flight side by side, a bounded number of them."""
+"""The executions of a model on accelerators: a bounded number in flight."""
 
 import asyncio
 from collections import deque
@@ -228,7 +228,7 @@ def _begun() -> bool:
 
 
 def _ignore(result: Executed | BaseException) -> None:
-    """Do nothing with what nobody waits for any more."""
+    """Ignore an abandoned execution."""
 
 
 def _dispatched(

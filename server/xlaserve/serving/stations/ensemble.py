@@ -1,4 +1,4 @@
-"""Models made of other models: each step is a call to the model of the step (a Station)."""
+"""Ensembles: each step is a call to the model of the step."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

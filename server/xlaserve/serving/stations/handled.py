@@ -300,7 +300,7 @@ class Exchange:
 
     @property
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits any more."""
+        """Tell whether the request was abandoned."""
         return self.call.has_ended
 
     @property

@@ -1,4 +1,4 @@
-"""Executions that do not end, or fail on their device: their model is not ready until it works."""
+"""Hung or failed executions: their model is not ready until it works again."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Shapes that are compiled when a request first asks for them, while everything else goes on."""
+"""Shapes compiled when a request first asks for them, without blocking others."""
 
 import asyncio
 from collections.abc import Hashable, Mapping

@@ -1,4 +1,4 @@
-"""Models that take longer on the event loop than their warm-up promised: they leave it at once."""
+"""Models slower on the event loop than their warm-up: they leave it at once."""
 
 import asyncio
 import weakref

@@ -1,4 +1,4 @@
-"""Calls that a station executes in the place of others, which are answered from their answer."""
+"""Calls that a station executes on behalf of others, which share the answer."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""Choice of the replica of a model on the host: the one with the least to do."""
+"""Chooses the replica of a model on the host with the least to do."""
 
 
 class Replicas:

@@ -1,4 +1,4 @@
-"""The interface of stations, and what all of them know of the instance that they work for."""
+"""The interface of stations, and their common access to the model instance."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias

@@ -1,4 +1,4 @@
-"""Calls whose answers may go on for ever: a client need not read them, nor a model end them."""
+"""Calls with endless answers: neither client nor model need come to an end."""
 
 from functools import partial
 

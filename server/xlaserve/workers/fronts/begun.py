@@ -1,4 +1,4 @@
-"""The requests of a front end that its engine has begun with, in memory that both share."""
+"""The requests of a front end that the engine has begun, in shared memory."""
 
 import mmap
 import os

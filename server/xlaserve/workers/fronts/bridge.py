@@ -1,4 +1,4 @@
-"""The bridge between two processes of a server: records over a pair of sockets, beside slabs.
+"""The bridge between two processes: records over sockets, tensors in shared memory.
 
 What is said in one turn of the event loop leaves in one write.
 """
@@ -264,7 +264,7 @@ class Bridge(asyncio.Protocol):
             self.close()
 
     def dropped(self, places: Sequence[int]) -> None:
-        """Take places of the slab back that the other end does not view any more."""
+        """Take back the parts of the slab that the other end has released."""
         assert self._writer is not None
         for place in places:
             self._writer.release(place)

@@ -1,4 +1,4 @@
-"""Descriptions of models on their way from the engine to front ends: data of known classes alone.
+"""Serialized model descriptions, from the engine to front ends: known classes only.
 
 Nothing is unpickled: a class is named, and made of its fields, if it is one of those below.
 """

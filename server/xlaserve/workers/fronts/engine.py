@@ -1,4 +1,4 @@
-"""The engine: it has the devices and the models, and executes what front ends pass on."""
+"""The engine: owns devices and models, and executes requests of front ends."""
 
 import asyncio
 import socket

@@ -62,7 +62,7 @@ class _Passed:
         self._number = number
 
     def leave(self, call: InferCall) -> None:
-        """Tell the engine that nobody waits any more."""
+        """Tell the engine that the request was abandoned."""
         self._front.leave(self._number, call)
 
 
@@ -166,7 +166,7 @@ class FrontEnd:
             call.hold(partial(self.leave, number, call))
 
     def leave(self, number: int, call: InferCall) -> None:
-        """Say that nobody waits for a request any more, unless the engine has ended it."""
+        """Report a request as abandoned, unless the engine has ended it."""
         self._streams.pop(number, None)
         if self._calls.pop(number, None) is not None and self._bridge is not None:
             self._bridge.say((Kind.CANCEL, number, call.executed is not None))
@@ -265,7 +265,7 @@ class FrontEnd:
         return respond(call, outputs, given)
 
     def _drop(self, place: int) -> None:
-        """Give the place of an answer back that nobody wants any more."""
+        """Give back the memory of an abandoned answer."""
         bridge = self._bridge
         if place >= 0 and bridge is not None and bridge.reader is not None:
             bridge.reader.view(place, 0)

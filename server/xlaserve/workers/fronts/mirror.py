@@ -1,4 +1,4 @@
-"""The registry of the engine, as front ends are told of it: what has changed, once each turn."""
+"""The engine's registry as front ends see it: changes sent once per loop iteration."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The models of the engine as a front end has them, and the stations that pass requests on."""
+"""The engine's models in a front end, and the stations that forward requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Streams of answers between the engine and a front end: how far the one may be ahead.
+"""Streams of answers from the engine to a front end, with flow control.
 
 The engine sends answers to a request until so many, or so many bytes of them, are not taken; then
 whatever computes them pauses. An answer is taken once the stream of the client takes another one: a

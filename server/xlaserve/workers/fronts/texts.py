@@ -1,4 +1,4 @@
-"""Texts of the engine's models, as a front end has them: read again, from the same files."""
+"""Tokenizers of the engine's models in a front end, from the same files."""
 
 import asyncio
 from collections.abc import Iterable

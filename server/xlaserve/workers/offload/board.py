@@ -1,4 +1,4 @@
-"""The board in memory that all workers share: who is idle, and which batches each has begun."""
+"""The shared-memory board of all workers: idle ones, and batches begun."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""The instances of this worker that batches of others are executed for, by what they were made of.
+"""The instances that execute batches for other workers, by their files and configuration.
 
 Two workers have the same instance where they read the same files and the same configuration: the
 mark by which a reload knows whether anything has changed.

@@ -1,4 +1,4 @@
-"""The other workers of a server on CPUs, which execute batches for this one while they are idle."""
+"""Work stealing: idle workers on CPUs execute batches of busy ones."""
 
 import asyncio
 import socket
@@ -120,7 +120,7 @@ class Offloading:
         return self._offers.find(model, identity)
 
     def began(self) -> None:
-        """Say that this worker is not idle any more."""
+        """Report this worker as busy."""
         self._executing += 1
         self._say()
 

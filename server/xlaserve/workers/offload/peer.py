@@ -1,4 +1,4 @@
-"""Another worker at the other end of a bridge: batches of this one there, and of that one here."""
+"""A peer worker across a bridge: batches sent there, and batches taken."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Home(Protocol):
         ...
 
     def finished(self) -> None:
-        """Know that it is not executed any more."""
+        """Record that it is not being executed."""
         ...
 
     def now_ns(self) -> int:
@@ -181,7 +181,7 @@ class Peer:
                     raise LookupError(f"a record of kind {record[0]}")
 
     def _drop(self, record: Record) -> None:
-        """Give the memory of an answer back that nobody waits for any more."""
+        """Give back the memory of an abandoned answer."""
         self._withdrawn.discard(record[1])
         if record[0] == Kind.ANSWER and record[2] >= 0 and self.bridge.reader is not None:
             self.bridge.reader.view(record[2], 0)

@@ -1,4 +1,4 @@
-"""The form of an encoder out of config.json; all that it says is obeyed, or refused by name."""
+"""The form of an encoder from config.json; every key is obeyed or refused by name."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The form of an encoder: sizes and switches, all that its arithmetic needs beside its tensors."""
+"""The form of an encoder: the sizes and switches that its arithmetic needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The arithmetic of encoders as pure functions: tokens and a mask in, one embedding a row out."""
+"""The arithmetic of encoders as pure functions: tokens and mask in, embeddings out."""
 
 import math
 from collections.abc import Callable, Mapping

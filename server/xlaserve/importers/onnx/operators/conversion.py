@@ -1,4 +1,4 @@
-"""Operators that change the datatype of a tensor, and ONNX's rules for numbers that do not fit."""
+"""Operators that change datatypes, and ONNX's rules for numbers that do not fit."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

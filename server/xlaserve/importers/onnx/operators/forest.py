@@ -1,4 +1,4 @@
-"""Forests of decision trees as tables, in which every node asks the same question of one column.
+"""Decision forests as tables, in which every node compares one column.
 
 A node compares a column with a threshold, `column <= threshold`, as integers. The integers are in
 the order of the floats that they stand for, so that each comparison of floats is exact, denormals

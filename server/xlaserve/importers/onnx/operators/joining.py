@@ -1,4 +1,4 @@
-"""Operators that put tensors together, take them apart, repeat or pad them, or make new ones."""
+"""Operators that join, split, repeat, pad or create tensors."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Sums of products of levels: integers of 8 bits, less a zero point, added up exactly.
+"""Exact sums of products of 8-bit integers less a zero point.
 
 XLA's CPU backend multiplies matrices of INT8 in machine instructions for them, and convolves FP32
 as quickly as it can; INT32 it does in plain loops, 20 times slower. So matrices stay INT8, with the

@@ -1,4 +1,4 @@
-"""Operators that find as many rows as the data say: computed to a bound, with a count."""
+"""Operators with data-dependent row counts: computed to a bound, with a count."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

@@ -1,4 +1,4 @@
-"""Activation functions, and what a model that is served leaves out."""
+"""Activation functions, and operators without effect outside training."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

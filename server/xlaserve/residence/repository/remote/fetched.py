@@ -1,4 +1,4 @@
-"""The files of one load, fetched beside the event loop and kept while the model is loaded."""
+"""The files of one load, fetched in the background, kept while loaded."""
 
 import asyncio
 from concurrent.futures import Future

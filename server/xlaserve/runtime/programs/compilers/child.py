@@ -50,7 +50,7 @@ class Child:
         self._exported: Any = None
 
     def take(self, computation: str, artifact: bytes) -> None:
-        """Have the artifact of a computation, and no other any more."""
+        """Hold the artifact of a computation in place of any other."""
         if self._exported is not None:
             # The caches of JAX keep the artifacts that they saw, with their constants.
             object.__setattr__(self._exported, "mlir_module_serialized", b"")

@@ -1,4 +1,4 @@
-"""The processes that compile for the loads of a server: a bounded number, started when asked for.
+"""The pool of compiler processes: bounded, started on demand.
 
 XLA cannot be cancelled, and holds the interpreter's lock while it lowers, compiles and serializes.
 In a process of its own it delays no request, and can be killed. Needs no JAX.
@@ -137,7 +137,7 @@ class CompilerProcesses:
         task.done.wait(seconds)
 
     def close(self) -> None:
-        """End all processes, also those that compile; nothing is compiled any more."""
+        """End all processes, even busy ones; nothing is compiled afterwards."""
         with self._changed:
             self._closed = True
             for task in (*self._tasks, *self._running):
@@ -357,7 +357,7 @@ class _Task:
         self._data = b""
 
     def begin(self, process: CompilerProcess) -> bool:
-        """Note which process works on it; false where it is not wanted any more."""
+        """Note which process works on it; false if it was cancelled."""
         with self._lock:
             if not self._is_cancelled:
                 self._process = process
@@ -379,7 +379,7 @@ class _Task:
         self.fail(LoadCancelled(self.job.model))
 
     def tell(self, ended: ProcessEndedError) -> None:
-        """Log the end of its process, unless that was killed since nobody wants it any more."""
+        """Log the end of its process, unless it was killed because of a cancellation."""
         if not self._is_cancelled:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 

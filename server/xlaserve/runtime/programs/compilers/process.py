@@ -1,4 +1,4 @@
-"""A process that compiles, seen from the one that asks it: a line of JSON there and one back.
+"""A compiler process seen from its client: a line of JSON each way.
 
 Bytes that the line announces follow it. Used for the loads of a server (`pool.py`), and for devices
 that are not there (`targets/compiling.py`).

@@ -1,4 +1,4 @@
-"""The station of a model that serves sequences, put together."""
+"""The assembled station of a model that serves sequences."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Batches of sequences: a row for each, laid out as its strategy wants, executed on one replica."""
+"""Batches of sequences: a row each, laid out by strategy, on one replica."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

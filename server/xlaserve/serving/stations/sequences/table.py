@@ -1,4 +1,4 @@
-"""The sequences of one loaded model: which are in progress, in which slots, and what waits.
+"""The sequences of a loaded model: those in progress, their slots, and the queue.
 
 It knows no asyncio, no clock and no calls: requests are turns, and times are handed in.
 

@@ -1,40 +1,34 @@
-"""Draw each state machine from its table into a page of docs/ (or `--check`)."""
+"""State machines, each drawn from its table: sections of docs/architecture.md."""
 
-import argparse
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from xlaserve.grpc.http2 import states as http2
 from xlaserve.http.connection import states as http
 from xlaserve.residence import lifecycle
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-
 
 @dataclass(frozen=True)
 class Drawing:
-    """One page."""
+    """One section."""
 
-    page: str
+    title: str
     source: str
     """The file that has the table."""
     introduction: str
     start: str
     rows: Iterable[tuple[str, str, str]]
-    """Before, after, and the names of what leads from one to the other."""
+    """State before, state after, and the names of the inputs that lead there."""
     below: str = ""
     """The text below the drawing."""
 
     def text(self) -> str:
-        """Return the whole page."""
-        title, _, rest = self.introduction.partition("\n")
+        """Return the whole section."""
         arrows = [f"    [*] --> {self.start}"]
         arrows += [f"    {before} --> {after}: {label}" for before, after, label in self.rows]
         return (
-            f"# {title}\n\nMade by `tools/draw_lifecycle.py` from the table in\n`{self.source}`. "
-            f"What is not drawn is forbidden. {rest}\n\n"
+            f"### {self.title}\n\nDrawn from the table in `{self.source}`; every other transition\n"
+            f"is forbidden. {self.introduction}\n\n"
             "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n" + self.below
         )
 
@@ -63,7 +57,7 @@ def _stream_rows() -> Iterable[tuple[str, str, str]]:
 
 
 def _stream_reactions() -> str:
-    """Return the table of what is no step to a state."""
+    """Return the table of reactions that lead to no other state."""
     columns = [happening for happening in http2.Input if happening is not http2.Input.SEND_END]
     lines = [
         "| in state | " + " | ".join(happening.name for happening in columns) + " |",
@@ -76,30 +70,30 @@ def _stream_reactions() -> str:
         ]
         if any(names):
             lines.append(f"| {state.name} | " + " | ".join(names) + " |")
-    return "\nWhat is no step:\n\n" + "\n".join(lines) + "\n"
+    return "\nReactions without a transition:\n\n" + "\n".join(lines) + "\n"
 
 
 DRAWINGS = (
     Drawing(
-        "lifecycle.md",
+        "The lifecycle of a model version",
         "server/xlaserve/residence/lifecycle.py",
-        "The lifecycle of a model version\nRequests are\n"
+        "Requests are\n"
         "answered in READY and RELOADING; the repository index shows RELOADING as READY.",
         lifecycle.State.UNAVAILABLE,
         [(before, after, event) for (before, event), after in lifecycle.TRANSITIONS.items()],
     ),
     Drawing(
-        "http-connection.md",
+        "The states of an HTTP/1.1 connection",
         "server/xlaserve/http/connection/states.py",
-        "The states of an HTTP/1.1 connection\nFrom every\n"
+        "From every\n"
         "state CLOSE leads to CLOSING, and LOST to CLOSED. Its docstring explains them all.",
         http.State.IDLE.name,
         list(_http_rows()),
     ),
     Drawing(
-        "http2-streams.md",
+        "The states of an HTTP/2 stream",
         "server/xlaserve/grpc/http2/states.py",
-        "The states of an HTTP/2 stream\nIts rules are\n"
+        "The rules are\n"
         "those of RFC 9113 5.1. Frames that come have the names of their types, with `_END` where\n"
         "they end the request; what the server does begins with `SEND_`. HALF_CLOSED_LOCAL lasts\n"
         "for no frame: a request that is answered before its end is reset at once (8.1). A stream\n"
@@ -109,24 +103,3 @@ DRAWINGS = (
         _stream_reactions(),
     ),
 )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
-    is_check, status = parser.parse_args().check, 0
-    for drawing in DRAWINGS:
-        path = DOCS / drawing.page
-        if not is_check:
-            path.write_text(drawing.text())
-            continue
-        fresh = path.exists() and path.read_text() == drawing.text()
-        status |= not fresh
-        print(
-            f"docs/{drawing.page} is {'fresh' if fresh else 'stale: run tools/draw_lifecycle.py'}"
-        )
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
