@@ -258,7 +258,7 @@ class Settings:
     gpu_latency_hiding_scheduler: bool = True
     """With CUDA: let sharded models compute while parts are exchanged, with more scratch memory."""
     gpu_autotune_cache: bool = True
-    """With CUDA: keep in the cache of programs which kernels were quickest, for all who share it."""
+    """With CUDA: the cache of programs keeps which kernels were quickest, for all who share it."""
     gpu_metrics_seconds: float = 2.0
     """With CUDA: how often NVML is asked for the metrics of GPUs; 0 for never."""
     matmul_precision: MatmulPrecision = MatmulPrecision.DEFAULT
