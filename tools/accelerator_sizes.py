@@ -2,9 +2,11 @@
 
     python tools/accelerator_sizes.py --target h100 [--target l4] [--models DIRECTORY] [--scale 4]
 
-It takes the wheels of the target. The examples, ONNX networks of the tests and larger architectures
-are exported to DIRECTORY, or to a temporary one, unless they are there; what was found is kept in
-docs/measurements/accelerators.json, and `accelerators_page.py` makes the table of it.
+It takes the wheels of the target. The examples, ONNX networks of the tests, larger architectures
+and Llamas are exported to DIRECTORY, or to a temporary one, unless they are there; what was found
+is kept in docs/measurements/accelerators.json, and `accelerators_page.py` makes the table of it.
+Beside it stands what a server tells before the first load, without the compiler's word in the
+manifest.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -25,6 +27,7 @@ from accelerators_page import Row, keep, problems
 from xlaserve.artifact import manifest
 from xlaserve.authoring.export import Exportable
 from xlaserve.offline.targets import environment, wheels
+from xlaserve.offline.targets.environment import choices
 from xlaserve.runtime.devices import target_kinds as kinds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,11 +43,11 @@ _TOLERANCE = 0.01
 def write_models(directory: Path, scale: int, names: Sequence[str] = ()) -> dict[str, Path]:
     """Export what is not there yet; return the version directories by name."""
     found = {name: EXAMPLES / name / "1" for name in sorted(p.name for p in EXAMPLES.iterdir())}
-    for name, write in (*_architectures(scale), *_networks()):
+    for name, write in (*_architectures(scale), *_networks(), *_llamas()):
         if names and name not in names:
             continue
         path = directory / name.replace(" ", "_").replace("/", "_") / "1"
-        if not (path / manifest.FILE_NAME).exists():
+        if not path.exists():
             print(f"exporting {name}", file=sys.stderr)
             write(path)
         found[name] = path
@@ -88,15 +91,34 @@ def _import(make: Callable[[], Any], dimensions: Mapping[str, Sequence[int]], pa
         import_model(file, path.parent, options)
 
 
+def _llamas() -> Iterator[tuple[str, Callable[[Path], object]]]:
+    for size in ("125m", "1b"):
+        yield f"Llama {size}", partial(_import_llama, size)
+
+
+def _import_llama(size: str, path: Path) -> None:
+    from generation_checkpoint import write_checkpoint
+    from xlaserve.importers.huggingface.importing import import_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "llama"
+        write_checkpoint(checkpoint, size)
+        import_checkpoint(checkpoint, path.parent, int(path.name))
+
+
 # --- in a process that compiles ----------------------------------------------------------------
 
 
 def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
     """Compile a model for its smallest and its largest batch, and compare."""
+    from xlaserve.generation import loading as generators
     from xlaserve.model_config.config import ModelConfig
     from xlaserve.offline.targets.ahead import Ahead
+    from xlaserve.runtime.devices.workspace import shared
     from xlaserve.runtime.programs.footprint import Footprint
 
+    if generators.is_there(path):
+        return _of_generator(target, name, path, present)
     most = manifest.read(path).max_batch_size
     sizes = "1" if most < 2 else f"1,{most}"
     is_batched = manifest.read(path).is_open
@@ -106,23 +128,78 @@ def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any])
     executions, held, code, unsaid, constants = [0], 0, 0, 0, [0]
     parameters = _parameters_bytes(copy.leaves)
     for place in model.work():
-        executable = model.lowered(place).compile()
-        said: Any = executable.memory_analysis()
-        footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
+        lowered, said, footprint = model.lowered(place), None, None
+        # As a plan has it: a device may come to either.
+        for options in choices(target.platform, lowered.as_text().encode()):
+            executable = lowered.compile(compiler_options=dict(options) or None)
+            found = Footprint.of(executable, accelerated=copy.site.is_accelerator)
+            footprint = found if footprint is None else footprint.or_larger(found)
+            if footprint.scratch_bytes == found.scratch_bytes:
+                said = executable.memory_analysis()
+        assert footprint is not None
+        assert said is not None
         model.note(place, footprint)
-        whole = said.argument_size_in_bytes + said.output_size_in_bytes
-        whole += said.temp_size_in_bytes - said.alias_size_in_bytes
+        whole = _held_by(said)
+        # What a library takes for a call counts once, for the device.
+        theirs = shared(footprint.workspace_bytes, said.temp_size_in_bytes)
         unused = copy.leaves_bytes + footprint.padding_bytes - footprint.parameters_bytes
-        executions.append(whole + unused - parameters)
+        executions.append(whole - theirs + unused - parameters)
         constants.append(max(0, said.total_allocation_bytes - whole))
         code += max(0, said.generated_code_size_in_bytes)
         unsaid += footprint.code_bytes - max(0, said.generated_code_size_in_bytes)
-        held = max(held, whole + unused)
+        held = max(held, whole - theirs + unused)
     compiled = held + (copy.in_flight - 1) * max(executions) + sum(constants) + code
     (reserved,) = model.memory.per_device.values()
-    shared = sum(constants) - model.memory.constants_bytes
-    row = Row(name, target.name, sizes, parameters, max(executions), compiled, reserved)
-    return Row(**{**asdict(row), "why": _why(row, unsaid, shared)})
+    once = sum(constants) - model.memory.constants_bytes
+    told = _told(target, path, config)
+    row = Row(name, target.name, sizes, parameters, max(executions), compiled, reserved, told)
+    return Row(**{**asdict(row), "why": _why(row, unsaid, once)})
+
+
+def _held_by(said: Any) -> int:
+    """Return the bytes of arguments, results and temporaries in a memory analysis."""
+    whole = said.argument_size_in_bytes + said.output_size_in_bytes + said.temp_size_in_bytes
+    return int(whole - said.alias_size_in_bytes)
+
+
+def _of_generator(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
+    """Compile every program of a generator; its slots, and not its batches, say how much it takes.
+
+    A server reads from the compiled text what libraries take for a call; the compiler's figure has
+    it among the temporaries.
+    """
+    from xlaserve.generation import loading as generators
+    from xlaserve.model_config.config import ModelConfig
+    from xlaserve.offline.targets.child import Child
+    from xlaserve.offline.targets.jobs import Job
+
+    config = ModelConfig()
+    model = generators.Ahead.of(path, config, target.platform, present)
+    kept = temporaries = code = 0
+    for wanted in model.lowering.programs():
+        said: Any = wanted.lowered().compile().memory_analysis()
+        whole = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
+        kept, temporaries = max(kept, whole), max(temporaries, said.temp_size_in_bytes)
+        code += max(0, said.generated_code_size_in_bytes)
+    done = Child().compiled(Job(name, str(path), target.name))
+    if done.reserved is None:
+        raise RuntimeError(f"{name}: {done.problem}")
+    (reserved,) = done.reserved.per_device.values()
+    compiled, held = kept + temporaries + code, done.reserved.executables_bytes
+    row = Row(
+        *(name, target.name, f"{model.slots} slots", done.parameters_bytes, temporaries),
+        *(compiled, reserved, _told(target, path, config)),
+    )
+    return Row(**{**asdict(row), "why": _why(row, held - code, 0)})
+
+
+def _told(target: kinds.Target, path: Path, config: Any) -> int:
+    """Return what a server with one such device tells before the first load."""
+    from xlaserve.runtime import loaders
+    from xlaserve.runtime.devices.placement import Devices
+
+    (told,) = loaders.predict_size(path, config, Devices(target.platform, 1)).values()
+    return told
 
 
 def _parameters_bytes(leaves: Sequence[Any]) -> int:
@@ -149,9 +226,11 @@ def _why(row: Row, unsaid: int, shared: int) -> str:
 def child() -> int:
     """Answer the jobs of stdin, `[target, name, path]` in each line, with a row in each."""
     from xlaserve.offline.targets.topology import open_devices
+    from xlaserve.runtime import loaders
     from xlaserve.runtime.devices import jax_runtime
 
     jax_runtime.start("cpu")
+    loaders.begin_estimating()
     for line in sys.stdin:
         target, name, path = json.loads(line)
         row = kinds.named(target)

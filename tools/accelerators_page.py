@@ -42,6 +42,8 @@ class Row:
     """The compiler's figure for everything that is held, with all that may be in flight."""
     reserved: int
     """The bytes that a server reserves."""
+    told: int = 0
+    """The bytes that it tells before the first load, without the compiler's word; 0: not asked."""
     why: str = ""
     """Why the two differ by more than a hundredth."""
 
@@ -49,6 +51,11 @@ class Row:
     def difference(self) -> float:
         """Return by which part of the compiler's number the other is larger."""
         return self.reserved / self.compiled - 1 if self.compiled else float(bool(self.reserved))
+
+    @property
+    def foretold(self) -> str:
+        """Return which multiple of what is reserved was told."""
+        return f"{self.told / self.reserved:.2f}" if self.told else ""
 
 
 def measured() -> list[Row]:
@@ -89,13 +96,13 @@ def _kinds() -> Iterator[str]:
 def _sizes(rows: Iterable[Row]) -> Iterator[str]:
     yield (
         "| model | target | batches | parameters | one execution | the compiler says | reserved "
-        "| difference | why |"
+        "| difference | told before | why |"
     )
-    yield "|---|---|---|--:|--:|--:|--:|--:|---|"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|---|"
     for row in rows:
         sizes = (row.parameters, row.execution, row.compiled, row.reserved)
         cells = [row.model, row.target, row.batches, *map(format_bytes, sizes)]
-        yield f"| {' | '.join(cells)} | {row.difference:+.2%} | {row.why} |"
+        yield f"| {' | '.join(cells)} | {row.difference:+.2%} | {row.foretold} | {row.why} |"
 
 
 def page(text: str, name: str, lines: Iterable[str]) -> str:

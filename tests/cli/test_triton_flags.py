@@ -65,6 +65,10 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
     (["--cache-config=local,size=5"], {"response_cache_bytes": "5"}),
     (["--response-cache-byte-size=5"], {"response_cache_bytes": "5"}),
     (["--allow-client-shm=true"], {"shared_memory": "all"}),
+    (["--metrics-interval-ms=500"], {"gpu_metrics_seconds": "0.5"}),
+    (["--allow-gpu-metrics=false"], {"gpu_metrics_seconds": "0"}),
+    (["--metrics-interval-ms=500", "--allow-gpu-metrics=0"], {"gpu_metrics_seconds": "0"}),
+    (["--allow-gpu-metrics", "true"], {}),
     (["--allow-client-shm=false"], {"shared_memory": "none"}),
 ]
 
@@ -77,6 +81,7 @@ REFUSED = {
     "--log-file=/tmp/log": "the log goes to stderr",
     "--allow-sagemaker=true": "--sagemaker does that",
     "--allow-vertex-ai=true": "it is not implemented",
+    "--metrics-interval-ms=often": "milliseconds",
     "--allow-http=perhaps": "expected true or false, got 'perhaps'",
     "--trace-config=opentelemetry,url=u": "expected one of level=, rate=, count=, mode=",
     "--cache-config=redis,host=h": "expected local,size=<bytes>",

@@ -185,6 +185,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "residence.loading:VersionLoader._free_later": "memory of a model that has left",
     "serving.access.control:AccessControl.reload": "keys, kept as they were",
     "serving.call:Call.writable": f"{_OF_OTHERS}the connection, and the end of the call",
+    "serving.observability.gpus:Gpus.asked": "metrics, which are absent without it",
     "serving.observability.tracing:Tracing._begin_to_write": "traces",
     "concurrency.sharing:Coalesced.__call__": "awaited by the function that begins it",
     "concurrency.batches:BatchThread._hand_over": "spans and lines that nobody waits for",

@@ -288,6 +288,13 @@ WORKERS: tuple[Worker, ...] = (
         "nothing; the end waits a second for it",
     ),
     Worker(
+        "serving/observability/gpus.py: Gpus.asked",
+        "`gpus`, where a GPU may be used",
+        "asks the driver of the GPUs how they are, again and again",
+        "its last answer",
+        "whoever reads `/metrics`; the end waits for nothing of it",
+    ),
+    Worker(
         "concurrency/limited.py: LimitedThreads._fill",
         "one thread for each limited call",
         "runs one call, and is abandoned when that makes no progress",

@@ -13,12 +13,13 @@ from xlaserve.serving.gates import Gates
 from xlaserve.serving.observability.access_file import AccessFile
 from xlaserve.serving.observability.access_log import AccessLog, Sampling
 from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.observability.gpus import Gpus
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.observability.opentelemetry import OpenTelemetry
 from xlaserve.serving.observability.spans import Telling
 from xlaserve.serving.observability.tracing import TraceSetting, Tracing
 from xlaserve.settings import Settings
-from xlaserve.settings.choices import TlsEndpoint, TraceLevel, TraceMode
+from xlaserve.settings.choices import Device, TlsEndpoint, TraceLevel, TraceMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Observing:
 
     failures: Failures
     access_log: AccessLog | None
+    gpus: Gpus
     lag: LoopLag = field(default_factory=LoopLag)
 
     def reading(self, tracing: Tracing) -> ObservingReading:
@@ -37,7 +39,13 @@ class Observing:
             self.lag,
             None if log is None else lambda: log.dropped,
             tracing.dropped if tracing.exports_spans else None,
+            lambda: self.gpus.readings,
         )
+
+    async def watch(self) -> None:
+        """Look at the event loop and at the GPUs until cancelled."""
+        with self.gpus.asked():
+            await self.lag.watch()
 
     def reopen(self) -> None:
         """Open files anew, as rotation of logs and SIGHUP ask for it; returns at once."""
@@ -55,7 +63,13 @@ def observe(settings: Settings, gates: Gates, failures: Failures) -> Observing:
     access_log = _access_log(settings)
     if access_log is not None:
         gates.observe(access_log, needs_records=True)
-    return Observing(failures, access_log)
+    return Observing(failures, access_log, _gpus(settings))
+
+
+def _gpus(settings: Settings) -> Gpus:
+    if settings.device not in (Device.AUTO, Device.CUDA):
+        return Gpus(0)
+    return Gpus(settings.gpu_metrics_seconds, is_expected=settings.device is Device.CUDA)
 
 
 def _access_log(settings: Settings) -> AccessLog | None:

@@ -281,7 +281,7 @@ class Application:
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners, door)
             await stack.enter_async_context(running_beside(self._returning.run()))
-            await stack.enter_async_context(running_beside(self.observing.lag.watch()))
+            await stack.enter_async_context(running_beside(self.observing.watch()))
             await stack.enter_async_context(running_beside(self.history.watch()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)

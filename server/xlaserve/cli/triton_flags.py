@@ -88,6 +88,17 @@ def _readiness(value: str, values: Values) -> Mapping[str, str]:
     return {"readiness": "models" if truth("strict-readiness", value) else "startup"}
 
 
+def _gpu_metrics(value: str, values: Values) -> Mapping[str, str]:
+    return {} if truth("allow-gpu-metrics", value) else {"gpu_metrics_seconds": "0"}
+
+
+def _metrics_interval(value: str, values: Values) -> Mapping[str, str]:
+    if not value.isdecimal():
+        raise InvalidSettings("--metrics-interval-ms", "milliseconds", value)
+    allowed = truth("allow-gpu-metrics", values.get("allow-gpu-metrics", "true"))
+    return {"gpu_metrics_seconds": str(int(value) / 1000)} if allowed else {}
+
+
 def _log_level(value: str, values: Values) -> Mapping[str, str]:
     """Return the level that all flags of logging together ask for."""
     if values.get("log-verbose", "0") not in ("0", "false"):
@@ -223,9 +234,9 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "allow-metrics": _allow("metrics_endpoint", "allow-metrics"),
         "metrics-address": Flag(_address),
         "metrics-port": _port("metrics_endpoint", "allow-metrics"),
-        "allow-gpu-metrics": _NONE,
+        "allow-gpu-metrics": Flag(_gpu_metrics),
         "allow-cpu-metrics": _NONE,
-        "metrics-interval-ms": _NONE,
+        "metrics-interval-ms": Flag(_metrics_interval),
         "metrics-config": _NONE,
         "allow-sagemaker": Flag(refused="--sagemaker does that", harmless=("false", "0")),
         "sagemaker-port": Flag(refused="--sagemaker serves the port of SageMaker"),

@@ -254,13 +254,13 @@ class Settings:
     """With CUDA: the part of each GPU's memory that XLA may take, and models fill. The rest is for
     the driver, libraries, code and command buffers. XLA_CLIENT_MEM_FRACTION counts before it."""
     gpu_command_buffers: bool = True
-    """With CUDA: launch many kernels as one command buffer (a CUDA graph); small batches gain most.
-    They take memory beyond gpu_memory_fraction: not where hundreds of programs are held."""
+    """With CUDA: launch kernels as CUDA graphs, which take memory beyond gpu_memory_fraction."""
     gpu_latency_hiding_scheduler: bool = True
     """With CUDA: let sharded models compute while parts are exchanged, with more scratch memory."""
     gpu_autotune_cache: bool = True
-    """With CUDA: keep which kernels were quickest in compilation_cache_directory. To time them is
-    most of a compilation; servers that share it choose the same, and answer alike to the bit."""
+    """With CUDA: the cache of programs keeps which kernels were quickest, for all who share it."""
+    gpu_metrics_seconds: float = 2.0
+    """With CUDA: how often NVML is asked for the metrics of GPUs; 0 for never."""
     matmul_precision: MatmulPrecision = MatmulPrecision.DEFAULT
     """With CUDA or a TPU: the precision of FP32 products and convolutions for which a model says
     none. By default GPUs take TF32, off by 3e-4, as JAX does; highest takes some times as long."""

@@ -38,6 +38,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "conversion_cache_max_bytes": 0,
         "max_conversion_bytes": 1,
         "gpu_memory_fraction": 0.01,
+        "gpu_metrics_seconds": 0,
         "inline_execution_seconds": 0,
         "execution_seconds": 0,
         "max_requests_per_model": 1,

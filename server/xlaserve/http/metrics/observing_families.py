@@ -1,12 +1,13 @@
-"""The metrics of the server itself: lag, refusals and dropped records."""
+"""The metrics of the server itself, and of the GPUs that it may use."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xlaserve.grpc.reasons import KNOWN_REASONS
 from xlaserve.http.metrics.metric_family import Family, Row, escape, one
 from xlaserve.serving.observability.failures import Failures
+from xlaserve.serving.observability.gpus import GpuReading
 from xlaserve.serving.observability.loop_lag import LAG_BOUNDS, LoopLag
 
 
@@ -20,6 +21,7 @@ class ObservingReading:
     """None where there is no access log."""
     dropped_spans: Callable[[], int] | None = None
     """None where no spans are exported."""
+    gpus: Callable[[], Sequence[GpuReading]] = tuple
 
 
 def _refusals(reading: ObservingReading) -> Iterable[Row]:
@@ -39,6 +41,43 @@ def _lag(reading: ObservingReading) -> Iterable[Row]:
 def _counted(read: Callable[[], int] | None) -> Iterable[Row]:
     return () if read is None else one(read())
 
+
+def _gpu(name: str, kind: str, text: str, quantity: str) -> Family[ObservingReading]:
+    """Return the metric of a quantity that NVML knows of each GPU."""
+
+    def read(reading: ObservingReading) -> Iterable[Row]:
+        return [
+            ("", f'gpu_uuid="{escape(gpu.uuid)}"', gpu.values[quantity])
+            for gpu in reading.gpus()
+            if quantity in gpu.values
+        ]
+
+    absent = "absent without NVML, or where the GPU does not say it"
+    return Family(name, kind, f"{text}; {absent}", read, ("gpu_uuid",))
+
+
+_OF_GPUS = (
+    _gpu("nv_gpu_utilization", "gauge", "Part of the time a GPU computed, 0 to 1", "utilization"),
+    _gpu("nv_gpu_memory_total_bytes", "gauge", "Memory of a GPU", "memory_total_bytes"),
+    _gpu(
+        "nv_gpu_memory_used_bytes",
+        "gauge",
+        "Memory of a GPU that all processes use, ours and others",
+        "memory_used_bytes",
+    ),
+    _gpu("nv_gpu_power_usage", "gauge", "Power that a GPU draws, in watts", "power_watts"),
+    _gpu("nv_gpu_power_limit", "gauge", "Power that a GPU may draw, in watts", "power_limit_watts"),
+    _gpu(
+        "nv_energy_consumption",
+        "counter",
+        "Energy that a GPU took since its driver was loaded, in joules",
+        "energy_joules",
+    ),
+    _gpu(
+        "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
+    ),
+)
+"""Triton's names where it has one."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     Family(
@@ -69,4 +108,5 @@ OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
         "Spans that were lost, wherever; absent unless trace_mode is opentelemetry",
         lambda reading: _counted(reading.dropped_spans),
     ),
+    *_OF_GPUS,
 )

@@ -1,0 +1,160 @@
+"""What NVML says of the GPUs that this process may use, asked at an interval."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+_log = structlog.get_logger("gpus")
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OLDEST = 3
+"""Intervals after which a reading is too old to be told: the driver does not answer."""
+
+
+def _utilization(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetUtilizationRates(device).gpu) / 100
+
+
+def _memory_total(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetMemoryInfo(device).total)
+
+
+def _memory_used(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetMemoryInfo(device).used)
+
+
+def _power(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetPowerUsage(device)) / 1000
+
+
+def _power_limit(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetEnforcedPowerLimit(device)) / 1000
+
+
+def _energy(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(device)) / 1000
+
+
+def _temperature(nvml: Any, device: Any) -> float:
+    return float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU))
+
+
+QUANTITIES: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
+    {
+        "utilization": _utilization,
+        "memory_total_bytes": _memory_total,
+        "memory_used_bytes": _memory_used,
+        "power_watts": _power,
+        "power_limit_watts": _power_limit,
+        "energy_joules": _energy,
+        "temperature_celsius": _temperature,
+    }
+)
+"""How each quantity is asked for, in SI units; the utilization is between 0 and 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU, or an instance of MIG, at one time, with the quantities that it knows of itself."""
+
+    uuid: str
+    values: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Gpus:
+    """Asks NVML in a thread of its own, since a driver that is ill answers late or never.
+
+    What it said is told until it is `OLDEST` intervals old.
+    """
+
+    interval_seconds: float
+    """0 never asks."""
+    is_expected: bool = False
+    """Whether the log says that NVML is not there: the settings ask for a GPU."""
+    clock: Callable[[], float] = time.monotonic
+    _read: tuple[float, Sequence[GpuReading]] = (0.0, ())
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def readings(self) -> Sequence[GpuReading]:
+        """Return what was read last, nothing where it is too old."""
+        at, found = self._read
+        return found if self.clock() - at <= OLDEST * self.interval_seconds else ()
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Ask at the interval within."""
+        if not self.interval_seconds:
+            yield
+            return
+        # Nobody waits for it: a call to a driver may never come back.
+        threading.Thread(target=self._ask, name="gpus", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    def _ask(self) -> None:
+        try:
+            nvml = import_module("pynvml")
+            nvml.nvmlInit()
+        # NVML's own class of errors is in the module that may be missing.
+        except Exception as error:
+            level = _log.info if self.is_expected else _log.debug
+            level("metrics of GPUs are left out: NVML does not answer", reason=str(error))
+            return
+        problem = ""
+        while not self._over.is_set():
+            try:
+                self._read = (self.clock(), list(_readings(nvml)))
+                problem = ""
+            # As above; the next time it may answer again.
+            except Exception as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("a GPU cannot be read, its metrics are left out", reason=problem)
+            self._over.wait(self.interval_seconds)
+        with suppress(Exception):
+            nvml.nvmlShutdown()
+
+
+def _readings(nvml: Any) -> Iterator[GpuReading]:
+    for device in visible(nvml, os.environ.get(VISIBLE)):
+        values = {}
+        for name, ask in QUANTITIES.items():
+            # An instance of MIG has no utilization, an older GPU no energy.
+            with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+                values[name] = ask(nvml, device)
+        yield GpuReading(str(nvml.nvmlDeviceGetUUID(device)), values)
+
+
+def visible(nvml: Any, asked: str | None) -> Iterator[Any]:
+    """Yield the devices that CUDA shows a process of this variable, in its order.
+
+    As CUDA does: by index or by UUID, also an abbreviated one, up to the first that is not there.
+    Indices are those of the bus, which differ from CUDA's own where a machine has GPUs of several
+    kinds, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """
+    every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+    if asked is None:
+        yield from every
+        return
+    for name in filter(None, map(str.strip, asked.split(","))):
+        if name.startswith("MIG-"):
+            yield nvml.nvmlDeviceGetHandleByUUID(name)
+        elif name.isdecimal() and int(name) < len(every):
+            yield every[int(name)]
+        else:
+            found = [one for one in every if nvml.nvmlDeviceGetUUID(one).startswith(name)]
+            if name.isdecimal() or len(found) != 1:
+                return
+            yield found[0]
