@@ -27,7 +27,8 @@ def over_the_batch(
         given = jnp.broadcast_to(jnp.asarray(GIVEN.astype(dtype)), x.shape)
         first: Any = np.asarray(start, dtype)
         found: Any = lax.reduce(given, first, reduced_by, (0,))
-        return x + found.astype(jnp.float32)
+        sums: jax.Array = x + found.astype(jnp.float32)
+        return sums
 
     return model
 
@@ -91,7 +92,8 @@ def looked_up(
         one: Any = (n > 0)[:, None] if is_of_truth else jnp.clip(n, -1, 4)[:, None]
         first: Any = np.asarray(start, one.dtype)
         found: Any = lax.reduce(one, first, reduced_by, (1,))
-        return x.reshape(-1)[jnp.arange(x.shape[0]) * 4 + found.astype(jnp.int32)]
+        at: jax.Array = x.reshape(-1)[jnp.arange(x.shape[0]) * 4 + found.astype(jnp.int32)]
+        return at
 
     return model
 
