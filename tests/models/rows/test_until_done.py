@@ -298,7 +298,6 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     "below lengths, where both change": lambda x: while_below(
         x, bound=lambda n: n * 2, step=lambda i: i * 2
     ),
-    "below lengths, without a count": lambda x: while_below(x, step=lambda i: i),
     "one trip too many": lambda x: up_to_lengths(x, lambda i, n: i <= n),
     "others go on, by a selection": lambda x: up_to_lengths(
         x, lambda i, n: jnp.where(n > 3, True, i < n)
