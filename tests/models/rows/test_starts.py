@@ -76,7 +76,8 @@ def test_a_start_that_counts_makes_a_batch_of_one_another(
 def test_a_start_that_is_an_input_of_the_model_is_not_known() -> None:
     def model(x: jax.Array) -> jax.Array:
         given = jnp.broadcast_to(jnp.asarray(GIVEN.astype(np.float32)), x.shape)
-        return x + lax.reduce(given, jnp.exp(jnp.asarray(2.0)), lax.max, (0,))
+        found: jax.Array = x + lax.reduce(given, jnp.exp(jnp.asarray(2.0)), lax.max, (0,))
+        return found
 
     (finding,) = findings_of(exported(model, F4))
 
