@@ -6,7 +6,7 @@ from xlaserve.row_proofs import Verdict, program, refining
 from xlaserve.row_proofs.proof import PAIRS, walked
 
 ROW = "%x: tensor<Bx4xf32>"
-_SIZE = re.compile(r"(?<=[<x\[:])(\d*)B(?=[x,\]:])")
+_SIZE = re.compile(r"(?:(?<=[<x\[:])|(?<=[,:] ))(\d*)B(?=[x,\]:>])")
 
 
 def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = "") -> Verdict:
@@ -22,8 +22,13 @@ def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = 
 def _text(body: str, returned: str, arguments: str, rows: int) -> str:
     kind = returned.partition(":")[2].strip()
     text = f"func.func public @main({arguments}) -> ({kind}) {{\n{body}\nreturn {returned}\n}}"
+    return sized(text, rows)
 
-    def sized(found: re.Match[str]) -> str:
+
+def sized(text: str, rows: int) -> str:
+    """Return a program with the number of rows for its `B`, and for `2B` twice as much."""
+
+    def of_rows(found: re.Match[str]) -> str:
         return str(int(found[1] or 1) * rows)
 
-    return _SIZE.sub(sized, text)
+    return _SIZE.sub(of_rows, text)

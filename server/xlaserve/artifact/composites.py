@@ -133,7 +133,8 @@ def _replace(operation: Any) -> None:
             [x],
             [_number(init)],
             window_dimensions=ir.DenseI64ArrayAttr.get(window.tolist()),
-            padding=ir.DenseElementsAttr.get(padding),
+            # On Python 3.11, types do not say that an array is a buffer.
+            padding=ir.DenseElementsAttr.get(padding),  # type: ignore[call-overload, unused-ignore]
         )
         number = ir.RankedTensorType.get([], x.type.element_type)
         block = made.regions[0].blocks.append(number, number)

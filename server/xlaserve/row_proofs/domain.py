@@ -285,11 +285,7 @@ def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
     """Merge factors until they are of the wanted size, or a multiple of it."""
     pieces = [part]
     size: Size | None = part.size
-    while size is not None and rest:
-        if any(one.along is Along.ROW for one in pieces):
-            raise NoRule("cuts the batch into pieces")
-        if sizes.quotient(size, wanted) is not None:
-            break
+    while size is not None and rest and sizes.quotient(size, wanted) is None:
         pieces.append(rest.pop())
         size = sizes.product(size, pieces[-1].size)
     if any(one.along is Along.ROW for one in pieces):

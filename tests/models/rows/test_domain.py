@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import pytest
+from support.row_claims import dimension_text as written
 
 from xlaserve.row_proofs import domain
 from xlaserve.row_proofs.domain import ROWS, Along, Dimension, Factor
@@ -27,14 +28,6 @@ def read(text: str) -> Dimension:
         else Factor(size(one.removesuffix("*")), Along.ANY if one.endswith("*") else Along.UNIFORM)
         for one in text.split()
     )
-
-
-def written(dimension: Dimension) -> str:
-    def of(one: Factor) -> str:
-        count = f"{one.size.per_row}b".removeprefix("1") if one.size.per_row else one.size.fixed
-        return f"{count}{'*' if one.along else ''}"
-
-    return " ".join("R" if one == ROWS else of(one) for one in dimension)
 
 
 JOINED: Sequence[tuple[str, str, str]] = [

@@ -112,6 +112,23 @@ def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str 
     return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (ZERO, x))[1]
 
 
+def while_below(
+    x: Array,
+    *,
+    bound: Callable[[Array], Array] = lambda n: n,
+    step: Callable[[Array], Array] = lambda i: i + 1,
+) -> Array:
+    """Count up to the length of each row, where both may change with each trip."""
+    n = jnp.abs(x[:, 0]).astype(jnp.int32)
+
+    def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        i, n, v = s
+        return step(i), bound(n), jnp.where((i < n)[:, None], jnp.tanh(v + 1), v)
+
+    found: Array = lax.while_loop(lambda s: (s[0] < s[1]).any(), body, (ZERO, n, x))[2]
+    return found
+
+
 def positive(x: Array) -> Array:
     return x[:, :1] > 0
 
@@ -163,6 +180,8 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "up to the longest, by a selection": lambda x: up_to_lengths(
         x, lambda i, n: jnp.where(i < n, True, False)
     ),
+    "below each length": while_below,
+    "below each length, by twos": lambda x: while_below(x, step=lambda i: i + 2),
     "gamma distribution": lambda x: jax.scipy.stats.gamma.cdf(jnp.abs(x), 2.0),
     "beta distribution": lambda x: jax.scipy.special.betainc(
         jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x)
@@ -221,6 +240,51 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
         ),
         begin=lambda x: jnp.full((x.shape[0], 5), PAD, jnp.int32),
     )[1],
+    "another padding behind a prompt": lambda x: generated(
+        x,
+        put=pad_is_put,
+        begin=lambda x: jnp.pad(
+            (x[:, :3] > 0).astype(jnp.int32), ((0, 0), (0, LENGTH - 3)), constant_values=PAD + 1
+        ),
+        first=3,
+    )[1],
+    "padding before a prompt": lambda x: generated(
+        x,
+        put=pad_is_put,
+        begin=lambda x: jnp.pad(
+            (x[:, :3] > 0).astype(jnp.int32), ((0, 0), (LENGTH - 3, 0)), constant_values=PAD
+        ),
+        first=3,
+    )[1],
+    "padding between a prompt": lambda x: generated(
+        x,
+        put=pad_is_put,
+        begin=lambda x: lax.pad(
+            (x[:, :3] > 0).astype(jnp.int32), jnp.int32(PAD), [(0, 0, 0), (0, LENGTH - 5, 1)]
+        ),
+        first=3,
+    )[1],
+    "another padding joined to a prompt": lambda x: generated(
+        x,
+        put=pad_is_put,
+        begin=lambda x: joined_to_a_prompt(x).at[:, 5:].set(PAD + 1),
+        first=3,
+    )[1],
+    "padding that is added": lambda x: generated(
+        x, put=lambda t, done, new, i: t.at[:, i].add(jnp.where(done, PAD, new))
+    )[1],
+    "padding that is larger": lambda x: generated(
+        x, put=lambda t, done, new, i: t.at[:, i].max(jnp.where(done, PAD + 1, new))
+    )[1],
+    "a place that is counted down to": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, LENGTH - 1 - i)
+    )[1],
+    "two places in each trip": lambda x: generated(
+        x,
+        put=lambda t, done, new, i: lax.dynamic_update_slice(
+            t, jnp.stack([jnp.where(done, PAD, new), new], 1), (0, i)
+        ),
+    )[1],
     "the trips": lambda x: generated(x, put=pad_is_put)[0] + x,
     "the cache": lambda x: generated(x, put=pad_is_put)[4],
     "done no more": lambda x: generated(x, put=pad_is_put, ends=lambda done, new: new == END)[1],
@@ -229,6 +293,11 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     ],
     "a count of the trips": lambda x: halved(x, 0) + x,
     "with a count of the trips": lambda x: halved(x, 2),
+    "below lengths that grow": lambda x: while_below(x, bound=lambda n: n + 2),
+    "below lengths, counting down": lambda x: while_below(x, step=lambda i: i - 1),
+    "below lengths, where both change": lambda x: while_below(
+        x, bound=lambda n: n * 2, step=lambda i: i * 2
+    ),
     "one trip too many": lambda x: up_to_lengths(x, lambda i, n: i <= n),
     "others go on, by a selection": lambda x: up_to_lengths(
         x, lambda i, n: jnp.where(n > 3, True, i < n)

@@ -33,12 +33,10 @@ MAX_OFFSET = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop, of which it was found out what is carried as it is."""
+    """A loop that is walked over."""
 
     operation: Operation
     walker: Walker
-    kept: frozenset[int]
-    """Numbers of the carried values that no trip changes."""
 
     @property
     def body(self) -> Region:
@@ -325,8 +323,8 @@ _BEGINS: Mapping[str, Callable[[Loop, Operation, tuple[int, int], int], bool]] =
 def stays_done(loop: Loop, term: Term, same: frozenset[int], made: Mapping[int, Operation]) -> bool:
     """Tell whether a row that is done is so ever after.
 
-    `same` are the carried values that do not change in a row that is done; `made` has the
-    operations of the body.
+    `same` are the carried values that do not change in a row that is done, or in any; `made` has
+    the operations of the body.
     """
     look = _Lasting(loop, same, made)
     if term.above is not None:
@@ -393,8 +391,7 @@ class _Lasting:
                 continue
             seen.add(one)
             if one in arguments:
-                place = arguments.index(one)
-                if place not in self.same and place not in self.loop.kept:
+                if arguments.index(one) not in self.same:
                     return False
             elif one in inside:
                 left.extend(_used_by(inside[one]))

@@ -277,7 +277,7 @@ def _same_when_done(operation: Operation, walker: Walker, term: Term) -> frozens
     """Return the numbers of the carried values that stay as they are in a row that is done."""
     body = operation.regions[1]
     made = made_in(body)
-    loop = Loop(operation, walker, frozenset(_unchanged(body)))
+    loop = Loop(operation, walker)
     writes = writes_nothing_new(loop, term, made)
     row = DoneRow(walker, walker.made_by, _labels(operation), writes=writes)
     row.assume(term)

@@ -272,16 +272,19 @@ class DoneRow:
         return self.relations.get((direction_of(operation), left, right))
 
     def _reduced(self, operation: Operation, depth: int) -> bool | None:
-        """Reduce truth values of one row, which are all alike, and the start with them."""
+        """Reduce truth values of one row, which are all alike, and the start with them.
+
+        XLA leaves the start out where there is one element.
+        """
         if not _reduces(operation, "stablehlo.or") and not _reduces(operation, "stablehlo.and"):
             return None
         if ZERO in operation.operand_types[0].shape:
             return None
         both = [self.truth(one, depth) for one in operation.operands]
         decisive = _reduces(operation, "stablehlo.or")
-        if both[0] is decisive or both[1] is decisive:
+        if both[0] is decisive:
             return decisive
-        return None if None in both else not decisive
+        return not decisive if both == [not decisive, not decisive] else None
 
     # --- what stays as it is
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jax.extend.mlir import ir
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant
 from xlaserve.row_proofs.domain import Along, Dimension, Value, factor, has_rows, is_uniform, joined
 from xlaserve.row_proofs.findings import Finding, Mixes, NoRule
@@ -65,7 +68,7 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
     sized = together.sized or _starts_sized(starts)
     sized = sized or check_pure(walker, operation.regions[0])
     shape = operation.operand_types[0].shape
-    idempotent = count == 1 and name in _IDEMPOTENT
+    idempotent = count == 1 and name in _IDEMPOTENT and _begins_with_nothing(operation, walker)
     if any(
         not shape[axis].is_static and not (idempotent and is_uniform(together.dimensions[axis]))
         for axis in axes
@@ -73,6 +76,34 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
         sized = sized or depends_on_size(operation, "reduces over as many elements as rows")
     left = tuple(one for axis, one in enumerate(together.dimensions) if axis not in axes)
     return [Value(left, sized=sized)] * count
+
+
+def _begins_with_nothing(operation: Operation, walker: Walker) -> bool:
+    """Tell whether a reduction begins with what changes no element.
+
+    XLA leaves any other start out where there is one element, and takes it where there are more.
+    """
+    name, dtype = only_operation(operation.regions[0]), operation.types[0].dtype
+    start = walker.made_by(walker.same_as(operation.operands[-1]))
+    value = None if start is None else start.attributes.get("value")
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return False
+    number: Any = value.get_splat_value()
+    return isinstance(number, _NUMBERS) and bool(number.value == _neutral(name, dtype))
+
+
+_NUMBERS = (ir.BoolAttr, ir.IntegerAttr, ir.FloatAttr)
+
+
+def _neutral(name: str, dtype: str) -> float:
+    """Return what a reduction by an operation that is idempotent may begin with."""
+    whole = ranges.of_dtype(dtype)
+    least, most = (-np.inf, np.inf) if whole is None else (end.fixed for end in whole)
+    if name == "stablehlo.maximum":
+        return least
+    if name == "stablehlo.or":
+        return 0
+    return most if name == "stablehlo.minimum" or least == 0 else -1
 
 
 def _starts_sized(starts: Sequence[Value]) -> Finding | None:
@@ -86,14 +117,16 @@ def _known(
     fact, first = value.fact, start.fact
     if not isinstance(fact, Constant) or not isinstance(first, Constant) or name not in _BY_NAME:
         return None
-    if not fact.is_static or not first.is_static or operation.types[0].dtype != "i1":
+    if not fact.is_static or operation.types[0].dtype != "i1":
+        return None
+    if first.item() != (name == "stablehlo.and"):
+        # XLA takes it or not, as there are many elements or one.
         return None
     shape = operation.types[0].shape
     if any(size == ZERO for size in operation.operand_types[0].shape):
         return None
     found = fact.fixed if fact.is_splat else _BY_NAME[name](fact.fixed, axis=tuple(axes))
-    both = _BY_NAME[name](np.stack(np.broadcast_arrays(found, first.fixed)), axis=0)
-    return of_constant(Constant(both), shape, operation)
+    return of_constant(Constant(found), shape, operation)
 
 
 # --- windows -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -399,16 +400,14 @@ def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
     count = 0
     inner: Dimension | None = None
     for dimension in dimensions:
-        places = [n for n, part in enumerate(dimension) if part.along is Along.ROW]
-        place = places[0] if places else 0
-        outer = size_of(dimension[:place])
-        if not places or outer is None or not outer.is_static:
+        place = next((n for n, part in enumerate(dimension) if part.along is Along.ROW), None)
+        if place is None:
             raise NoRule("puts rows behind one another with something that is no row")
         rest = dimension[place:]
         if inner is not None and size_of(inner) != size_of(rest):
             raise NoRule("puts blocks of rows of different lengths behind one another")
         inner = rest if inner is None else joined_dimension(inner, rest)
-        count += outer.fixed
+        count += math.prod(part.size.fixed for part in dimension[:place])
     return (*factor(static(count), Along.ANY), *(inner or ()))
 
 

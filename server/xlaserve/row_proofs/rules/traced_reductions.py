@@ -26,6 +26,7 @@ MAX_PARTS = 16
 
 
 def _reduced(trace: Trace) -> Place | None:
+    # XLA leaves the start out where there is one element.
     operation = trace.operation
     name = only_operation(operation.regions[0])
     shape = operation.operand_types[0].shape
@@ -43,9 +44,9 @@ def _reduced(trace: Trace) -> Place | None:
         for size in sizes:
             count *= size.fixed
         total = ranges.multiplied(found, ranges.of_integer(count))
-        return total and trace.own(ranges.added(total, start))
+        return total and trace.own(ranges.spanned(total, ranges.added(total, start)))
     if name in _EXTREMES and ZERO not in sizes:
-        return trace.own(_EXTREMES[name](found, start))
+        return trace.own(ranges.spanned(found, _EXTREMES[name](found, start)))
     return _of_region(trace, operation.regions[0], wholes)
 
 

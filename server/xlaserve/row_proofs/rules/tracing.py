@@ -15,7 +15,6 @@ from xlaserve.row_proofs.domain import (
     RowNumber,
     Value,
     has_rows,
-    is_uniform,
     joined,
     size_of,
     uniform,
@@ -236,8 +235,7 @@ def _part_of(value: Value, axis: int, number: int) -> Value:
     if isinstance(fact, Constant):
         cut = fact if fact.is_splat else fact.map(lambda a: a.take([number], axis))
         return Value(dimensions, sized=None if cut.is_static else value.sized, fact=cut)
-    kept = isinstance(fact, RowNumber) and is_uniform(value.dimensions[axis])
-    return Value(dimensions, sized=value.sized, fact=fact if kept else None)
+    return Value(dimensions, sized=value.sized)
 
 
 def _is_of_shape(found: Place, shape: Shape) -> bool:
