@@ -48,6 +48,7 @@ from xlaserve.residence.control import ModelControl
 from xlaserve.residence.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.residence.left_behind import answer_left_behind
 from xlaserve.residence.loading import Machinery, VersionLoader
+from xlaserve.residence.lost import answer_answering
 from xlaserve.residence.measured import MeasuredMemory
 from xlaserve.residence.platforms.predictions import FilesLook
 from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
@@ -267,9 +268,9 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
-            answer_left_behind(
-                self.control.plane, self.registry, self.engine.regions, self.response_cache
-            )
+            plane = self.control.plane
+            answer_left_behind(plane, self.registry, self.engine.regions, self.response_cache)
+            answer_answering(plane, self.registry, self.control.follower)
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
@@ -309,7 +310,7 @@ class Application:
         else:
             await self._prepare_devices()
         await self.control.follower.start()
-        if self.settings.exit_on_error:
+        if self.settings.exit_on_error and self._systemd.predecessor is None:
             self.control.follower.check_start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -367,7 +368,7 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         if isinstance(plane := self.control.plane, OneProcess):
-            await take_changes(self._systemd, self.settings, plane.make_again)
+            await take_changes(self._systemd, self.settings, plane)
         self._manager.ready()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)

@@ -21,6 +21,7 @@ from xlaserve.process.endpoints import Listener
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
+from xlaserve.residence.lost import versions_of
 from xlaserve.settings import Settings
 
 _INIT = 1
@@ -52,6 +53,10 @@ class Changes(Protocol):
 
     def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
         """Return the files of a change; waits for the disk."""
+        ...
+
+    async def answering(self) -> Sequence[Any]:
+        """Return which models answer, in each process that loads them."""
         ...
 
     async def left_behind(self) -> Mapping[str, int]:
@@ -147,7 +152,11 @@ class Successor:
         directory = self._settings.scratch_directory
         try:
             files_of = self._changes.files_of
-            with await asyncio.to_thread(handover.write, directory, changes, files_of) as file:
+            theirs = versions_of(await self._changes.answering(), everywhere=False)
+            file, left = await asyncio.to_thread(
+                handover.write, directory, changes, files_of, theirs
+            )
+            with file:
                 socket.send_fds(channel, [CHANGES], [file.fileno()])
         except OSError as error:
             _log.error("changes of clients not handed over", reason=str(error))
@@ -155,7 +164,15 @@ class Successor:
                 # The replacement ends for want of them, which `_failed` waits for.
                 channel.shutdown(socket.SHUT_RDWR)
             return
-        _log.info("changes of clients handed over", changes=len(changes))
+        for subject, reason in left.items():
+            _log.error(
+                "not handed over",
+                what="load of a client",
+                model=subject,
+                reason=reason,
+                to_do="its client has to load it again, with its files",
+            )
+        _log.info("changes of clients handed over", changes=len(changes) - len(left))
 
     async def _replaced(self, process: int) -> None:
         _log.info("replaced", by=process)

@@ -18,6 +18,8 @@ from xlaserve.errors import ShuttingDown
 T = TypeVar("T")
 LEFT_BEHIND = "left behind"
 """The question what a process has that its replacement cannot be given: counts, by name."""
+ANSWERING = "answering"
+"""The question which models a process that loads answers for, and which failed to load."""
 
 
 class ChangeKind(StrEnum):
@@ -301,6 +303,11 @@ class OneProcess:
         """Count what a replacement cannot be given, by name."""
         reply = self._replies.get(LEFT_BEHIND)
         return {} if reply is None else await reply(None)
+
+    async def answering(self) -> Sequence[Any]:
+        """Return which models answer here, as `ANSWERING` is answered."""
+        reply = self._replies.get(ANSWERING)
+        return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:
         """Make a change that the replaced process has made; raises what making it raises."""

@@ -95,6 +95,10 @@ class StoreUnavailable(LoadFailed):
     """A model could not be loaded because its store does not answer; to try again may help."""
 
 
+class FilesMissing(LoadFailed):
+    """A model could not be loaded because a version, or a file that it needs, is not there."""
+
+
 class FileNameTooLong(LoadFailed):
     """A file that came with a load has a name that no file system takes."""
 

@@ -13,6 +13,7 @@ from xlaserve.concurrency.others import NOBODY, Others
 from xlaserve.concurrency.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import (
+    FilesMissing,
     LoadCancelled,
     LoadFailed,
     ModelControlForbidden,
@@ -44,7 +45,8 @@ from xlaserve.serving.access.sight import (
     step_now,
 )
 from xlaserve.serving.call import Operation, owner_now
-from xlaserve.serving.observability.event_notes import EventNotes
+from xlaserve.serving.observability.event_notes import EventNotes, cause_now
+from xlaserve.serving.observability.events import Cause
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode
 
@@ -195,7 +197,7 @@ class ModelControl:
         async def load() -> None:
             if before is not None:
                 await before()
-            await self._load_found(find)
+            await self._load_found(name, find)
 
         await self._share(name, key, load)
         self._dependents.named(name)
@@ -292,13 +294,14 @@ class ModelControl:
             # The permission to load this model is none to infer its steps.
             find = partial(_with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
-            await self._load_found(find, override, forced=parameters != _PLAIN)
+            await self._load_found(name, find, override, forced=parameters != _PLAIN)
         finally:
             if override is not None and self._overrides.get(name) is not override:
                 await self._workers.wait(override.remove)
 
     async def _load_found(
         self,
+        name: str,
         find: Callable[[], ModelSource],
         override: Override | None = None,
         *,
@@ -310,8 +313,9 @@ class ModelControl:
         try:
             source = await self._workers.wait(find)
         except ModelNotFound:
-            # A directory that is not there yet may be that of a volume that is not, either.
-            self._registry.standing.require_settled()
+            if cause_now() is not Cause.START:
+                # A directory that is not there yet may be that of a volume that is not, either.
+                self._registry.standing.require_settled(name)
             raise
         await self._load_steps(source)
         waits = source.config.is_ensemble or not self._turns.is_free(source.name)
@@ -391,7 +395,9 @@ class ModelControl:
                 try:
                     await self._load_shared(step.model_name)
                 except (ModelNotFound, LoadFailed) as error:
-                    raise LoadFailed(source.name, f"its step failed: {error}") from error
+                    is_gone = isinstance(error, (ModelNotFound, FilesMissing))
+                    kind = FilesMissing if is_gone else LoadFailed
+                    raise kind(source.name, f"its step failed: {error}") from error
 
     async def _refuse_cycle(self, source: ModelSource, path: tuple[str, ...]) -> None:
         for step in source.config.steps:
@@ -422,6 +428,7 @@ class ModelControl:
             if model is not None:
                 await self._loader.unload(model.versions.values())
             self._dependents.left(name)
+            self.follower.forget(name)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)

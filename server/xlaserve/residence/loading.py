@@ -34,7 +34,7 @@ from xlaserve.residence.finishing import Finisher
 from xlaserve.residence.lifecycle import Event, State
 from xlaserve.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
 from xlaserve.residence.registry import Instance, Registry, Version
-from xlaserve.residence.repository.exhaustion import load_failure
+from xlaserve.residence.repository.exhaustion import read_failure
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
 from xlaserve.residence.repository.sources import ModelSource, VersionSource
 from xlaserve.runtime.devices.placement import ONE_CPU, Devices, with_file_of, without_effect
@@ -276,7 +276,7 @@ class VersionLoader:
                 return self._plan(model)
             return await self._load_booked(version, model, source, reservation, fetched)
         except InvalidModel as error:
-            raise load_failure(version.model, str(error), error.__cause__) from error
+            raise read_failure(version.model, str(error), error.__cause__) from error
         except MemoryError as error:
             raise OutOfMemory(version.model, "failed to load it, the host is full") from error
 

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
 from xlaserve.concurrency.control_plane import (
+    ANSWERING,
     LEFT_BEHIND,
     OF_LOADS,
     OF_MODELS,
@@ -28,6 +30,7 @@ from xlaserve.concurrency.control_plane import (
 from xlaserve.concurrency.sharing import Turns
 from xlaserve.errors import EngineGone, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
+from xlaserve.workers.failures import error_of
 from xlaserve.workers.messages import (
     LOADED,
     Answers,
@@ -440,6 +443,13 @@ class Control:
             found.update(answer.said or {})
         return found
 
+    async def answering(self) -> Sequence[Any]:
+        """Return which models answer in each worker that loads them."""
+        asked = AskAll(0, ANSWERING)
+        loading = [worker for worker in self._workers() if worker.makes(ChangeKind.FOLLOW)]
+        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in loading))
+        return [answer.said for answer in answers if answer.said is not None]
+
     async def make_again(self, change: Change) -> None:
         """Have all workers make a change that the replaced server has made, and remember it.
 
@@ -455,7 +465,8 @@ class Control:
             failure = _DIED if did is None else did.failure
             if failure is not None:
                 _remove(text)
-                raise XlaserveError(failure.text)
+                error = error_of(failure)
+                raise error if isinstance(error, XlaserveError) else XlaserveError(failure.text)
         self._remember(text)
 
     def close(self) -> None:

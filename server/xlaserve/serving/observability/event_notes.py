@@ -33,6 +33,11 @@ _MESH = "ModelMesh"
 _cause: ContextVar[Cause] = ContextVar("cause", default=Cause.NONE)
 
 
+def cause_now() -> Cause:
+    """Return the cause of what happens here."""
+    return _cause.get()
+
+
 @contextmanager
 def because(cause: Cause) -> Iterator[None]:
     """Note the cause of what happens within a block, tasks that begin in it included."""
