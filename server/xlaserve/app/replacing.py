@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from xlaserve.concurrency.control_plane import OF_MODELS, Change, ChangeKind
+from xlaserve.concurrency.control_plane import ANSWERING, OF_MODELS, Change, ChangeKind
 from xlaserve.errors import XlaserveError
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -26,8 +26,8 @@ class Here(Protocol):
     async def make_again(self, change: Change) -> None:
         """Make a change that the replaced process has made; raises what making it raises."""
 
-    async def answering(self) -> Sequence[Any]:
-        """Return which models answer, in each process that loads them."""
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what each process of the server says to a question."""
         ...
 
 
@@ -59,7 +59,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
                 if error := await _fault_of(change, here):
                     gone[change.subject] = (type(error).__name__, str(error))
         _log.info("changes of clients taken over", changes=count)
-    answers = await here.answering()
+    answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error
     check_lost(theirs, answers, gone=gone, unloaded=unloaded, strict=strict)
 

@@ -48,7 +48,6 @@ from xlaserve.residence.control import ModelControl
 from xlaserve.residence.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.residence.left_behind import answer_left_behind
 from xlaserve.residence.loading import Machinery, VersionLoader
-from xlaserve.residence.lost import answer_answering
 from xlaserve.residence.measured import MeasuredMemory
 from xlaserve.residence.platforms.predictions import FilesLook
 from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
@@ -268,9 +267,9 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
-            plane = self.control.plane
-            answer_left_behind(plane, self.registry, self.engine.regions, self.response_cache)
-            answer_answering(plane, self.registry, self.control.follower)
+            answer_left_behind(
+                self.control.plane, self.registry, self.engine.regions, self.response_cache
+            )
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import structlog
 
-from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.concurrency.control_plane import ANSWERING, LEFT_BEHIND, ChangeKind, ChangeText
 from xlaserve.process import last_words
 from xlaserve.process.endpoints import Listener
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
@@ -55,12 +56,8 @@ class Changes(Protocol):
         """Return the files of a change; waits for the disk."""
         ...
 
-    async def answering(self) -> Sequence[Any]:
-        """Return which models answer, in each process that loads them."""
-        ...
-
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, by name."""
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what each process of the server says to a question."""
         ...
 
 
@@ -152,7 +149,7 @@ class Successor:
         directory = self._settings.scratch_directory
         try:
             files_of = self._changes.files_of
-            theirs = versions_of(await self._changes.answering(), everywhere=False)
+            theirs = versions_of(await self._changes.replies(ANSWERING), everywhere=False)
             file, left = await asyncio.to_thread(
                 handover.write, directory, changes, files_of, theirs
             )
@@ -180,7 +177,9 @@ class Successor:
             one.shut()
         self._systemd.hand_over(process)
         try:
-            left = dict(await self._changes.left_behind())
+            left = Counter[str]()
+            for counts in await self._changes.replies(LEFT_BEHIND):
+                left.update(counts)
             if not self._is_given_changes:
                 left["not asked for"] = len(await self._changes.hold(frozenset(ChangeKind)))
             for what, count in left.items():

@@ -299,14 +299,9 @@ class OneProcess:
         """Return the files of a change; waits for the disk."""
         return self.files_of_model(change.subject) if change.kind is ChangeKind.LOAD else {}
 
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, by name."""
-        reply = self._replies.get(LEFT_BEHIND)
-        return {} if reply is None else await reply(None)
-
-    async def answering(self) -> Sequence[Any]:
-        """Return which models answer here, as `ANSWERING` is answered."""
-        reply = self._replies.get(ANSWERING)
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return the answer of this process, if it has one."""
+        reply = self._replies.get(question)
         return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:

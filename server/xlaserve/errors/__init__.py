@@ -180,8 +180,7 @@ class OutOfMemory(XlaserveError):
 
 
 class OutOfMappings(OutOfMemory):
-    """The process may not have the memory mappings of more programs; at the system's limit it
-    would die."""
+    """The process may not have the memory mappings of more programs, it would die of them."""
 
     def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
         super().__init__(
@@ -515,10 +514,7 @@ class EngineGone(XlaserveError):
 
 
 class EngineLost(XlaserveError):
-    """The process that executed a request ended before it answered; another one replaces it.
-
-    The request may be why: to send it again could end another process.
-    """
+    """The process that executed a request ended before it answered; another one replaces it."""
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(

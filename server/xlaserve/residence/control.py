@@ -22,10 +22,12 @@ from xlaserve.errors import (
     Unsupported,
     XlaserveError,
 )
+from xlaserve.residence.cancelling import Cancelling
 from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.dependents import Dependents
 from xlaserve.residence.following import RepositoryFollower
 from xlaserve.residence.loading import VersionLoader
+from xlaserve.residence.lost import answer_answering
 from xlaserve.residence.of_all import OfAll
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.overrides import (
@@ -90,6 +92,7 @@ class ModelControl:
         self._workers = workers
         self._turns = Turns()
         self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
+        self._cancelling = Cancelling(registry, self._notes)
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
         if isinstance(self.plane, OneProcess):
@@ -106,6 +109,7 @@ class ModelControl:
             unload=partial(self._unload_shared, dependents=False),
             plane=self.plane,
         )
+        answer_answering(self.plane, registry, self.follower)
         self._stopping = False
         self._purging = 0
         """Purges in progress."""
@@ -168,6 +172,7 @@ class ModelControl:
         """Be ready no more, so that no new requests are sent here, and cancel every load."""
         self.follower.stop()
         self._stopping = True
+        self._cancelling.stop()
         self._loads.cancel()
         self._registry.notify()
 
@@ -212,7 +217,8 @@ class ModelControl:
         No name is unknown. A load is ended wherever it is: the registry does not know it before
         its files are found.
         """
-        await self._loads.call_off(_of(name))
+        with self._cancelling.unloading(name):
+            await self._loads.call_off(_of(name))
         if self._registry.find(name) is not None:
             await self._unload_shared(name, dependents=False)
             self._registry.forget(name)
@@ -226,7 +232,8 @@ class ModelControl:
         self._purges += 1
         self._purging += 1
         try:
-            await self._loads.call_off()
+            with self._cancelling.unloading():
+                await self._loads.call_off()
             await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
             await self._loader.close()
         finally:
@@ -279,7 +286,7 @@ class ModelControl:
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            await self._loads.run((name, key), partial(self._notes.load, name, load))
+            await self._loads.run((name, key), partial(self._cancelling.load, name, load))
         except CalledOff:
             raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 

@@ -452,9 +452,9 @@ class VersionLoader:
             reason = f"answers from before, its reload failed: {reason}"
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
-        # Whoever cancels a load knows: its client, or the one who ends the server.
-        tell = self._log.info if isinstance(error, _CANCELLED) else self._log.warning
-        tell("model not loaded", model=version.model, version=version.number, reason=reason)
+        if not isinstance(error, _CANCELLED):  # else Cancelling says who has cancelled it
+            said = {"model": version.model, "version": version.number, "reason": reason}
+            self._log.warning("model not loaded", **said)
 
     # --- out ---
 

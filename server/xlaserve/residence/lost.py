@@ -37,6 +37,8 @@ def answer_answering(plane: ControlPlane, registry: Registry, follower: Reposito
     """Have this process say what it answers for."""
 
     async def reply(_: object) -> object:
+        if not plane.loads:
+            return None  # a front end shows what its engine answers for
         models = (
             (model.name, sorted(registry.answering(model.name))) for model in registry.models()
         )

@@ -7,7 +7,6 @@ made by all side by side: the first load of a model, by a client that sees every
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,8 +16,6 @@ import msgspec
 import structlog
 
 from xlaserve.concurrency.control_plane import (
-    ANSWERING,
-    LEFT_BEHIND,
     OF_LOADS,
     OF_MODELS,
     Change,
@@ -434,20 +431,10 @@ class Control:
             return {}
         return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
 
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, in all workers that answer, by name."""
-        asked = AskAll(0, LEFT_BEHIND)
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what all workers that answer a question say, but those that have nothing to."""
+        asked = AskAll(0, question)
         answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
-        found = Counter[str]()
-        for answer in answers:
-            found.update(answer.said or {})
-        return found
-
-    async def answering(self) -> Sequence[Any]:
-        """Return which models answer in each worker that loads them."""
-        asked = AskAll(0, ANSWERING)
-        loading = [worker for worker in self._workers() if worker.makes(ChangeKind.FOLLOW)]
-        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in loading))
         return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import structlog
 
-from xlaserve.errors import ModelNotFound, XlaserveError
+from xlaserve.errors import LoadCancelled, ModelNotFound, XlaserveError
 from xlaserve.serving.call import Operation, current_call
 from xlaserve.serving.observability.events import (
     MAX_NAME,
@@ -84,7 +84,7 @@ class EventNotes:
         try:
             await load()
         except XlaserveError as error:
-            if not error.is_noted and not isinstance(error, ModelNotFound):
+            if not error.is_noted and not isinstance(error, ModelNotFound | LoadCancelled):
                 self._count_failed(model, str(error))
             self.load_failed(model, "", error, str(error), again=False)
             raise
