@@ -98,7 +98,14 @@ class ModelControl:
         if isinstance(self.plane, OneProcess):
             self.plane.files_of_model = partial(_files_of, self._overrides)
         self._dependents = Dependents(registry)
-        self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
+        self.catalog = Catalog(
+            settings,
+            registry,
+            repository,
+            workers,
+            plane=self.plane,
+            reasons=self._notes.reasons,
+        )
         self.of_all = OfAll(self.catalog, others)
         self.follower = RepositoryFollower(
             settings,
@@ -436,6 +443,7 @@ class ModelControl:
                 await self._loader.unload(model.versions.values())
             self._dependents.left(name)
             self.follower.forget(name)
+            self._notes.reasons.pop(name, None)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import structlog
 
@@ -23,6 +24,15 @@ from xlaserve.settings.choices import ModelControlMode, Readiness
 
 EVERY_MODEL = "*"
 """Stands for all models of the repository, in the setting `load_model`."""
+
+_NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
+    {
+        ModelControlMode.EXPLICIT: "load it by the repository API, or start the server again",
+        ModelControlMode.POLL: "the next look at the repository loads it",
+        ModelControlMode.NONE: "start the server again",
+    }
+)
+"""What loads a model whose files were mended."""
 
 
 class RepositoryFollower:
@@ -151,7 +161,9 @@ class RepositoryFollower:
             await load(name)
         except XlaserveError as error:
             self._failed[name] = (type(error).__name__, str(error))
-            self._log.error("model not loaded from the repository", model=name, error=str(error))
+            to_do = f"mend its files, then {_NEXT[self._settings.model_control_mode]}"
+            said = {"model": name, "error": str(error), "to_do": to_do}
+            self._log.error("model not loaded from the repository", **said)
         except Exception as error:
             self._failed[name] = (type(error).__name__, str(error))
             self._log.exception("model not loaded from the repository", model=name)
