@@ -56,8 +56,8 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
                 count += 1
                 if change.kind is ChangeKind.UNLOAD:
                     unloaded.add(change.subject)
-                if error := await _fault_of(change, here):
-                    gone[change.subject] = (type(error).__name__, str(error))
+                if fault := await _fault_of(change, here):
+                    gone[change.subject] = (type(fault).__name__, str(fault))
         _log.info("changes of clients taken over", changes=count)
     answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error
