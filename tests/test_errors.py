@@ -19,6 +19,7 @@ from xlaserve.errors import (
     EngineLost,
     ExecutionStalled,
     FileNameTooLong,
+    FilesMissing,
     InvalidName,
     InvalidParameter,
     InvalidRegion,
@@ -170,6 +171,7 @@ TEXTS = [
         ModelNotReady("m", "2", "UNAVAILABLE", "no disk"),
         "model 'm' version 2 is not ready, its state is UNAVAILABLE: no disk",
     ),
+    (FilesMissing("m", "a is missing"), "failed to load 'm', a is missing"),
     (LoadFailed("m", "no version"), "failed to load 'm', no version"),
     (
         LoadTimedOut("m", "warming 1 of 2", 600.0),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import identity_models, tiny_chat, tiny_embedding
 from support.otlp import Collector, collecting
+from support.process import served
 from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -99,13 +100,21 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 async def asking(serve: Serve, models: Path) -> AsyncIterator[Client]:
     mode: Any = {"trace_mode": "opentelemetry", "trace_rate": 1, "load_model": ("*",)}
     mode["cors_origin"] = (ORIGIN,)
-    async with serve(models, http_endpoint="port:0", **mode) as server:
-        options = [("grpc.primary_user_agent", "tester/1")]
-        async with (
-            grpc.aio.insecure_channel(server.url, options=options) as channel,
-            aiohttp.ClientSession(f"http://{server.http}", headers=AGENT) as session,
-        ):
-            yield Client(service_pb2_grpc.GRPCInferenceServiceStub(channel), session)
+    async with (
+        serve(models, http_endpoint="port:0", **mode) as server,
+        client_of(server.url, server.http) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def client_of(url: str, http: str | None) -> AsyncIterator[Client]:
+    options = [("grpc.primary_user_agent", "tester/1")]
+    async with (
+        grpc.aio.insecure_channel(url, options=options) as channel,
+        aiohttp.ClientSession(f"http://{http}", headers=AGENT) as session,
+    ):
+        yield Client(service_pb2_grpc.GRPCInferenceServiceStub(channel), session)
 
 
 def told(span: Any) -> dict[str, Any]:
@@ -148,23 +157,22 @@ GENERATE = "/v2/models/{model}/generate"
 CHAT = {"max_tokens": 3, "temperature": 0}
 
 
-async def test_the_spans_of_every_kind_of_request(
-    serve: Serve, models: Path, collector: Collector
-) -> None:
-    async with asking(serve, models) as client:
-        await client.healthy()
-        await client.stub.ModelInfer(infer("echo"))
-        await client.stream()
-        await client.post("/v2/models/echo/infer", ROW)
-        await client.post("/v2/models/echo/versions/1/infer", ROW)
-        await client.post(
-            "/v2/models/chat/generate", {"text_input": "hi", "parameters": {"max_tokens": 3}}
-        )
-        await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **CHAT})
-        await client.post("/v1/completions", {"model": "chat", "prompt": "hi", "max_tokens": 3})
-        await client.post("/v1/embeddings", {"model": "embeds", "input": "hi"})
+async def ask_everything(client: Client) -> None:
+    await client.healthy()
+    await client.stub.ModelInfer(infer("echo"))
+    await client.stream()
+    await client.post("/v2/models/echo/infer", ROW)
+    await client.post("/v2/models/echo/versions/1/infer", ROW)
+    await client.post(
+        "/v2/models/chat/generate", {"text_input": "hi", "parameters": {"max_tokens": 3}}
+    )
+    await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **CHAT})
+    await client.post("/v1/completions", {"model": "chat", "prompt": "hi", "max_tokens": 3})
+    await client.post("/v1/embeddings", {"model": "embeds", "input": "hi"})
 
-    whole = named([span for span in collector.spans if span.kind == span.SPAN_KIND_SERVER])
+
+def check_everything(spans: list[Any]) -> None:
+    whole = named([span for span in spans if span.kind == span.SPAN_KIND_SERVER])
     for attributes in whole.values():
         assert "127.0.0.1" == attributes.pop("client.address") == attributes.pop("server.address")
         assert attributes.pop("server.port") > 0
@@ -184,21 +192,34 @@ async def test_the_spans_of_every_kind_of_request(
     }
 
 
-async def test_the_spans_of_what_generates_and_embeds(
+async def test_the_spans_of_every_kind_of_request(
     serve: Serve, models: Path, collector: Collector
 ) -> None:
-    used = {}
     async with asking(serve, models) as client:
-        asked = {"model": "chat", "messages": MESSAGES, **CHAT}
-        used["chat chat"] = await client.usage("/v1/chat/completions", asked)
-        asked = {"model": "chat", "prompt": "hi", **CHAT}
-        used["text_completion chat"] = await client.usage("/v1/completions", asked)
-        asked = {"model": "embeds", "input": "hi"}
-        used["embeddings embeds"] = await client.usage("/v1/embeddings", asked)
+        await ask_everything(client)
 
+    check_everything(collector.spans)
+
+
+Usage = Mapping[str, Mapping[str, int | None]]
+
+
+async def generate_and_embed(client: Client) -> Usage:
+    """Ask what generates and embeds; return the tokens that the answers tell, by span."""
+    used = {}
+    asked = {"model": "chat", "messages": MESSAGES, **CHAT}
+    used["chat chat"] = await client.usage("/v1/chat/completions", asked)
+    asked = {"model": "chat", "prompt": "hi", **CHAT}
+    used["text_completion chat"] = await client.usage("/v1/completions", asked)
+    asked = {"model": "embeds", "input": "hi"}
+    used["embeddings embeds"] = await client.usage("/v1/embeddings", asked)
+    return used
+
+
+def check_generated(spans: list[Any], used: Usage) -> None:
     found = {
         span.name: told(span)
-        for span in collector.spans
+        for span in spans
         if any(one.key.startswith("gen_ai.") for one in span.attributes)
     }
     for name, usage in used.items():
@@ -211,6 +232,15 @@ async def test_the_spans_of_what_generates_and_embeds(
     }
 
 
+async def test_the_spans_of_what_generates_and_embeds(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    async with asking(serve, models) as client:
+        used = await generate_and_embed(client)
+
+    check_generated(collector.spans, used)
+
+
 def gen_ai(operation: str, model: str, **asked: Any) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": operation,
@@ -221,15 +251,14 @@ def gen_ai(operation: str, model: str, **asked: Any) -> dict[str, Any]:
     }
 
 
-async def test_the_spans_of_grpc_web_and_of_what_is_refused(
-    serve: Serve, models: Path, collector: Collector
-) -> None:
-    async with asking(serve, models) as client:
-        await client.web()
-        await client.refused()
-        await client.post("/v2/models/nowhere/infer", ROW, 404)
+async def be_refused(client: Client) -> None:
+    await client.web()
+    await client.refused()
+    await client.post("/v2/models/nowhere/infer", ROW, 404)
 
-    whole = [told(span) for span in collector.spans if span.kind == span.SPAN_KIND_SERVER]
+
+def check_refused(spans: list[Any]) -> None:
+    whole = [told(span) for span in spans if span.kind == span.SPAN_KIND_SERVER]
     picked = (
         "xlaserve.listener",
         "rpc.method",
@@ -239,10 +268,52 @@ async def test_the_spans_of_grpc_web_and_of_what_is_refused(
     )
     method = f"{SERVICE}/ModelInfer"
     assert [
-        ("http_endpoint", method, "OK", None, None),
         ("grpc_endpoint", method, "NOT_FOUND", None, "ModelNotFound"),
+        ("http_endpoint", method, "OK", None, None),
         ("http_endpoint", None, None, 404, "ModelNotFound"),
-    ] == [tuple(one.get(name) for name in picked) for one in whole]
+    ] == sorted((tuple(one.get(name) for name in picked) for one in whole), key=str)
+
+
+async def test_the_spans_of_grpc_web_and_of_what_is_refused(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    async with asking(serve, models) as client:
+        await be_refused(client)
+
+    check_refused(collector.spans)
+
+
+FRONT_ENDS = ("--processes", "2", "--process-roles", "front-ends", "--cors-origin", ORIGIN)
+TRACED = ("--trace-mode", "opentelemetry", "--trace-rate", "1")
+
+
+@asynccontextmanager
+async def asking_front_ends(models: Path, collector: Collector) -> AsyncIterator[Client]:
+    """Have a front end that exports spans before an engine; it has ended behind the block."""
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    async with served(models, *FRONT_ENDS, *TRACED, **variables) as server:
+        await server.until("workers ready")
+        async with client_of(server.url, server.http) as client:
+            yield client
+        assert 0 == await server.stop()
+
+
+async def test_the_spans_of_front_ends_have_the_same_attributes(
+    models: Path, collector: Collector
+) -> None:
+    """The front end knows what was asked, and by whom; what the engine did comes back to it."""
+    async with asking_front_ends(models, collector) as client:
+        await ask_everything(client)
+    everything = collector.spans
+    check_everything(everything)
+    (whole,) = (span for span in everything if span.name == f"{SERVICE}/ModelInfer")
+    parts = [span for span in everything if span.parent_span_id == whole.span_id]
+    assert ["receive", "queue", "execute", "encode"] == [span.name for span in parts]
+    assert whole.start_time_unix_nano == parts[0].start_time_unix_nano
+    assert sorted(times := [span.start_time_unix_nano for span in parts]) == times
+    assert {"chat chat", "text_completion chat", "embeddings embeds"} <= {
+        span.name for span in everything
+    }
 
 
 def conventions() -> Mapping[str, str]:

@@ -21,7 +21,9 @@ EXPLICIT = Settings(repository=Path(), model_control_mode=ModelControlMode.EXPLI
 
 
 def written(directory: Path) -> bytes:
-    with write(directory, CHANGES, lambda one: FILES if one.subject == "m" else {}) as file:
+    file, left = write(directory, CHANGES, lambda one: FILES if one.subject == "m" else {})
+    assert {} == left
+    with file:
         file.seek(0)
         return file.read()
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,120 @@ async def test_what_clients_changed_is_there_in_each_successor(
     assert before == twice
     # Loaded twice, unloaded twice, the log and the region.
     assert [6, 6] == [one["changes"] for one in records(server, "changes of clients taken over")]
+
+
+def versions(root: Path, name: str, policy: str, **more: Any) -> str:
+    """Add a model with versions 1 and 2; return a configuration of it that a client may send."""
+    identity_models.write(root, name, "FP32", [-1])
+    (root / name / "2").mkdir()
+    file = root / name / "config.json"
+    config = {**json.loads(file.read_text()), "name": name, "version_policy": {policy: more}}
+    file.write_text(json.dumps(config))
+    return json.dumps(config)
+
+
+def labelled(root: Path) -> None:
+    """Add a model whose configuration names a file of labels."""
+    identity_models.write(root, "labelled", "FP32", [-1])
+    file = root / "labelled" / "config.json"
+    config = json.loads(file.read_text())
+    config["output"][0]["label_filename"] = "labels.txt"
+    file.write_text(json.dumps(config))
+    (root / "labelled" / "labels.txt").write_text("a\nb\n")
+
+
+def with_step(root: Path) -> None:
+    """Add an ensemble of the model `deleted`."""
+    step = {"model_name": "deleted", "model_version": -1}
+    step |= {"input_map": {"x": "x"}, "output_map": {"y": "y"}}
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+    config = {
+        "platform": "ensemble",
+        "input": [{"name": "x", **tensor}],
+        "output": [{"name": "y", **tensor}],
+        "ensemble_scheduling": {"step": [step]},
+    }
+    (root / "whole" / "1").mkdir(parents=True)
+    (root / "whole" / "config.json").write_text(json.dumps(config))
+
+
+GONE = {
+    "deleted": "it is not in the model repository",
+    "begun": "Request for unknown model: 'begun' is not in the model repository",
+    "emptied": "no version directory is there",
+    "labelled": "label_filename of output 'y': labels.txt is missing",
+    "whole": "its step failed: Request for unknown model: 'deleted'",
+    "beside": "Request for unknown model: 'beside' is not in the model repository",
+    "files": "it is not in the model repository",
+}
+"""Models that answer in the old server and are gone when the new one starts, and why."""
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_what_is_gone_is_named_and_does_not_block_the_rest(
+    tmp_path: Path, processes: int
+) -> None:
+    """What is broken blocks until it is mended, what clients have unloaded is of no matter."""
+    models, other, scratch = (tmp_path / name for name in ("models", "other", "scratch"))
+    repository(models)
+    scratch.mkdir()
+    identity_models.write(models, "deleted", "FP32", [-1])
+    identity_models.write(models, "begun", "FP32", [-1])
+    identity_models.write(other, "beside", "FP32", [-1])
+    labelled(models)
+    with_step(models)
+    versions(models, "emptied", "all")
+    of_versions = versions(models, "versions", "specific", versions=[1, 2])
+    flags = (*EXPLICIT, *LOADED, "--processes", str(processes), "--model-repository", str(other))
+    flags += (
+        "--scratch-directory",
+        str(scratch),
+        "--load-model",
+        "emptied",
+        "--load-model",
+        "begun",
+    )
+    config = models / "left" / "config.json"
+    async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
+        if processes > 1:
+            await server.until(several.READY)
+        async with ending(server):
+            client = Client(server.http)
+            for name in ("left", "whole", "labelled", "beside"):
+                await client.ask("POST", f"/v2/repository/models/{name}/load", {})
+            said = {"parameters": {"config": of_versions}}
+            await client.ask("POST", "/v2/repository/models/versions/load", said)
+            said = {
+                "config": json.dumps(FROM_FILES),
+                "file:1/n.txt": base64.b64encode(b"a").decode(),
+            }
+            await client.ask("POST", "/v2/repository/models/files/load", {"parameters": said})
+            await client.ask("POST", "/v2/repository/models/unloaded/unload", {})
+            for gone in ("unloaded", "deleted", "begun", "emptied/1", "emptied/2", "versions/2"):
+                shutil.rmtree(models / gone)
+            (models / "labelled" / "labels.txt").unlink()
+            shutil.rmtree(other)
+            for kept in scratch.iterdir():
+                shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+            whole = config.read_text()
+            config.write_text("{")
+            os.kill(server.process.pid, signal.SIGUSR2)
+            await server.until("not replaced")
+            # It serves on, and goes on to take changes.
+            await client.ask("POST", "/v2/repository/models/changed/load", {})
+            server.log.remove(server.event("not replaced"))
+            config.write_text(whole)
+            new = await replace(server, server.process.pid)
+            index = await client.ask("POST", "/v2/repository/index", {})
+            os.kill(new, signal.SIGTERM)
+
+    ready = sorted((one["name"], one["version"]) for one in index if one.get("state") == "READY")
+    assert [(name, "1") for name in ("changed", "left", "versions", "who")] == ready
+    told = {one["model"]: one["reason"] for one in records(server, "model not taken over")}
+    assert GONE.keys() == told.keys()
+    assert {} == {name: told[name] for name, reason in GONE.items() if reason not in told[name]}
+    (left,) = records(server, "versions of a model not taken over")
+    assert ("versions", ["2"], ["1"]) == (left["model"], left["versions"], left["instead"])
+    assert {str(other)} == {one["path"] for one in records(server, "model repository not served")}
+    lost = records(server, "not handed over")
+    assert {"files"} == {one["model"] for one in lost if one["what"] == "load of a client"}

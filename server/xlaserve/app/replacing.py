@@ -1,49 +1,114 @@
 """Takes over the changes that clients made in a server that this one replaces."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import structlog
 
-from xlaserve.concurrency.control_plane import Change
+from xlaserve.concurrency.control_plane import ANSWERING, OF_MODELS, Change, ChangeKind
 from xlaserve.errors import XlaserveError
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
 from xlaserve.residence.handover import ChangesNotTaken
+from xlaserve.residence.lost import GONE, check_lost
 from xlaserve.settings import Settings
+from xlaserve.storage.urls import url_of
 
 _log = structlog.get_logger("replacing")
 
 
-async def take_changes(
-    systemd: Systemd, settings: Settings, make_again: Callable[[Change], Awaitable[None]]
-) -> None:
+class Here(Protocol):
+    """The processes of this server."""
+
+    async def make_again(self, change: Change) -> None:
+        """Make a change that the replaced process has made; raises what making it raises."""
+
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what each process of the server says to a question."""
+        ...
+
+
+async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None:
     """Make again what clients have changed in the server that this one replaces, in its order.
 
-    Its own start is done by then. Raises ChangesNotTaken where it cannot be read, or a model
-    cannot be loaded as it is there: this server takes nothing over then.
+    Its own start is done by then. What is gone since is named in the log. Raises ChangesNotTaken
+    where the changes cannot be read, or a model that answers there fails to load here though its
+    files are there: this server takes nothing over then.
     """
+    if systemd.predecessor is None:
+        return
     try:
-        file = None if systemd.predecessor is None else await systemd.predecessor.changes()
+        file = await systemd.predecessor.changes()
     except OSError as error:
         raise ChangesNotTaken(str(error)) from error
-    if file is None:
-        return
-    count = 0
-    with file:
-        changes = handover.read(file, settings)
-        while (change := await asyncio.to_thread(next, changes, None)) is not None:
-            count += 1
+    theirs = None
+    gone: dict[str, tuple[str, str]] = {}
+    unloaded: set[str] = set()
+    if file is not None:
+        with file:
+            theirs = await asyncio.to_thread(handover.versions, file)
+            changes = handover.read(file, settings)
+            count = 0
+            while (change := await asyncio.to_thread(next, changes, None)) is not None:
+                count += 1
+                if change.kind is ChangeKind.UNLOAD:
+                    unloaded.add(change.subject)
+                if fault := await _fault_of(change, here):
+                    gone[change.subject] = (type(fault).__name__, str(fault))
+        _log.info("changes of clients taken over", changes=count)
+    answers = await here.replies(ANSWERING)
+    strict = settings.exit_on_error
+    check_lost(theirs, answers, gone=gone, unloaded=unloaded, strict=strict)
+
+
+async def _fault_of(change: Change, here: Here) -> XlaserveError | None:
+    """Make a change; return why it cannot be made that names a model which is gone.
+
+    Raises ChangesNotTaken where that blocks the replacement.
+    """
+    try:
+        await here.make_again(change)
+    except XlaserveError as error:
+        if change.kind in OF_MODELS:
+            if type(error).__name__ in GONE:
+                return error
+            raise ChangesNotTaken(f"{change.kind} '{change.subject}': {error}") from error
+        _log.warning(
+            "change of a client not taken over",
+            kind=change.kind,
+            subject=change.subject,
+            reason=str(error),
+            to_do="the client has to make it again",
+        )
+    return None
+
+
+def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:
+    """Return the settings of a replacement, without directories of models that cannot be read.
+
+    Where none can be read they are left as they are, and the start fails as any start does.
+    """
+    given = (settings.repository, *settings.model_repository)
+    if systemd.predecessor is None or settings.bare_model:
+        return settings
+    away: dict[int, str] = {}
+    for number, path in enumerate(given):
+        if not url_of(path):
             try:
-                await make_again(change)
-            except XlaserveError as error:
-                if handover.blocks_start(change):
-                    raise ChangesNotTaken(f"{change.kind} '{change.subject}': {error}") from error
-                _log.warning(
-                    "change of a client not taken over",
-                    kind=change.kind,
-                    subject=change.subject,
-                    reason=str(error),
-                    to_do="the client has to make it again",
-                )
-    _log.info("changes of clients taken over", changes=count)
+                os.scandir(path).close()
+            except OSError as error:
+                away[number] = error.strerror or str(error)
+    if len(away) == len(given):
+        return settings
+    for number, reason in away.items():
+        _log.error(
+            "model repository not served",
+            path=str(given[number]),
+            reason=reason,
+            to_do="send SIGUSR2 once more when it can be read: its models are loaded then",
+        )
+    first, *beside = (path for number, path in enumerate(given) if number not in away)
+    return replace(settings, repository=first, model_repository=tuple(beside))

@@ -309,7 +309,7 @@ class Application:
         else:
             await self._prepare_devices()
         await self.control.follower.start()
-        if self.settings.exit_on_error:
+        if self.settings.exit_on_error and self._systemd.predecessor is None:
             self.control.follower.check_start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -367,7 +367,7 @@ class Application:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
         if isinstance(plane := self.control.plane, OneProcess):
-            await take_changes(self._systemd, self.settings, plane.make_again)
+            await take_changes(self._systemd, self.settings, plane)
         self._manager.ready()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)

@@ -9,18 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import structlog
 
-from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.concurrency.control_plane import ANSWERING, LEFT_BEHIND, ChangeKind, ChangeText
 from xlaserve.process import last_words
 from xlaserve.process.endpoints import Listener
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
+from xlaserve.residence.lost import versions_of
 from xlaserve.settings import Settings
 
 _INIT = 1
@@ -54,8 +56,8 @@ class Changes(Protocol):
         """Return the files of a change; waits for the disk."""
         ...
 
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, by name."""
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what each process of the server says to a question."""
         ...
 
 
@@ -147,7 +149,11 @@ class Successor:
         directory = self._settings.scratch_directory
         try:
             files_of = self._changes.files_of
-            with await asyncio.to_thread(handover.write, directory, changes, files_of) as file:
+            theirs = versions_of(await self._changes.replies(ANSWERING), everywhere=False)
+            file, left = await asyncio.to_thread(
+                handover.write, directory, changes, files_of, theirs
+            )
+            with file:
                 socket.send_fds(channel, [CHANGES], [file.fileno()])
         except OSError as error:
             _log.error("changes of clients not handed over", reason=str(error))
@@ -155,7 +161,15 @@ class Successor:
                 # The replacement ends for want of them, which `_failed` waits for.
                 channel.shutdown(socket.SHUT_RDWR)
             return
-        _log.info("changes of clients handed over", changes=len(changes))
+        for subject, reason in left.items():
+            _log.error(
+                "not handed over",
+                what="load of a client",
+                model=subject,
+                reason=reason,
+                to_do="its client has to load it again, with its files",
+            )
+        _log.info("changes of clients handed over", changes=len(changes) - len(left))
 
     async def _replaced(self, process: int) -> None:
         _log.info("replaced", by=process)
@@ -163,7 +177,9 @@ class Successor:
             one.shut()
         self._systemd.hand_over(process)
         try:
-            left = dict(await self._changes.left_behind())
+            left = Counter[str]()
+            for counts in await self._changes.replies(LEFT_BEHIND):
+                left.update(counts)
             if not self._is_given_changes:
                 left["not asked for"] = len(await self._changes.hold(frozenset(ChangeKind)))
             for what, count in left.items():

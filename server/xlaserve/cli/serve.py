@@ -98,24 +98,21 @@ def _serve_logged(
 
 def _run_several(settings: Settings) -> None:
     # Without the core: the parent only holds the ports.
+    from xlaserve.app.replacing import without_repositories_away
     from xlaserve.workers.parent import run
 
     systemd = Systemd.of(os.environ)
-    uvloop.run(run(_as_replacement(settings, systemd), systemd))
-
-
-def _as_replacement(settings: Settings, systemd: Systemd) -> Settings:
-    """Return the settings with which a replacement that lacks a model takes nothing over."""
-    return settings if systemd.predecessor is None else replace(settings, exit_on_error=True)
+    uvloop.run(run(without_repositories_away(settings, systemd), systemd))
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
     # Imported only to serve: the other commands are quicker without.
+    from xlaserve.app.replacing import without_repositories_away
     from xlaserve.app.server import run
     from xlaserve.cli.display import TerminalDisplay
 
     systemd = Systemd.of(os.environ)
-    settings = _as_replacement(settings, systemd)
+    settings = without_repositories_away(settings, systemd)
     if not in_terminal:
         left = uvloop.run(run(settings, systemd=systemd))
     else:

@@ -18,6 +18,8 @@ from xlaserve.errors import ShuttingDown
 T = TypeVar("T")
 LEFT_BEHIND = "left behind"
 """The question what a process has that its replacement cannot be given: counts, by name."""
+ANSWERING = "answering"
+"""The question which models a process that loads answers for, and which failed to load."""
 
 
 class ChangeKind(StrEnum):
@@ -297,10 +299,10 @@ class OneProcess:
         """Return the files of a change; waits for the disk."""
         return self.files_of_model(change.subject) if change.kind is ChangeKind.LOAD else {}
 
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, by name."""
-        reply = self._replies.get(LEFT_BEHIND)
-        return {} if reply is None else await reply(None)
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return the answer of this process, if it has one."""
+        reply = self._replies.get(question)
+        return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:
         """Make a change that the replaced process has made; raises what making it raises."""

@@ -95,6 +95,10 @@ class StoreUnavailable(LoadFailed):
     """A model could not be loaded because its store does not answer; to try again may help."""
 
 
+class FilesMissing(LoadFailed):
+    """A model could not be loaded because a version, or a file that it needs, is not there."""
+
+
 class FileNameTooLong(LoadFailed):
     """A file that came with a load has a name that no file system takes."""
 
@@ -176,8 +180,7 @@ class OutOfMemory(XlaserveError):
 
 
 class OutOfMappings(OutOfMemory):
-    """The process may not have the memory mappings of more programs; at the system's limit it
-    would die."""
+    """The process may not have the memory mappings of more programs, it would die of them."""
 
     def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
         super().__init__(
@@ -511,10 +514,7 @@ class EngineGone(XlaserveError):
 
 
 class EngineLost(XlaserveError):
-    """The process that executed a request ended before it answered; another one replaces it.
-
-    The request may be why: to send it again could end another process.
-    """
+    """The process that executed a request ended before it answered; another one replaces it."""
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(

@@ -38,8 +38,8 @@ def opened(
             if size > limit_bytes:
                 raise InvalidModel(f"{name} has {size} bytes, more than the {limit_bytes} allowed")
             yield file, size
-    except (FileNotFoundError, NotADirectoryError):
-        raise InvalidModel(f"{name} is missing") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidModel(f"{name} is missing") from error
     except OSError as error:
         raise InvalidModel(f"{name} cannot be read: {error.strerror or error}") from error
 

@@ -1,8 +1,10 @@
 """The models that clients may ask about: loaded, or in the repository."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from xlaserve.concurrency.control_plane import ControlPlane, OneProcess
 from xlaserve.concurrency.workers import Workers
@@ -18,6 +20,7 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.settings import Settings
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 _REFRESH_SECONDS = 2.0
 """Seconds for which an index waits for the listing of stores: less than a process waits for the
 index of another one."""
@@ -48,7 +51,10 @@ class Catalog:
         workers: Workers,
         *,
         plane: ControlPlane | None = None,
+        reasons: Mapping[str, str] = _NONE,
     ) -> None:
+        """`reasons` say why the last load of a model came to no version."""
+        self._reasons = reasons
         self._settings = settings
         self._plane = plane or OneProcess()
         self._registry = registry
@@ -84,7 +90,7 @@ class Catalog:
         known = {row.name for row in rows}
         for name in await self.names():
             if name not in known and sees(name):
-                reason = self._repository.ambiguity(name) or "not loaded"
+                reason = self._repository.ambiguity(name) or self._reasons.get(name, "not loaded")
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
 

@@ -13,6 +13,7 @@ from xlaserve.concurrency.others import NOBODY, Others
 from xlaserve.concurrency.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import (
+    FilesMissing,
     LoadCancelled,
     LoadFailed,
     ModelControlForbidden,
@@ -21,10 +22,12 @@ from xlaserve.errors import (
     Unsupported,
     XlaserveError,
 )
+from xlaserve.residence.cancelling import Cancelling
 from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.dependents import Dependents
 from xlaserve.residence.following import RepositoryFollower
 from xlaserve.residence.loading import VersionLoader
+from xlaserve.residence.lost import answer_answering
 from xlaserve.residence.of_all import OfAll
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.overrides import (
@@ -44,7 +47,8 @@ from xlaserve.serving.access.sight import (
     step_now,
 )
 from xlaserve.serving.call import Operation, owner_now
-from xlaserve.serving.observability.event_notes import EventNotes
+from xlaserve.serving.observability.event_notes import EventNotes, cause_now
+from xlaserve.serving.observability.events import Cause
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode
 
@@ -88,12 +92,20 @@ class ModelControl:
         self._workers = workers
         self._turns = Turns()
         self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
+        self._cancelling = Cancelling(registry, self._notes)
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
         if isinstance(self.plane, OneProcess):
             self.plane.files_of_model = partial(_files_of, self._overrides)
         self._dependents = Dependents(registry)
-        self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
+        self.catalog = Catalog(
+            settings,
+            registry,
+            repository,
+            workers,
+            plane=self.plane,
+            reasons=self._notes.reasons,
+        )
         self.of_all = OfAll(self.catalog, others)
         self.follower = RepositoryFollower(
             settings,
@@ -104,6 +116,7 @@ class ModelControl:
             unload=partial(self._unload_shared, dependents=False),
             plane=self.plane,
         )
+        answer_answering(self.plane, registry, self.follower)
         self._stopping = False
         self._purging = 0
         """Purges in progress."""
@@ -166,6 +179,7 @@ class ModelControl:
         """Be ready no more, so that no new requests are sent here, and cancel every load."""
         self.follower.stop()
         self._stopping = True
+        self._cancelling.stop()
         self._loads.cancel()
         self._registry.notify()
 
@@ -195,7 +209,7 @@ class ModelControl:
         async def load() -> None:
             if before is not None:
                 await before()
-            await self._load_found(find)
+            await self._load_found(name, find)
 
         await self._share(name, key, load)
         self._dependents.named(name)
@@ -210,7 +224,8 @@ class ModelControl:
         No name is unknown. A load is ended wherever it is: the registry does not know it before
         its files are found.
         """
-        await self._loads.call_off(_of(name))
+        with self._cancelling.unloading(name):
+            await self._loads.call_off(_of(name))
         if self._registry.find(name) is not None:
             await self._unload_shared(name, dependents=False)
             self._registry.forget(name)
@@ -224,7 +239,8 @@ class ModelControl:
         self._purges += 1
         self._purging += 1
         try:
-            await self._loads.call_off()
+            with self._cancelling.unloading():
+                await self._loads.call_off()
             await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
             await self._loader.close()
         finally:
@@ -277,7 +293,7 @@ class ModelControl:
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            await self._loads.run((name, key), partial(self._notes.load, name, load))
+            await self._loads.run((name, key), partial(self._cancelling.load, name, load))
         except CalledOff:
             raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 
@@ -292,13 +308,14 @@ class ModelControl:
             # The permission to load this model is none to infer its steps.
             find = partial(_with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
-            await self._load_found(find, override, forced=parameters != _PLAIN)
+            await self._load_found(name, find, override, forced=parameters != _PLAIN)
         finally:
             if override is not None and self._overrides.get(name) is not override:
                 await self._workers.wait(override.remove)
 
     async def _load_found(
         self,
+        name: str,
         find: Callable[[], ModelSource],
         override: Override | None = None,
         *,
@@ -310,8 +327,9 @@ class ModelControl:
         try:
             source = await self._workers.wait(find)
         except ModelNotFound:
-            # A directory that is not there yet may be that of a volume that is not, either.
-            self._registry.standing.require_settled()
+            if cause_now() is not Cause.START:
+                # A directory that is not there yet may be that of a volume that is not, either.
+                self._registry.standing.require_settled(name)
             raise
         await self._load_steps(source)
         waits = source.config.is_ensemble or not self._turns.is_free(source.name)
@@ -391,7 +409,9 @@ class ModelControl:
                 try:
                     await self._load_shared(step.model_name)
                 except (ModelNotFound, LoadFailed) as error:
-                    raise LoadFailed(source.name, f"its step failed: {error}") from error
+                    is_gone = isinstance(error, (ModelNotFound, FilesMissing))
+                    kind = FilesMissing if is_gone else LoadFailed
+                    raise kind(source.name, f"its step failed: {error}") from error
 
     async def _refuse_cycle(self, source: ModelSource, path: tuple[str, ...]) -> None:
         for step in source.config.steps:
@@ -422,6 +442,8 @@ class ModelControl:
             if model is not None:
                 await self._loader.unload(model.versions.values())
             self._dependents.left(name)
+            self.follower.forget(name)
+            self._notes.reasons.pop(name, None)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)

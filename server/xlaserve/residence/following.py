@@ -1,8 +1,9 @@
 """Loads at start, and follows a repository that is polled."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import structlog
 
@@ -23,6 +24,15 @@ from xlaserve.settings.choices import ModelControlMode, Readiness
 
 EVERY_MODEL = "*"
 """Stands for all models of the repository, in the setting `load_model`."""
+
+_NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
+    {
+        ModelControlMode.EXPLICIT: "load it by the repository API, or start the server again",
+        ModelControlMode.POLL: "the next look at the repository loads it",
+        ModelControlMode.NONE: "start the server again",
+    }
+)
+"""What loads a model whose files were mended."""
 
 
 class RepositoryFollower:
@@ -48,7 +58,7 @@ class RepositoryFollower:
         self._unload = unload
         self._plane = plane
         self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
-        self._failed: set[str] = set()
+        self._failed: dict[str, tuple[str, str]] = {}
         self._standing = registry.standing
         self._is_on = False
         """Whether `start` has ended, and `stop` was not called."""
@@ -73,6 +83,15 @@ class RepositoryFollower:
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
+
+    @property
+    def failed(self) -> Mapping[str, tuple[str, str]]:
+        """Return the models that were to be loaded and failed: the error's class and its text."""
+        return self._failed
+
+    def forget(self, name: str) -> None:
+        """Want a model no more that failed: it was unloaded."""
+        self._failed.pop(name, None)
 
     def check_start(self) -> None:
         """Raise StartFailed if a model that was to be loaded is not there."""
@@ -141,10 +160,12 @@ class RepositoryFollower:
         try:
             await load(name)
         except XlaserveError as error:
-            self._failed.add(name)
-            self._log.error("model not loaded from the repository", model=name, error=str(error))
-        except Exception:
-            self._failed.add(name)
+            self._failed[name] = (type(error).__name__, str(error))
+            to_do = f"mend its files, then {_NEXT[self._settings.model_control_mode]}"
+            said = {"model": name, "error": str(error), "to_do": to_do}
+            self._log.error("model not loaded from the repository", **said)
+        except Exception as error:
+            self._failed[name] = (type(error).__name__, str(error))
             self._log.exception("model not loaded from the repository", model=name)
 
     async def poll(self) -> None:
@@ -199,12 +220,12 @@ class RepositoryFollower:
             await self._workers.fetch_for(self._repository.remotes.refresh)
 
     async def _unload_here(self, name: str) -> None:
-        self._failed.discard(name)
+        self.forget(name)
         if self._registry.find(name) is not None:
             await self._unload(name)
 
     async def _unload_gone(self, name: str) -> None:
-        self._failed.discard(name)
+        self.forget(name)
         if self._registry.find(name) is not None:
             change = Change(ChangeKind.UNLOAD, name, {"models": [name]})
             await self._plane.apply(change, partial(self._unload, name))

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from xlaserve.concurrency.control_plane import OF_MODELS, Change, ChangeKind, ChangeText
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ChangeText
 from xlaserve.errors import StartFailed
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode
@@ -48,6 +48,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     changes: list[_Entry]
+    versions: dict[str, list[str]] | None = None
+    """The versions that answer, by model; None of a server that does not say."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -60,31 +62,33 @@ def kinds(settings: Settings) -> frozenset[ChangeKind]:
     return _OF_ALL | _OF_MODELS if explicit else _OF_ALL
 
 
-def blocks_start(change: Change) -> bool:
-    """Tell whether a server without this change must not replace one that has it."""
-    return change.kind in OF_MODELS
-
-
 def write(
     directory: Path,
     changes: Sequence[ChangeText],
     files_of: Callable[[ChangeText], Mapping[str, bytes]],
-) -> BinaryIO:
+    versions: dict[str, list[str]] | None = None,
+) -> tuple[BinaryIO, Mapping[str, str]]:
     """Return a file without a name that holds changes with their files. Waits for the disk.
 
-    Raises OSError.
+    `versions` are those that answer, by model. Returns too why the files of a change cannot be
+    read any more, by its subject: it is left out. Raises OSError.
     """
+    left: dict[str, str] = {}
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115, its descriptor is handed over
     try:
         with tempfile.TemporaryFile(dir=directory) as contents:
             entries = []
             for change in changes:
-                files = files_of(change)
+                try:
+                    files = files_of(change)
+                except OSError as error:
+                    left[change.subject] = f"its files cannot be read: {error.strerror or error}"
+                    continue
                 data = msgspec.msgpack.encode(files) if files else b""
                 contents.write(data)
                 said = (change.kind, change.subject, change.arguments)
                 entries.append(_Entry(*said, len(data)))
-            head = msgspec.msgpack.encode(_Head(FORMAT, entries))
+            head = msgspec.msgpack.encode(_Head(FORMAT, entries, versions))
             file.write(len(head).to_bytes(_LENGTH_BYTES, "big") + head)
             contents.seek(0)
             while block := contents.read(1 << 20):
@@ -93,7 +97,15 @@ def write(
     except BaseException:
         file.close()
         raise
-    return file
+    return file, left
+
+
+def versions(file: BinaryIO) -> Mapping[str, Sequence[str]] | None:
+    """Return the versions that answer in the server that wrote a file, by model.
+
+    None where it does not say. Waits for the disk; raises ChangesNotTaken as `read` does.
+    """
+    return _head(file).versions
 
 
 def read(file: BinaryIO, settings: Settings) -> Iterator[Change]:

@@ -34,7 +34,7 @@ from xlaserve.residence.finishing import Finisher
 from xlaserve.residence.lifecycle import Event, State
 from xlaserve.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
 from xlaserve.residence.registry import Instance, Registry, Version
-from xlaserve.residence.repository.exhaustion import load_failure
+from xlaserve.residence.repository.exhaustion import read_failure
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
 from xlaserve.residence.repository.sources import ModelSource, VersionSource
 from xlaserve.runtime.devices.placement import ONE_CPU, Devices, with_file_of, without_effect
@@ -276,7 +276,7 @@ class VersionLoader:
                 return self._plan(model)
             return await self._load_booked(version, model, source, reservation, fetched)
         except InvalidModel as error:
-            raise load_failure(version.model, str(error), error.__cause__) from error
+            raise read_failure(version.model, str(error), error.__cause__) from error
         except MemoryError as error:
             raise OutOfMemory(version.model, "failed to load it, the host is full") from error
 
@@ -452,9 +452,9 @@ class VersionLoader:
             reason = f"answers from before, its reload failed: {reason}"
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
-        # Whoever cancels a load knows: its client, or the one who ends the server.
-        tell = self._log.info if isinstance(error, _CANCELLED) else self._log.warning
-        tell("model not loaded", model=version.model, version=version.number, reason=reason)
+        if not isinstance(error, _CANCELLED):  # else Cancelling says who has cancelled it
+            said = {"model": version.model, "version": version.number, "reason": reason}
+            self._log.warning("model not loaded", **said)
 
     # --- out ---
 

@@ -7,16 +7,15 @@ made by all side by side: the first load of a model, by a client that sees every
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
 from xlaserve.concurrency.control_plane import (
-    LEFT_BEHIND,
     OF_LOADS,
     OF_MODELS,
     Change,
@@ -28,6 +27,7 @@ from xlaserve.concurrency.control_plane import (
 from xlaserve.concurrency.sharing import Turns
 from xlaserve.errors import EngineGone, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
+from xlaserve.workers.failures import error_of
 from xlaserve.workers.messages import (
     LOADED,
     Answers,
@@ -431,14 +431,11 @@ class Control:
             return {}
         return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
 
-    async def left_behind(self) -> Mapping[str, int]:
-        """Count what a replacement cannot be given, in all workers that answer, by name."""
-        asked = AskAll(0, LEFT_BEHIND)
+    async def replies(self, question: str) -> Sequence[Any]:
+        """Return what all workers that answer a question say, but those that have nothing to."""
+        asked = AskAll(0, question)
         answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
-        found = Counter[str]()
-        for answer in answers:
-            found.update(answer.said or {})
-        return found
+        return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:
         """Have all workers make a change that the replaced server has made, and remember it.
@@ -455,7 +452,8 @@ class Control:
             failure = _DIED if did is None else did.failure
             if failure is not None:
                 _remove(text)
-                raise XlaserveError(failure.text)
+                error = error_of(failure)
+                raise error if isinstance(error, XlaserveError) else XlaserveError(failure.text)
         self._remember(text)
 
     def close(self) -> None:

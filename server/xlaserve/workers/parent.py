@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -100,6 +101,8 @@ class Supervisor:
         quotas = -1 if self._quotas is None else self._quotas.descriptor
         self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
         self._events = EventLog(settings.max_event_bytes)
+        # Of a replacement, `take_changes` tells which failures end it.
+        told = settings if systemd.predecessor is None else replace(settings, exit_on_error=False)
         endpoints = [(listener.setting, listener.address) for listener in listeners]
         # What systemd would wait for one process, it waits for each of several.
         answer_seconds = min(
@@ -110,7 +113,7 @@ class Supervisor:
         self._roles = [
             Role(
                 number,
-                encoded(share_of(settings, part)),
+                encoded(share_of(told, part)),
                 # The engine has no clients.
                 [] if part is Part.ENGINE else endpoints,
                 answer_seconds,
@@ -295,7 +298,7 @@ class Supervisor:
         ready = sum(one.is_ready for one in self.workers)
         if ready == len(self._roles) and not self.was_ready:
             try:
-                await take_changes(self._systemd, self._settings, self.control.make_again)
+                await take_changes(self._systemd, self._settings, self.control)
             except BaseException as error:
                 if isinstance(error, ENDS):
                     raise

@@ -7,22 +7,26 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from support.core import AddModel, Core, MakeCore, World
 
 from xlaserve.errors import (
     InvalidName,
     InvalidParameter,
+    LoadCancelled,
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
     ModelNotReady,
     OutOfFiles,
     OutOfSpace,
+    ShuttingDown,
     TooLarge,
 )
 from xlaserve.residence.repository.sources import ModelSource
@@ -339,6 +343,70 @@ async def test_a_cancelled_load_leaves_nothing(
 
     await core.control.load("m")
 
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+ENDS: dict[str, tuple[Callable[[Core, "asyncio.Task[None]"], Any], str, str]] = {
+    "left": (lambda core, load: load.cancel(), "its clients: none of them waits", "begins anew"),
+    "stopped": (lambda core, load: core.control.begin_shutdown(), "the end of the server", "start"),
+    "evicted": (
+        lambda core, load: asyncio.ensure_future(core.control.evict("m")),
+        "an unload by the server",
+        "until a client loads it",
+    ),
+    "purged": (
+        lambda core, load: asyncio.ensure_future(core.control.purge()),
+        "an unload of every model by the server",
+        "until a client loads it",
+    ),
+}
+"""How a load ends before its time, who did that, and what happens next."""
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_cancelled_load_is_a_line_that_names_who_and_what_next(
+    core: Core, add_model: AddModel, world: World, how: str
+) -> None:
+    end, by, then = ENDS[how]
+    add_model("m", {1: 1})
+    world.may_load.clear()
+    with capture_logs() as log:
+        load = asyncio.create_task(core.control.load("m"))
+        await until(world.loading.is_set)
+        ended = end(core, load)
+        await asyncio.sleep(0)
+        world.may_load.set()
+        with pytest.raises((asyncio.CancelledError, LoadCancelled, ShuttingDown)):
+            await load
+        if isinstance(ended, asyncio.Future):
+            await ended
+
+    (line,) = (one for one in log if one["event"] == "model not loaded")
+    assert ("info", "the load was cancelled") == (line["log_level"], line["reason"])
+    assert (True, True) == (by in line["by"], then in line["next"]), line
+    assert "the server" == line["asked_by"]
+    assert {} == core.control.failed_loads
+
+
+async def test_a_cancelled_reload_says_that_the_old_version_answers(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    directory = add_model("m", {1: 1})
+    await core.control.load("m")
+    (directory / "1" / "amount.json").write_text("2")
+    world.loading.clear()
+    world.may_load.clear()
+    with capture_logs() as log:
+        load = asyncio.create_task(core.control.load("m"))
+        await until(world.loading.is_set)
+        load.cancel()
+        await asyncio.sleep(0)
+        world.may_load.set()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+
+    (line,) = (one for one in log if one["event"] == "model not loaded")
+    assert "the version that was loaded before goes on to answer" == line["next"]
     assert ("1", 1.0) == await answer(core, "m")
 
 

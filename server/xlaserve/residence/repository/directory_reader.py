@@ -126,7 +126,7 @@ class DirectoryReader:
                 except InvalidModel as error:
                     raise InvalidModel(
                         f"label_filename of output '{output.name}': {error}"
-                    ) from None
+                    ) from error
         return replace(config, labels=MappingProxyType(labels)) if labels else config
 
     def versions(

@@ -4,13 +4,22 @@ import errno
 import resource
 from typing import TypeAlias
 
-from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace, StoreUnavailable, causes
+from xlaserve.errors import (
+    FilesMissing,
+    LoadFailed,
+    OutOfFiles,
+    OutOfSpace,
+    StoreUnavailable,
+    causes,
+)
 from xlaserve.storage.objects import StoreProblem
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a full disk, a quota, and the limit of a file's size."""
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """The error numbers of too many open files, of the process and of the system."""
+
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 LoadFailure: TypeAlias = LoadFailed | OutOfSpace | OutOfFiles
 
@@ -25,6 +34,13 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
     if number in OUT_OF_FILES:
         return OutOfFiles(model, reason, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return OutOfSpace(model, reason) if number in OUT_OF_SPACE else LoadFailed(model, reason)
+
+
+def read_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailure:
+    """Return the error of a load whose files cannot be read; one that is not there has its own."""
+    if _error_number(cause) in _MISSING:
+        return FilesMissing(model, reason)
+    return load_failure(model, reason, cause)
 
 
 def store_failure(model: str, reason: str, problem: StoreProblem) -> LoadFailed:

@@ -1,5 +1,6 @@
 """The entries in the root of a repository: models, and others with the reason."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -117,5 +118,6 @@ def is_version_directory(path: Path) -> bool:
     """Tell whether an entry may be a version; raises InvalidModel for a link to nothing."""
     if path.is_symlink() and not path.exists():
         # Where it leads to may be back later; a version is gone when its name is.
-        raise InvalidModel(f"version '{path.name}' is a link to nothing")
+        nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise InvalidModel(f"version '{path.name}' is a link to nothing") from nothing
     return path.is_dir()

@@ -33,6 +33,11 @@ def _problem(name: str) -> str | None:
     return next((problem for holds, problem in _PROBLEMS if holds(name)), None)
 
 
+def _is_undecoded(name: str) -> bool:
+    """Tell whether a name has bytes that are no UTF-8: Python has them as halves of pairs."""
+    return any("\udc80" <= character <= "\udcff" for character in name)
+
+
 def _has_control_character(name: str) -> bool:
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
 
@@ -42,6 +47,7 @@ _PROBLEMS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (lambda name: name != name.strip(), "it starts or ends with white space"),
     (lambda name: name in _LEAVES, "it leads out of its directory"),
     (lambda name: "/" in name or "\\" in name, "it holds a path separator"),
+    (_is_undecoded, "it is not UTF-8, rename it"),
     (_has_control_character, "it holds a control character"),
     (
         lambda name: len(name.encode(errors="replace")) > MAX_NAME_BYTES,

@@ -97,6 +97,8 @@ class Override:
     """A directory off the repository that stands in for a model's own until it is unloaded."""
 
     temporary: TemporaryDirectory
+    names: tuple[str, ...] = ()
+    """The files, as paths below the directory."""
 
     @property
     def directory(self) -> Path:
@@ -119,13 +121,15 @@ class Override:
                 raise
         except OSError as error:
             raise write_failure(model, error) from error
-        return cls(temporary)
+        return cls(temporary, tuple(sorted(f"{version}/{name}" for version, name in files)))
 
     def files(self) -> dict[str, bytes]:
-        """Return the files by the parameters that put them there. Waits for the disk."""
+        """Return the files by the parameters that put them there. Waits for the disk.
+
+        Raises OSError where one is gone: what tidies directories of temporary files may take it.
+        """
         root = self.directory
-        found = sorted(path for path in root.glob("*/*") if path.is_file())
-        return {f"{FILE_PREFIX}{path.relative_to(root)}": path.read_bytes() for path in found}
+        return {f"{FILE_PREFIX}{name}": (root / name).read_bytes() for name in self.names}
 
     def remove(self) -> None:
         """Remove the directory and everything below it."""

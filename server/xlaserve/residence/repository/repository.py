@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.errors import FilesMissing, InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.files.roots import Roots, by_text, lies_in
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.model_config.text import parse_json
 from xlaserve.residence.repository.directory_reader import DirectoryReader, check_own_files
-from xlaserve.residence.repository.exhaustion import load_failure
+from xlaserve.residence.repository.exhaustion import read_failure
 from xlaserve.residence.repository.fingerprints import Fingerprint, fingerprint_of
 from xlaserve.residence.repository.listing import (
     Listing,
@@ -178,12 +178,12 @@ class Repository:
             )
             versions = self._reader.versions(confined, config, sent=override is not None)
         except InvalidModel as error:
-            raise load_failure(name, str(error), error.__cause__) from error
+            raise read_failure(name, str(error), error.__cause__) from error
         except OSError as error:
             reason = f"its files cannot be read: {error.strerror}"
-            raise load_failure(name, reason, error) from error
+            raise read_failure(name, reason, error) from error
         if not versions:
-            raise LoadFailed(name, "no version directory is there that its version_policy picks")
+            raise FilesMissing(name, "no version directory is there that its version_policy picks")
         return ModelSource(name, config, versions)
 
     def find_at(self, name: str, location: Location) -> ModelSource:
@@ -199,10 +199,10 @@ class Repository:
             config = self._reader.config_at(path, location.schema)
             versions = self._reader.versions_at(path, config)
         except InvalidModel as error:
-            raise load_failure(name, str(error), error.__cause__) from error
+            raise read_failure(name, str(error), error.__cause__) from error
         except OSError as error:
             reason = f"'{location.path}' cannot be read: {error.strerror}"
-            raise load_failure(name, reason, error) from error
+            raise read_failure(name, reason, error) from error
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
@@ -221,10 +221,10 @@ class Repository:
         try:
             path = unpacked(self._reader.confine_url(url))
         except InvalidModel as error:
-            raise load_failure(name, str(error), error.__cause__) from error
+            raise read_failure(name, str(error), error.__cause__) from error
         except OSError as error:
             reason = f"'{url}' cannot be read: {error.strerror}"
-            raise load_failure(name, reason, error) from error
+            raise read_failure(name, reason, error) from error
         return self.find_at(name, Location(str(path)))
 
     def _is_bare(self) -> bool:

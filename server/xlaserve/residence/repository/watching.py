@@ -161,7 +161,12 @@ class RepositoryWatch:
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
         new = [name for name, reason in skipped.items() if self._skipped.get(name) != reason]
         for name in islice(sorted(new), _LOGGED):
-            self._log.warning("entry of the repository skipped", entry=name, reason=skipped[name])
+            self._log.warning(
+                "entry of the repository skipped",
+                entry=name,
+                reason=skipped[name],
+                to_do="make it the directory of a model, or give it a name that begins with a dot",
+            )
         if len(new) > _LOGGED:
             self._log.warning("more entries of the repository skipped", count=len(new) - _LOGGED)
         self._skipped = skipped

@@ -144,7 +144,8 @@ def span_of(
         call.operation.value,
         call.peer,
         record,
-        call.submitted_ns,
+        # Of a call that another process executed, only that one knows when it was submitted.
+        call.submitted_ns or (0 if executed is None else call.started_ns),
         0 if executed is None else executed.begun_ns,
         0 if executed is None else executed.ended_ns,
         ended,

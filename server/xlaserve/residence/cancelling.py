@@ -1,0 +1,88 @@
+"""Says of a cancelled load who has cancelled it, and what happens next."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import structlog
+
+from xlaserve.errors import LoadCancelled
+from xlaserve.residence.registry import Registry
+from xlaserve.serving.observability.event_notes import EventNotes, asker_now
+from xlaserve.serving.observability.events import NOBODY, Asker
+
+_ALL = ""
+
+
+class Cancelled(NamedTuple):
+    """The end of a load before its time."""
+
+    by: str
+    next: str
+    """What happens to its model."""
+
+
+LEFT = Cancelled(
+    "its clients: none of them waits any more",
+    "nothing: the next load of it begins anew",
+)
+STOPPING = Cancelled("the end of the server", "the next start loads what its settings say")
+_UNLOADED = "it stays unloaded until a client loads it"
+_ANSWERS = "the version that was loaded before goes on to answer"
+
+_log = structlog.get_logger("loading")
+
+
+class Cancelling:
+    """Knows who cancels the loads that end now."""
+
+    def __init__(self, registry: Registry, notes: EventNotes) -> None:
+        self._registry = registry
+        self._notes = notes
+        self._why: dict[str, Cancelled] = {}
+
+    async def load(self, name: str, load: Callable[[], Awaitable[None]]) -> None:
+        """Load a model, and note how that ended; raises what `load` does."""
+        asker = asker_now()
+        try:
+            await self._notes.load(name, load)
+        except (asyncio.CancelledError, LoadCancelled):
+            why = self._why.get(name) or self._why.get(_ALL) or LEFT
+            serves = why is LEFT and self._registry.ready(name)
+            _log.info(
+                "model not loaded",
+                model=name,
+                version="",
+                reason="the load was cancelled",
+                asked_by=_named(asker),
+                by=why.by,
+                next=_ANSWERS if serves else why.next,
+            )
+            raise
+
+    def stop(self) -> None:
+        """Have every load end, as the server does."""
+        self._why[_ALL] = STOPPING
+
+    @contextmanager
+    def unloading(self, name: str = _ALL) -> Iterator[None]:
+        """Have the loads of a model, or of all, end within a block since somebody unloads it."""
+        what = "an unload" if name else "an unload of every model"
+        before = self._why.get(name)
+        self._why[name] = Cancelled(f"{what} by {_named(asker_now())}", _UNLOADED)
+        try:
+            yield
+        finally:
+            if before is None:
+                self._why.pop(name, None)
+            else:
+                self._why[name] = before
+
+
+def _named(asker: Asker) -> str:
+    """Return a caller as the log names it."""
+    if asker == NOBODY:
+        return "the server"
+    principal = f"{asker.principal} at " if asker.principal else ""
+    return f"{principal}{asker.peer or 'an unknown address'} ({asker.protocol})"

@@ -1,0 +1,127 @@
+"""Names what a replaced server answered with and the new one does not, and tells what of it blocks.
+
+What is gone cannot be had again by waiting, and blocks nothing. What is there and fails to load can
+be mended: the old server goes on with it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from xlaserve.concurrency.control_plane import ANSWERING, ControlPlane
+from xlaserve.residence.following import RepositoryFollower
+from xlaserve.residence.handover import ChangesNotTaken
+from xlaserve.residence.registry import Registry
+
+GONE = frozenset({"ModelNotFound", "FilesMissing"})
+"""The errors of a load that found nothing to load."""
+_ABSENT = "ModelNotFound", "it is not in the model repository"
+_SHOWN = 10
+
+_log = structlog.get_logger("replacing")
+
+
+class Answering(msgspec.Struct, frozen=True):
+    """The models that a process answers for, and those that it failed to load."""
+
+    versions: dict[str, list[str]]
+    """The versions that answer, by model."""
+    failed: dict[str, tuple[str, str]]
+    """The class and the text of the error of what was to be loaded, by model."""
+    unsettled: str = ""
+    """Why the repository cannot be told yet; empty where all of it was read."""
+
+
+def answer_answering(plane: ControlPlane, registry: Registry, follower: RepositoryFollower) -> None:
+    """Have this process say what it answers for."""
+
+    async def reply(_: object) -> object:
+        if not plane.loads:
+            return None  # a front end shows what its engine answers for
+        models = (
+            (model.name, sorted(registry.answering(model.name))) for model in registry.models()
+        )
+        row = registry.standing.row
+        return msgspec.to_builtins(
+            Answering(
+                {name: versions for name, versions in models if versions},
+                dict(follower.failed),
+                "" if row.is_settled else row.says,
+            )
+        )
+
+    plane.answer(ANSWERING, reply)
+
+
+def versions_of(answers: Sequence[object], *, everywhere: bool) -> dict[str, list[str]]:
+    """Return the versions that answer in any of the processes, or in each of them."""
+    found: dict[str, set[str]] = {}
+    for count, answer in enumerate(_read(answers)):
+        for name in [*answer.versions, *found]:
+            here = set(answer.versions.get(name, ()))
+            known = found.get(name, set())
+            found[name] = (here & known if count else here) if everywhere else here | known
+    return {name: sorted(versions, key=int) for name, versions in found.items() if versions}
+
+
+def check_lost(
+    theirs: Mapping[str, Sequence[str]] | None,
+    answers: Sequence[object],
+    *,
+    gone: Mapping[str, tuple[str, str]],
+    unloaded: Collection[str],
+    strict: bool,
+) -> None:
+    """Log what is lost of the models that answer in the server that is to be replaced.
+
+    `theirs` are their versions, None where it does not say: then no model of the start may fail.
+    `gone` are loads of clients that found nothing, by model, and `unloaded` the models that clients
+    have unloaded there; with `strict` no other model of the start may fail either. Raises
+    ChangesNotTaken for what blocks the replacement.
+    """
+    ours = versions_of(answers, everywhere=True)
+    read = _read(answers)
+    failed = {name: error for answer in read for name, error in answer.failed.items()} | dict(gone)
+    if unsettled := next((answer.unsettled for answer in read if answer.unsettled), ""):
+        raise ChangesNotTaken(unsettled)
+    needed = dict(theirs or {})
+    if strict or theirs is None:
+        needed = dict.fromkeys(failed.keys() - set(unloaded), ()) | needed
+    broken = sorted(
+        name
+        for name, have in needed.items()
+        if failed.get(name, _ABSENT)[0] not in GONE
+        and (not ours.get(name) or not set(have) <= set(ours[name]))
+    )
+    if broken:
+        named = "; ".join(f"model '{name}': {failed[name][1]}" for name in broken[:_SHOWN])
+        raise ChangesNotTaken(f"{named}{' ...' if len(broken) > _SHOWN else ''}")
+    if theirs and not theirs.keys() & ours.keys():
+        raise ChangesNotTaken(f"none of the {len(theirs)} models that answer there is here")
+    for name, have in (theirs or {}).items():
+        if left := sorted(set(have) - set(ours.get(name, ())), key=int):
+            _tell(name, left, ours.get(name, []), failed.get(name, _ABSENT)[1])
+
+
+def _tell(name: str, left: Sequence[str], ours: Sequence[str], reason: str) -> None:
+    if ours:
+        _log.warning(
+            "versions of a model not taken over",
+            model=name,
+            versions=left,
+            instead=ours,
+            reason="they are not in the model repository, or its version_policy picks others",
+        )
+        return
+    _log.error(
+        "model not taken over",
+        model=name,
+        versions=left,
+        reason=reason,
+        to_do="clients of it get NOT_FOUND; put its files back, then load it",
+    )
+
+
+def _read(answers: Sequence[object]) -> list[Answering]:
+    return [msgspec.convert(answer, Answering) for answer in answers]
