@@ -175,7 +175,7 @@ def _too_much(memory_bytes: int) -> str:
 
 
 def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
-    from xlaserve.runtime.loaded import LoadContext
+    from xlaserve.runtime.load_context import LoadContext
 
     # As the table of loaders does: what converts is built upon this layer.
     known = OnnxSource(**{**source, "path": Path(source["path"])})
@@ -187,7 +187,7 @@ def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
 
 def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     from xlaserve.runtime import loaders
-    from xlaserve.runtime.loaded import LoadContext
+    from xlaserve.runtime.load_context import LoadContext
     from xlaserve.runtime.programs.compilation import Compilation
 
     batch = 0
