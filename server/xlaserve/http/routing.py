@@ -75,6 +75,12 @@ class Route:
     """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
     error: object = None
     """A msgspec type for the bodies of its errors; None for `{"error": text}`."""
+    name: str = field(init=False)
+    """Method and path, as observers are told them."""
+
+    def __post_init__(self) -> None:
+        # Once, and not for each request.
+        object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,7 +382,7 @@ def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
     else:
         call = call_of(route.operation, match.names, headers, peer)
         call.api = route.api
-    call.method = f"{route.method} {route.path}"
+    call.method = route.name
     return call
 
 
