@@ -150,8 +150,10 @@ class RouteTable:
     def shape_of_errors(self, target: str) -> MakeError:
         """Return the shape of errors at a target, whether or not a route is there."""
         path = path_of(target)
-        shapes = (shape for start, shape in self._errors.items() if path.startswith(start))
-        return next(shapes, plain_error)
+        for start, shape in self._errors.items():
+            if path.startswith(start):
+                return shape
+        return plain_error
 
 
 def _names(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
