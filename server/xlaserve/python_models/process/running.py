@@ -44,7 +44,7 @@ class RunningProcess:
             writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
             reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None
             given = (theirs.fileno(), *slabs)
-            self._process: "subprocess.Popen[bytes]" = start_deaf(
+            self._process: subprocess.Popen[bytes] = start_deaf(
                 [*COMMAND, str(os.getpid()), *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -66,7 +66,7 @@ class CompilerProcess:
         """Why it was killed by whoever watched it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
-            self._process: "subprocess.Popen[bytes]" = start_deaf(
+            self._process: subprocess.Popen[bytes] = start_deaf(
                 command,
                 env=variables,
                 stdin=subprocess.PIPE,
