@@ -61,6 +61,7 @@ OTHERWISE = {
     "language/confining.py": "a fork of a process of limited.py, which answers how it has ended",
     "python_models/process/running.py": "every line that it prints is logged as it comes",
     "workers/worker_process.py": "a worker writes to the log itself",
+    "process/children.py": "it starts those of others, which are here",
     "app/successor.py": "a successor writes to the log itself",
 }
 
@@ -98,6 +99,8 @@ def _starts_process(module: ast.Module) -> bool:
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) in ("subprocess", "asyncio", "os")
     }
+    if "start_deaf(" in ast.unparse(module):
+        return True
     return bool(
         names & {"Popen", "run", "check_output", "check_call", "create_subprocess_exec", "fork"}
     ) and ("subprocess" in ast.unparse(module) or "fork" in names)

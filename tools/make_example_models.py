@@ -22,7 +22,8 @@ from xlaserve.authoring.export import Exportable, load_exportable
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import jax_runtime
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

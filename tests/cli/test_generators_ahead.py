@@ -12,7 +12,7 @@ from support.process import command, run
 from xlaserve.generation.loading import GeneratorModel
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import cache_key
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

@@ -20,7 +20,13 @@ from architecture import workers
 SERVER = Path(__file__).parents[2] / "server"
 MOST_SECONDS = 120
 STARTERS = frozenset(
-    {"subprocess.run", "subprocess.Popen", "asyncio.create_subprocess_exec", "os.fork"}
+    {
+        "subprocess.run",
+        "start_deaf",
+        "subprocess.Popen",
+        "asyncio.create_subprocess_exec",
+        "os.fork",
+    }
 )
 
 KINDS = {
@@ -39,6 +45,7 @@ LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork._
 TEMPLATE = KINDS[LIMITED]
 NO_CHILDREN = {
     "app/successor.py: Successor.start": "it is the next server",
+    "process/children.py: start_deaf": "it starts those above that have a row",
     "process/endings.py: end_session_with_this": (
         "it looks for the end of its session, and ends then"
     ),

@@ -13,7 +13,8 @@ from xlaserve.authoring.export import export_model
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import jax_runtime
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Value
 from xlaserve.tensors import Tensor
 
 Load: TypeAlias = Callable[..., LoadedModel]

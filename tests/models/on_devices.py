@@ -17,7 +17,7 @@ from xlaserve.model_config.message import config_of
 from xlaserve.runtime.devices import jax_runtime, sites
 from xlaserve.runtime.exported.jax_export import JaxExportModel
 from xlaserve.runtime.exported.outputs import DeviceTensor
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.loaders import predict_size
 from xlaserve_proto import inference
 

@@ -19,7 +19,8 @@ from support.plain_models import load_plain
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 from xlaserve.runtime.programs import programs
 from xlaserve.tensors import Tensor
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import betterproto
 import pytest
 
-from xlaserve.artifact import shapes
 from xlaserve.errors import InvalidModel
-from xlaserve.model_config import buckets
+from xlaserve.model_config import buckets, compiled_shapes
 from xlaserve.model_config import fields as config_fields
 from xlaserve.model_config.fields import FIELDS, PARAMETERS, SHOWN_FIELDS, Effect
 from xlaserve.model_config.schema import Field, schema_of
@@ -239,7 +238,7 @@ def test_parameters_that_are_read_are_in_the_table() -> None:
     sources = "".join(file.read_text() for file in SOURCES.rglob("*.py"))
     read = set(re.findall(r'config\.parameters(?:\.get\(|\[)"(\w+)"', sources))
     read |= {buckets.BATCH_SIZES, buckets.BATCH_INDEPENDENT}
-    read |= {shapes.COMPILED_SHAPES, shapes.MAX_ON_DEMAND_SHAPES}
+    read |= {compiled_shapes.COMPILED_SHAPES, compiled_shapes.MAX_ON_DEMAND_SHAPES}
     read |= {configured.PREFIX_CACHE, configured.STEP_SIZES}
 
     assert {"devices", "placement", "mesh", "partition"} < read

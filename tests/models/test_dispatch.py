@@ -18,7 +18,8 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.devices.sites import Site
 from xlaserve.runtime.exported.jax_export import JaxExportModel
 from xlaserve.runtime.exported.outputs import DeviceTensor
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs.program_table import Program, Table
 from xlaserve.tensors import Tensor
 

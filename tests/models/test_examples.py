@@ -15,7 +15,8 @@ from xlaserve.authoring.export import load_exportable
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

@@ -303,7 +303,7 @@ def test_narrow_model_gives_the_same_when_served_beside_wide_ones(tmp_path: Path
     with jax.enable_x64(True):
         from xlaserve.model_config.config import ModelConfig
         from xlaserve.runtime import loaders
-        from xlaserve.runtime.loaded import LoadContext
+        from xlaserve.runtime.load_context import LoadContext
 
         model = loaders.load(path, LoadContext("m", "1", ModelConfig()))
         found = model.execute({"x": ROWS})["y"]

@@ -15,7 +15,7 @@ from support.hlo import donates, host_traffic
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)
 

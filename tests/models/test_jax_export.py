@@ -21,7 +21,8 @@ from xlaserve.model_config.config import ConfigTensor, ModelConfig
 from xlaserve.runtime.exported import jax_export, outputs
 from xlaserve.runtime.exported.outputs import DeviceTensor
 from xlaserve.runtime.failures import raise_if_exhausted
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs import programs
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 

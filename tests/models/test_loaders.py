@@ -15,7 +15,8 @@ from xlaserve.model_config.config import ConfigTensor, DynamicBatching, ModelCon
 from xlaserve.model_config.message import config_of
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices.placement import Devices
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry
 from xlaserve.tensors import DATATYPES

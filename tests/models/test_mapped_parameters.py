@@ -14,7 +14,7 @@ from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.exported import jax_export
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import programs
 
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ import xlaserve
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 SOURCES = Path(xlaserve.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

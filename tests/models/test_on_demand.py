@@ -15,7 +15,8 @@ from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.devices.sites import Site
 from xlaserve.runtime.exported import single_file
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, OnDemand
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, OnDemand
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]

@@ -18,7 +18,7 @@ from xlaserve.cli.export import export
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 W = np.arange(8, dtype=np.float32).reshape(4, 2)
 B = np.ones(2, ml_dtypes.bfloat16)

@@ -18,7 +18,7 @@ from xlaserve.offline.targets.child import Child
 from xlaserve.offline.targets.jobs import Job
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices.placement import Devices
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 EXAMPLES = ("digits", "identity", "mlp", "simple")
 NETWORKS = (

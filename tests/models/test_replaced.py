@@ -22,7 +22,7 @@ from xlaserve.cli import application
 from xlaserve.generation import exporting
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 EXAMPLE = Path(__file__).parents[2] / "examples/models/identity"
 

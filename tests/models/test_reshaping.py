@@ -13,7 +13,7 @@ from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.text import parse_json
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.wrappers.reshaping import Reshape
 
 

@@ -21,7 +21,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices.placement import ONE_CPU
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 OUTSIDE = "neither in the model repository nor in a model_root"
 

@@ -23,7 +23,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.row_proofs import neighbours, tolerances
 from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import proving, second_net
 from xlaserve.runtime.programs.program_table import Program
 from xlaserve.runtime.programs.second_net import within

@@ -20,7 +20,7 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.devices.sites import Site
 from xlaserve.runtime.exported.jax_export import JaxExportModel
 from xlaserve.runtime.exported.outputs import JaxInFlight
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs.mappings import Mappings
 from xlaserve.runtime.sequential import Sequential, Step
 from xlaserve.runtime.wrappers import states as states_module

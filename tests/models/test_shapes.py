@@ -17,7 +17,8 @@ from xlaserve.errors import InvalidModel, InvalidTensor
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.exported import single_file
 from xlaserve.runtime.exported.outputs import DeviceTensor
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

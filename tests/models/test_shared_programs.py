@@ -24,7 +24,8 @@ from xlaserve.errors import LoadCancelled
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs import programs
 from xlaserve.runtime.programs.shared_programs import Lease, SharedProgram, SharedPrograms
 

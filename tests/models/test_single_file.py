@@ -22,7 +22,8 @@ from xlaserve.model_config.config import ConfigTensor, ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.exported import single_file
 from xlaserve.runtime.exported.single_file import signature_of
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 from xlaserve.runtime.programs import programs
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 

@@ -23,7 +23,8 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.exported.outputs import DeviceTensor
 from xlaserve.runtime.exported.stepped import SteppedModel
-from xlaserve.runtime.loaded import Answer, Generating, LoadContext
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Answer, Generating
 
 
 def asked(start: int, count: int) -> dict[str, Any]:

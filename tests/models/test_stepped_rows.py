@@ -21,7 +21,8 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.exported.jax_export import JaxExportModel
 from xlaserve.runtime.exported.stepped import SteppedModel
 from xlaserve.runtime.exported.stepped_rows import Row, SteppedRows
-from xlaserve.runtime.loaded import Answer, LoadContext
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Answer
 from xlaserve.runtime.programs.mappings import Mappings
 from xlaserve.runtime.stepping import Stepping
 

@@ -21,7 +21,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.row_proofs.verdict import Independence
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import trials
 from xlaserve.runtime.programs.compilation import Compilation, of_settings
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

@@ -12,7 +12,8 @@ import pytest
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.files.roots import Roots
 from xlaserve.model_config.text import parse_json
-from xlaserve.runtime.loaded import Answer, LoadContext, ModelInfo
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Answer, ModelInfo
 from xlaserve.runtime.wrappers import warmup
 from xlaserve.tensors import BYTES, DATATYPES, TensorSpec
 

@@ -17,15 +17,8 @@ from xlaserve.residence.control import ModelControl
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.runtime.devices.placement import ONE_CPU, Devices
-from xlaserve.runtime.loaded import (
-    Dispatching,
-    LoadContext,
-    ModelInfo,
-    ModelMemory,
-    OnDemand,
-    Stage,
-    Value,
-)
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Dispatching, ModelInfo, ModelMemory, OnDemand, Stage, Value
 from xlaserve.serving.engine import Engine
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.stations.table import Stations

@@ -11,7 +11,8 @@ import pytest
 
 from xlaserve.runtime import identity
 from xlaserve.runtime.identity import IdentityModel
-from xlaserve.runtime.loaded import Answer, LoadContext, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Answer, Value
 from xlaserve.tensors import Parameter
 
 PREFIX = "count"

@@ -13,7 +13,7 @@ from xlaserve.generation.loading import GeneratorModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.handling import AnswerParameters, UnsentRequest
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import cache_key
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from xlaserve.runtime.exported import jax_export
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 
 def load_plain(directory: Path, context: LoadContext) -> JaxExportModel:

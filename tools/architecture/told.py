@@ -281,6 +281,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future that the loop waits for, within a limit of time",
     ),
     Worker(
+        "process/children.py: start_deaf",
+        "each of the processes below that has a row of its own",
+        "starts it so that it does not hear what is meant for the server",
+        "the mask of signals of the thread that starts it",
+        "nothing",
+    ),
+    Worker(
         "process/best_effort.py: BestEffortStream._enqueue",
         "`log`",
         "writes records of the log whose reader does not read; there from the first of them on",

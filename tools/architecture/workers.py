@@ -17,6 +17,7 @@ STARTERS = frozenset(
         "HostThreads",
         "DeviceThreads",
         "subprocess.run",
+        "start_deaf",
         "subprocess.Popen",
         "asyncio.create_subprocess_exec",
         "asyncio.to_thread",

@@ -51,7 +51,7 @@ class Here:
         """Load a model as a server does, with the cache of all steps."""
         from xlaserve.model_config.config import ModelConfig
         from xlaserve.runtime import loaders
-        from xlaserve.runtime.loaded import LoadContext
+        from xlaserve.runtime.load_context import LoadContext
         from xlaserve.runtime.programs import compilation
         from xlaserve.settings import Settings
 

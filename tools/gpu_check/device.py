@@ -16,7 +16,8 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import jax_runtime, sites
 from xlaserve.runtime.devices.sites import Site
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.settings import Settings
 from xlaserve.tensors import Tensor, TensorSpec

@@ -2,22 +2,18 @@
 
 from collections.abc import Callable, Mapping
 
+from xlaserve.app import extensions
 from xlaserve.app.core import Core
-from xlaserve.app.grpc import http2_limits
+from xlaserve.app.extensions import Shown
 from xlaserve.app.listeners import METRICS_ON_HTTP
 from xlaserve.grpc.runner import Runner
-from xlaserve.grpc_web.service import GrpcWeb
 from xlaserve.http.connection.bodies import BodyLimits
+from xlaserve.http.connection.exchange import OtherProtocol
 from xlaserve.http.connection.origins import Origins
 from xlaserve.http.connection.server import HttpLimits, HttpServer
-from xlaserve.http.dashboard.events_page import EventRoutes
-from xlaserve.http.dashboard.history_page import HistoryRoutes
-from xlaserve.http.dashboard.hosting_page import HostingRoutes
-from xlaserve.http.dashboard.model_page import ModelPageRoutes
-from xlaserve.http.dashboard.pages import page_routes
 from xlaserve.http.json.json_tensors import JsonRules
 from xlaserve.http.metrics.metrics import Metrics
-from xlaserve.http.routing import Route, RouteTable
+from xlaserve.http.routing import MakeError, Route, RouteTable
 from xlaserve.http.sagemaker.sagemaker import sagemaker_routes
 from xlaserve.http.threads import OffLoop
 from xlaserve.http.v2.generate import GenerateRoutes
@@ -26,13 +22,8 @@ from xlaserve.http.v2.inference import InferenceRoutes
 from xlaserve.http.v2.repository import RepositoryRoutes
 from xlaserve.http.v2.runtime_settings import RuntimeSettingsRoutes
 from xlaserve.http.v2.shared_memory import SharedMemoryRoutes
-from xlaserve.openai.routes import OpenAiRoutes
-from xlaserve.residence.platforms.hosting import HostingBoard
 from xlaserve.residence.platforms.multi_model import MultiModelContainer
 from xlaserve.residence.platforms.runtime import ModelRuntime
-from xlaserve.residence.reports.model_board import ModelBoard
-from xlaserve.residence.reports.status_board import StatusBoard
-from xlaserve.settings.choices import ModelControlMode
 
 
 def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:
@@ -62,10 +53,14 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
         core.shared,
         core.gates,
         origins=Origins.of(settings),
-        other=None
-        if grpc is None
-        else GrpcWeb(grpc, http2_limits(settings), OffLoop(core.workers.host)),
+        other=None if grpc is None else _protocol(core, grpc),
     )
+
+
+def _protocol(core: Core, grpc: Runner) -> OtherProtocol | None:
+    rows = (row.protocol for row in extensions.EXTENSIONS if row.protocol is not None)
+    make = next(rows, None)
+    return None if make is None else make(core, grpc)
 
 
 def http_routes(
@@ -95,15 +90,6 @@ def http_routes(
         json_rules=json_rules,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
-    openai = OpenAiRoutes(
-        core.engine,
-        core.registry,
-        core.workers.host,
-        max_json_depth=depth,
-        max_stream_bytes=core.settings.max_infer_stream_bytes,
-        max_choices=core.settings.max_choices,
-        max_embedding_inputs=core.settings.max_embedding_inputs,
-    )
     repository = RepositoryRoutes(core.control, max_json_depth=depth)
     container = MultiModelContainer(
         core.control,
@@ -123,7 +109,7 @@ def http_routes(
         *HealthRoutes(core.control.follower).table(),
         *inference.table(),
         *generate.table(),
-        *openai.table(),
+        *(route for row in extensions.EXTENSIONS for route in row.http(core)),
         *repository.table(),
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
@@ -132,37 +118,12 @@ def http_routes(
             core.control.plane, core.tracing, core.engine, max_json_depth=depth
         ).table(),
     ]
-    board = StatusBoard(
-        core.control, core.registry, core.capacity, core.settings.model_control_mode
-    )
-    rows += HistoryRoutes(core.history, core.others).table()
-    permits = core.access.permits
-    rows += EventRoutes(core.events, permits).table()
-    rows += ModelPageRoutes(
-        ModelBoard(core.registry, core.history.failures),
-        core.control.catalog,
-        core.others,
-        permits=permits,
-        controllable=core.settings.model_control_mode is ModelControlMode.EXPLICIT,
-        grpc_endpoint=core.settings.grpc_endpoint,
-    ).table()
-    hosting = HostingBoard(
-        core.registry,
-        core.capacity,
-        mesh=mesh,
-        container=container if core.settings.sagemaker else None,
-    )
-    rows += HostingRoutes(hosting, core.others).table()
-    rows += page_routes(
-        rows,
-        board,
-        core.description,
-        core.others,
-        permits,
-        grpc_endpoint=core.settings.grpc_endpoint,
-        platform=hosting.platform,
-    )
-    return RouteTable(rows)
+    for row in extensions.EXTENSIONS:
+        rows += row.pages(core, Shown(rows, mesh, container))
+    shapes: dict[str, MakeError] = {}
+    for row in extensions.EXTENSIONS:
+        shapes |= row.errors()
+    return RouteTable(rows, shapes)
 
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:

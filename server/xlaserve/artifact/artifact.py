@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +14,14 @@ import numpy as np
 from jax.export import Exported
 from jax.extend.mlir import ir
 
-from xlaserve.artifact import computation_key, custom_calls, dimensions, manifest, wrapper
+from xlaserve.artifact import (
+    computation_key,
+    custom_calls,
+    dimensions,
+    element_types,
+    manifest,
+    wrapper,
+)
 from xlaserve.artifact.computation import (
     Abstract,
     Computation,
@@ -61,18 +67,6 @@ _SAFE_CUSTOM_CALLS = re.compile(
 )
 # Not in it, though jax.export lets them through: kernels of the model's own (Pallas), which may
 # touch any device memory, and calls into TensorFlow. Callbacks into Python never come this far.
-
-_ELEMENT_TYPES = MappingProxyType(
-    {
-        "bool": "i1",
-        "bfloat16": "bf16",
-        "float8_e4m3fn": "f8E4M3FN",
-        "float8_e5m2": "f8E5M2",
-        "complex64": "complex<f32>",
-        "complex128": "complex<f64>",
-    }
-)
-"""MLIR's names of dtypes where they are not simply shorter."""
 
 _CUSTOM_CALL = re.compile(
     r'custom_call @(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[\w.$-]+))'
@@ -312,13 +306,7 @@ def _check_signature(exported: Exported, module: _Module) -> None:
 
 def _tensor_type(aval: _Abstract) -> str:
     sizes = [str(size) if isinstance(size, int) else "?" for size in aval.shape]
-    return f"tensor<{'x'.join([*sizes, _element_type(aval.dtype.name)])}>"
-
-
-def _element_type(dtype: str) -> str:
-    if dtype in _ELEMENT_TYPES:
-        return _ELEMENT_TYPES[dtype]
-    return dtype.replace("uint", "ui").replace("int", "i").replace("float", "f")
+    return f"tensor<{'x'.join([*sizes, element_types.name_of(aval.dtype.name)])}>"
 
 
 def _few(types: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """Which programs a load will compile, told from manifest and configuration alone. Needs no JAX."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,12 +8,11 @@ from math import prod
 from xlaserve.artifact.manifest import Manifest
 from xlaserve.artifact.target_sizes import IN_FLIGHT
 from xlaserve.errors import InvalidModel
-from xlaserve.model_config import buckets
+from xlaserve.model_config import buckets, compiled_shapes
 from xlaserve.model_config.buckets import FIXED, BucketPlan
+from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.row_proofs.verdict import Independence
-
-_SHAPES = "compiled_shapes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +87,8 @@ def _is_exact(described: Manifest, config: ModelConfig) -> bool:
 
 def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Return the sizes that are compiled of open dimensions other than the batch."""
-    said = config.parameters.get(_SHAPES)
+    said = config.parameters.get(COMPILED_SHAPES)
     if said is None:
         return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}
-    with suppress(ValueError, TypeError, AttributeError):
-        if said.lstrip().startswith("{"):
-            listed = json.loads(said)
-            return {name: tuple(map(int, sizes)) for name, sizes in listed.items() if sizes}
-        found = tuple(map(int, said.split(",")))
-        names = {size for shape in described.named_shapes for size in shape[1:]}
-        return {name: found for name in names if not name.isdecimal()}
-    return {}
+    names = {size for shape in described.named_shapes for size in shape[1:]}
+    return compiled_shapes.parse(said, [name for name in names if not name.isdecimal()])

@@ -16,6 +16,7 @@ from xlaserve.files import files
 from xlaserve.files.files import FileRecord
 from xlaserve.files.roots import ANYWHERE, Roots
 from xlaserve.model_config.buckets import MAX_BATCH_SIZE
+from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES
 from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.tensors import TensorSpec, datatype_named
 
@@ -130,9 +131,9 @@ class Manifest:
         if self.batch_independent is not None:
             said["batch_independent"] = str(self.batch_independent).lower()
         if self.compiled_shapes:
-            said["compiled_shapes"] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
+            said[COMPILED_SHAPES] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
         if self.max_on_demand_shapes:
-            said["max_on_demand_shapes"] = str(self.max_on_demand_shapes)
+            said[MAX_ON_DEMAND_SHAPES] = str(self.max_on_demand_shapes)
         return said
 
 

@@ -10,21 +10,15 @@ from itertools import product
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
-import msgspec
 import numpy as np
 from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.model_config import compiled_shapes
 from xlaserve.model_config.buckets import BATCH_SIZES
+from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
-
-COMPILED_SHAPES = "compiled_shapes"
-"""The parameter of a configuration that lists the sizes: "128,512", or by the names that the
-dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
-
-MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
-"""The parameter that says for how many other shapes programs are kept."""
 
 TRIED_SIZE = 8
 """Size of an open dimension for which none is listed, where a model is tried or analysed."""
@@ -220,18 +214,11 @@ def _others(
     return OpenDimensions(combinations, places)
 
 
-def _sizes(text: str, names: Sequence[str]) -> Mapping[str, list[int]]:
-    short = len(names) == 1 and not text.lstrip().startswith("{")
-    try:
-        written = f'{{"{names[0]}":[{text}]}}' if short else text
-        sizes = msgspec.json.decode(written, type=dict[str, list[int]])
-    except msgspec.MsgspecError:
-        sizes = {}
-    if set(sizes) != set(names) or not all(
-        found and min(found) > 0 and len(set(found)) == len(found) for found in sizes.values()
-    ):
+def _sizes(text: str, names: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    sizes = compiled_shapes.parse(text, names)
+    if set(sizes) != set(names):
         _refuse(COMPILED_SHAPES, f"sizes for each of {', '.join(names)}", f"'{text[:64]}'")
-    return {name: sorted(found) for name, found in sizes.items()}
+    return {name: tuple(sorted(found)) for name, found in sizes.items()}
 
 
 def _refuse(parameter: str, expected: str, got: str) -> NoReturn:

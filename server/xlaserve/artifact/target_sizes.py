@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from xlaserve.errors import InvalidModel
+from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES
 from xlaserve.model_config.config import ModelConfig
 
 IN_FLIGHT = 2
@@ -24,7 +25,7 @@ _MAX_BYTES = 1 << 50
 _MAX_NAME_LENGTH = 32
 
 _CHANGE_PROGRAMS = frozenset(
-    {"batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes", "placement"}
+    {"batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES, "placement"}
 )
 """Parameters of a configuration with which other programs are compiled than were recorded."""
 

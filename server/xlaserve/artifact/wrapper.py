@@ -56,7 +56,7 @@ class _Aval:
 
 _LEAF, _NONE, _TUPLE, _LIST, _DICT = range(5)
 
-_DTYPES = (
+DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128", "bfloat16", "int4", "uint4"),
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
@@ -128,7 +128,7 @@ def _abstract(table: "_Table") -> Abstract:
     if table.number(_Aval.KIND, "<b"):
         raise ValueError("an argument or a result is no array")
     shape = ", ".join(table.texts(_Aval.SHAPE))
-    return Abstract(_DTYPES[table.number(_Aval.DTYPE, "<B")], shape)
+    return Abstract(DTYPES[table.number(_Aval.DTYPE, "<B")], shape)
 
 
 def _whole_tree(table: "_Table", count: int) -> Tree:

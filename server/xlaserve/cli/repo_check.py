@@ -28,7 +28,7 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.calls import Arrays, Asked, Change, Replies
 from xlaserve.runtime.devices import device
 from xlaserve.runtime.host import PythonHost
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.metrics import ModelMetrics
 from xlaserve.runtime.programs import compilation
 from xlaserve.settings import Settings

@@ -32,7 +32,7 @@ from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import device
 from xlaserve.runtime.devices import target_kinds as kinds
 from xlaserve.runtime.devices.target_kinds import Target
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import compilation, program_store
 from xlaserve.runtime.programs.compilation_cache import CompilationCache, name_of
 from xlaserve.runtime.programs.program_store import ProgramStore

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from io import BytesIO
 from types import MappingProxyType, TracebackType
@@ -21,7 +21,6 @@ from xlaserve.dialing.interface import (
     ModelTensors,
     asked,
 )
-from xlaserve.dialing.rest_memory import RestMemory
 from xlaserve.dialing.rest_stream import events, read_event, write_generate
 from xlaserve.errors import UnknownDatatype
 from xlaserve.serving.inference import InferRequest, SharedInput
@@ -37,6 +36,7 @@ from xlaserve.tensors import (
 )
 
 _OK = 200
+_MEMORY = "/v2/systemsharedmemory"
 _NO_WORD_OF_HEALTH = frozenset({401, 403, 404})
 """Statuses that do not say how a server is, but that it does not tell."""
 _STATUSES: Mapping[int, str] = MappingProxyType(
@@ -384,6 +384,28 @@ def _flat(value: Any) -> list[Any]:
 def _elements(spec: TensorSpec, array: Tensor) -> list[Any]:
     flat: list[Any] = array.ravel().tolist()
     return [element.decode() for element in flat] if spec.datatype is BYTES else flat
+
+
+class RestMemory:
+    """Has a server know shared memory of this machine (system shared memory extension)."""
+
+    def __init__(self, read: Callable[[str, str, Json | None], Awaitable[Any]]) -> None:
+        """`read` sends a method, a path and a body, and returns the JSON of the answer."""
+        self._read = read
+
+    async def register(self, name: str, key: str, size: int) -> None:
+        """Have the server know shared memory by a name."""
+        path = f"{_MEMORY}/region/{quote(name, safe='')}/register"
+        await self._read("POST", path, {"key": key, "offset": 0, "byte_size": size})
+
+    async def unregister(self, name: str) -> None:
+        """Have the server forget it; one that it does not know is no error."""
+        await self._read("POST", f"{_MEMORY}/region/{quote(name, safe='')}/unregister", {})
+
+    async def knows(self, name: str) -> bool:
+        """Tell whether the server knows shared memory of a name."""
+        rows = await self._read("GET", f"{_MEMORY}/status", None)
+        return any(isinstance(row, dict) and row.get("name") == name for row in rows)
 
 
 def _json(value: object) -> bytes:

@@ -41,11 +41,11 @@ from xlaserve.runtime.generator import configured
 from xlaserve.runtime.generator.counts import GenerationCounts
 from xlaserve.runtime.generator.info import TEXT, GenerationInfo
 from xlaserve.runtime.handling import ModelRequest
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import NONE_OPTIONAL, ModelInfo, Stage, Value
 from xlaserve.runtime.programs.kept_programs import KeptPrograms
 from xlaserve.runtime.uncompiled import UncompiledModel
 from xlaserve.runtime.waiting import Waiting
-from xlaserve.runtime.wrappers.optional_inputs import NONE_OPTIONAL
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 PLATFORM = "generator"

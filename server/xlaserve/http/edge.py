@@ -1,10 +1,10 @@
 """The mapping of errors to HTTP answers, for every route alike.
 
-Their shape is `{"error": text}`, but for the paths of OpenAI's endpoints.
+Their shape is `{"error": text}`, but for paths that have another one.
 """
 
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TypeVar
@@ -23,8 +23,7 @@ from xlaserve.errors.access import QuotaExceeded, TooManyRequests, Unauthenticat
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.compression import UnsupportedEncoding
 from xlaserve.http.messages import NO_STORE, HttpResponse, json_response
-from xlaserve.http.openai_errors import error_body, has_openai_errors
-from xlaserve.http.routing import path_of
+from xlaserve.http.routing import MakeError, all_plain, plain_error
 from xlaserve.net.compression import CODINGS
 from xlaserve.net.status import wire_status
 from xlaserve.serving.call_record import count_answer
@@ -59,26 +58,29 @@ def error_response(
     status: HTTPStatus,
     headers: Mapping[str, str] = MappingProxyType({}),
     *,
-    path: str = "",
+    shape: MakeError = plain_error,
     error: BaseException | None = None,
 ) -> HttpResponse:
-    """Answer `{"error": text}`, or what OpenAI's clients expect at that path of a request.
+    """Answer a text in the shape that errors have at the path of a request.
 
     `error` is what was raised, None where nothing was.
     """
     shown = text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
     # Broken UTF-8 is shown as it came, escaped.
     shown = shown.encode(errors="backslashreplace").decode()
-    told: object = {"error": shown}
-    if has_openai_errors(path_of(path)):
-        told = error_body(shown, status, error)
-    body = json_response(told, status)
+    body = json_response(shape(shown, status, error), status)
     # Caches keep some errors unasked: 404, 405, 410, 414 and 501 (RFC 9110, 15.1).
     kept = {**NO_STORE, **headers}
     return HttpResponse(status, parts=body.parts, headers=kept, compressible=False)
 
 
-async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T | HttpResponse:
+async def translate_errors(
+    answer: Awaitable[T],
+    *,
+    method: str,
+    path: str,
+    shape_of: Callable[[str], MakeError] = all_plain,
+) -> T | HttpResponse:
     """Await an answer; an exception becomes the one that the status table gives it."""
     try:
         return await answer
@@ -87,25 +89,27 @@ async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T
     except ENDS:
         raise
     except BaseException as error:
-        return translate(error, method=method, path=path)
+        return translate(error, method=method, path=path, shape=shape_of(path))
 
 
-def translate(error: BaseException, *, method: str, path: str) -> HttpResponse:
+def translate(
+    error: BaseException, *, method: str, path: str, shape: MakeError = plain_error
+) -> HttpResponse:
     """Return the answer that an exception becomes; one that nobody expected is logged.
 
     Its bytes are those of the call that the exception has ended.
     """
-    answer = _translated(error, method=method, path=path)
+    answer = _translated(error, shape, method=method, path=path)
     count_answer(error, answer.size)
     return answer
 
 
-def _translated(error: BaseException, *, method: str, path: str) -> HttpResponse:
+def _translated(error: BaseException, shape: MakeError, *, method: str, path: str) -> HttpResponse:
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
         if isinstance(error, QuotaExceeded | TooManyRequests):
             headers = {"Retry-After": str(math.ceil(error.retry_seconds))}
         status = wire_status(error).http
-        return error_response(str(error), status, headers, path=path, error=error)
+        return error_response(str(error), status, headers, shape=shape, error=error)
     _log.error("unexpected exception", method=method, path=path, exc_info=error)
-    return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR, path=path)
+    return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR, shape=shape)

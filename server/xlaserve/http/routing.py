@@ -1,13 +1,28 @@
 """The table of routes by method and path, and paths as clients wrote them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import MappingProxyType
+from typing import TypeAlias
 from urllib.parse import unquote
 
 from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Prepare
 from xlaserve.serving.call import Api, Operation
+
+MakeError: TypeAlias = Callable[[str, HTTPStatus, BaseException | None], object]
+"""Makes the JSON of an error: from its text and status, and what was raised if anything was."""
+
+
+def plain_error(text: str, status: HTTPStatus, error: BaseException | None) -> object:
+    """Return the body that errors have unless their path has a shape of its own."""
+    return {"error": text}
+
+
+def all_plain(target: str) -> MakeError:
+    """Return that body's shape for every target."""
+    return plain_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,12 @@ class Route:
     """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
     error: object = None
     """A msgspec type for the bodies of its errors; None for `{"error": text}`."""
+    name: str = field(init=False)
+    """Method and path, as observers are told them."""
+
+    def __post_init__(self) -> None:
+        # Once, and not for each request.
+        object.__setattr__(self, "name", f"{self.method} {self.path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +113,16 @@ def path_of(target: str) -> str:
 
 
 class RouteTable:
-    """Finds the route of a request."""
+    """Finds the route of a request, and the shape of its errors."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        errors: Mapping[str, MakeError] = MappingProxyType({}),
+    ) -> None:
+        """`errors` are shapes by the beginnings of paths, without query; others are plain."""
         self.routes = tuple(routes)
+        self._errors = errors
         self._by_length: dict[int, list[tuple[tuple[str, ...], Route]]] = {}
         for route in self.routes:
             segments = tuple(route.path.split("/"))
@@ -119,6 +146,14 @@ class RouteTable:
                 return Match(route, names, allowed)
             allowed.append(route.method)
         return Match(None, {}, allowed)
+
+    def shape_of_errors(self, target: str) -> MakeError:
+        """Return the shape of errors at a target, whether or not a route is there."""
+        path = path_of(target)
+        for start, shape in self._errors.items():
+            if path.startswith(start):
+                return shape
+        return plain_error
 
 
 def _names(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:

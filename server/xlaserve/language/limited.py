@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from xlaserve.process import last_words
-from xlaserve.process.children import started_deaf
+from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Stopped, is_stopped
 
 _SIZE_BYTES = 4
@@ -228,19 +228,18 @@ class Limited:
 
 def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
     # Nothing of the server's environment: its secrets are no business of what runs there.
-    with started_deaf():
-        return subprocess.Popen(
-            [sys.executable, "-s", "-P", "-X", "utf8", str(script), str(life)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A pipe: a process without files may write no other, and one that fills it is ended.
-            stderr=subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            cwd="/",
-            bufsize=0,
-            pass_fds=[life],
-            start_new_session=True,
-        )
+    return start_deaf(
+        [sys.executable, "-s", "-P", "-X", "utf8", str(script), str(life)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A pipe: a process without files may write no other, and one that fills it is ended.
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd="/",
+        bufsize=0,
+        pass_fds=[life],
+        start_new_session=True,
+    )
 
 
 def _end(process: "subprocess.Popen[bytes]", held: int) -> None:

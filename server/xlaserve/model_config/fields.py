@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import betterproto
 
+from xlaserve.model_config.compiled_shapes import COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES
 from xlaserve.model_config.schema import BadConfig, Field, given_of, schema_of, shown
 from xlaserve_proto import inference
 
@@ -232,7 +233,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
         **dict.fromkeys(
             (
                 EXECUTE_DELAY,
-                *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
+                *("batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES),
                 "split_batches",
                 *("devices", "placement", "mesh", "partition"),
                 "execution",

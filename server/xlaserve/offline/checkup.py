@@ -12,7 +12,8 @@ from xlaserve.model_config.config import EnsembleStep, ModelConfig
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.sources import ModelSource, VersionSource
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, ModelInfo
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, ModelInfo
 from xlaserve.serving.ensemble import plan_ensemble
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]

@@ -7,7 +7,7 @@ from pathlib import Path
 from xlaserve.errors import XlaserveError
 from xlaserve.offline.targets.jobs import Compiled
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from xlaserve.http.openai_errors import InvalidField
 from xlaserve.openai import bodies, forms
 from xlaserve.openai.bodies import Sampling
+from xlaserve.openai.errors import InvalidField
 from xlaserve.openai.forms import Form
 from xlaserve.openai.tool_bodies import ToolCall
 from xlaserve.tensors import Parameter

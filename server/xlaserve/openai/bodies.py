@@ -9,7 +9,7 @@ import msgspec
 from xlaserve.errors import InvalidBody
 from xlaserve.generation.asking import MOST_LOGPROBS
 from xlaserve.http.json.json_text import check_depth
-from xlaserve.http.openai_errors import UNKNOWN, UNSUPPORTED, InvalidField
+from xlaserve.openai.errors import UNKNOWN, UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import (
     CHAT_HINTS,
     CHAT_REFUSED,

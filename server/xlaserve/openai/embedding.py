@@ -12,12 +12,12 @@ from xlaserve.errors import ModelNotReady, Overloaded, QueueTimeout
 from xlaserve.errors.access import TooManyRequests
 from xlaserve.errors.language import ModelHasNoText
 from xlaserve.http.messages import HttpRequest, HttpResponse
-from xlaserve.http.openai_errors import CONTEXT_LENGTH, UNSUPPORTED, InvalidField
 from xlaserve.http.threads import OffLoop
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.openai import embedding_answers
 from xlaserve.openai.asking import Prompt, listed
 from xlaserve.openai.bodies import EmbeddingFields
+from xlaserve.openai.errors import CONTEXT_LENGTH, UNSUPPORTED, InvalidField
 from xlaserve.openai.texts import computed
 from xlaserve.runtime.embedding import batches
 from xlaserve.runtime.embedding.batches import Ids, Part

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from xlaserve.http.json.json_tensors import JsonRules, NotInJson, write_elements
-from xlaserve.http.openai_errors import InvalidField
+from xlaserve.openai.errors import InvalidField
 from xlaserve.tensors import Buffer, Tensor, datatype_named
 
 NUMBER_BYTES = 16

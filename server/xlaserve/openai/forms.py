@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from xlaserve.http.openai_errors import UNSUPPORTED, InvalidField
 from xlaserve.language.tool_calls import ToolCalls
 from xlaserve.language.tool_families import FAMILIES, ToolFamily
 from xlaserve.openai.bodies import ChatFields
+from xlaserve.openai.errors import UNSUPPORTED, InvalidField
 from xlaserve.openai.tool_bodies import (
     MOST_TOOLS,
     Function,

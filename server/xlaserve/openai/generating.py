@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import ModelNotReady
 from xlaserve.http.messages import HttpRequest
-from xlaserve.http.openai_errors import CONTEXT_LENGTH, InvalidField
 from xlaserve.openai.answers import PromptDetails, Usage
 from xlaserve.openai.asking import Asked, Prompt
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.openai.choices import Choice
+from xlaserve.openai.errors import CONTEXT_LENGTH, InvalidField
 from xlaserve.openai.texts import ModelText, Texts
 from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.serving.engine import Engine

@@ -13,7 +13,6 @@ from xlaserve.http.edge import translate
 from xlaserve.http.events import EVENT_STREAM_TYPE
 from xlaserve.http.json.json_text import count_octets
 from xlaserve.http.messages import JSON_TYPE, HttpRequest, HttpResponse, HttpStream, json_response
-from xlaserve.http.openai_errors import ErrorBody
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.threads import OffLoop
 from xlaserve.openai.answers import (
@@ -29,6 +28,7 @@ from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequ
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
+from xlaserve.openai.errors import ErrorBody, error_body
 from xlaserve.openai.generating import Begun, Generations
 from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
 from xlaserve.residence.registry import Registry
@@ -258,7 +258,7 @@ class OpenAiRoutes:
         except BaseException as error:
             if not has_sent or isinstance(error, ConnectionError):
                 raise
-            answer = translate(error, method="POST", path=path)
+            answer = translate(error, method="POST", path=path, shape=error_body)
             yield _event(b"".join(answer.parts))
 
 

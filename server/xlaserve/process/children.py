@@ -6,13 +6,24 @@ one that a model has ended, and be told, tried again, and blamed on that model.
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 """Signals that end, reload or replace a server."""
+
+
+def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a process that does not hear those signals, with what else Popen takes.
+
+    Raises OSError where the system refuses.
+    """
+    with started_deaf():
+        return subprocess.Popen(command, **options)
 
 
 @contextmanager

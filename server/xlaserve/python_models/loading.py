@@ -23,7 +23,8 @@ from xlaserve.python_models.triton.copies import TritonCopy
 from xlaserve.runtime.config_served import ServedConfig
 from xlaserve.runtime.devices import placement
 from xlaserve.runtime.host import PythonHost
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelInfo, Stage
 from xlaserve.runtime.wrappers import optional_inputs
 
 CONCURRENCY = 64

@@ -17,7 +17,8 @@ from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry, Version
 from xlaserve.residence.repository.sources import VersionSource
 from xlaserve.runtime.devices.placement import Devices
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
 """Turns a version directory into a loaded model; blocks."""

@@ -39,12 +39,8 @@ from xlaserve.residence.repository.remote.fetched import FetchedFiles
 from xlaserve.residence.repository.sources import ModelSource, VersionSource
 from xlaserve.runtime.devices.placement import ONE_CPU, Devices, with_file_of, without_effect
 from xlaserve.runtime.host import PythonHost
-from xlaserve.runtime.loaded import (
-    DEFAULT_MAX_SEQUENCES,
-    MAX_ON_DEMAND_SHAPES,
-    LoadContext,
-    LoadedModel,
-)
+from xlaserve.runtime.load_context import DEFAULT_MAX_SEQUENCES, MAX_ON_DEMAND_SHAPES, LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
 from xlaserve.runtime.programs.shared_programs import SharedPrograms

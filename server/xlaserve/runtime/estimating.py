@@ -9,7 +9,6 @@ from where it is made to where it is read last.
 # mypy: disallow-untyped-calls=False
 
 import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from xlaserve.artifact import computation
+from xlaserve.artifact.element_types import ITEMSIZES
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -74,8 +74,6 @@ _SPLITS = 16
 until they are added up: 22 were seen."""
 
 _MAX_SPLIT_BYTES = 4 << 20
-
-_BITS = re.compile(r"\d+")
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
     {
@@ -304,20 +302,12 @@ class _Walk:
         ]
         name = str(array.element_type)
         widened = self._widens and name in _WIDENED
-        nbytes = prod(sizes) * self._bits(name) // 8
+        itemsize = 4 if widened else ITEMSIZES.get(name, 1)
+        nbytes = prod(sizes) * itemsize
         return _Value(tuple(sizes), nbytes, numbers, is_widened=widened)
 
     def _open(self, shape: Sequence[int] | None, index: int) -> int:
         return shape[index] if shape is not None and index < len(shape) else self._rows
-
-    def _bits(self, name: str) -> int:
-        if name.startswith("complex"):
-            return 2 * self._bits(name[len("complex<") : -1])
-        if name in _WIDENED and self._widens:
-            return 32
-        found = _BITS.search(name)
-        bits = 8 if name.startswith("f8") or not found else int(found[0])
-        return max(8, bits)
 
 
 def _most(made: Iterable[_Place]) -> int:

@@ -11,7 +11,8 @@ from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.fields import EXECUTE_DELAY
 from xlaserve.runtime.devices import placement
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.runtime.uncompiled import UncompiledModel
 from xlaserve.runtime.wrappers import optional_inputs
 from xlaserve.tensors import describe

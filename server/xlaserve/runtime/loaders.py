@@ -24,7 +24,8 @@ from xlaserve.runtime.devices.target_kinds import of_kind
 from xlaserve.runtime.embedding import declared as embedding
 from xlaserve.runtime.embedding.declared import Declared
 from xlaserve.runtime.generator import configured as generation
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.wrappers import ragged, reshaping, warmup
 

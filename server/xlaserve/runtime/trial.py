@@ -22,7 +22,7 @@ from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.process import last_words
-from xlaserve.process.children import started_deaf
+from xlaserve.process.children import start_deaf
 from xlaserve.process.confinement import confine, limit_processor
 from xlaserve.process.endings import end_with_parent
 from xlaserve.process.silence import Stopped
@@ -105,15 +105,14 @@ def _run(
     Raises InvalidModel where it takes longer.
     """
     said: str | None = given
-    with started_deaf():
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+    process = start_deaf(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     with process:
         stopped, until = Stopped(process.pid), time.monotonic() + seconds
         try:
@@ -175,7 +174,7 @@ def _too_much(memory_bytes: int) -> str:
 
 
 def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
-    from xlaserve.runtime.loaded import LoadContext
+    from xlaserve.runtime.load_context import LoadContext
 
     # As the table of loaders does: what converts is built upon this layer.
     known = OnnxSource(**{**source, "path": Path(source["path"])})
@@ -187,7 +186,7 @@ def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
 
 def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     from xlaserve.runtime import loaders
-    from xlaserve.runtime.loaded import LoadContext
+    from xlaserve.runtime.load_context import LoadContext
     from xlaserve.runtime.programs.compilation import Compilation
 
     batch = 0

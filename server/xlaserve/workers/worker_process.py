@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from xlaserve.concurrency.control_plane import OF_MODELS, ChangeKind
-from xlaserve.process.children import started_deaf
+from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Silence
 from xlaserve.workers.channel import Channel, ChannelError, from_worker
 from xlaserve.workers.handing import handing_pair
@@ -251,10 +251,9 @@ class WorkerProcess:
 
 def _started(channel: str, given: Sequence[int]) -> "subprocess.Popen[bytes]":
     # Not by the event loop: uvloop has what it starts hear every signal.
-    with started_deaf():
-        return subprocess.Popen(
-            [*COMMAND, channel, str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=given,
-            start_new_session=True,
-        )
+    return start_deaf(
+        [*COMMAND, channel, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=given,
+        start_new_session=True,
+    )

@@ -31,7 +31,8 @@ from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import jax_runtime
 from xlaserve.runtime.devices.placement import ONE_CPU
-from xlaserve.runtime.loaded import LoadContext, ModelMemory
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelMemory
 from xlaserve.runtime.programs import cache_key, programs
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

@@ -20,7 +20,7 @@ import xlaserve
 from xlaserve.errors import InvalidModel, OutOfMemory
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.exported.jax_export import JaxExportModel
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs import compilation_cache, proving
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

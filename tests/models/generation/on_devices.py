@@ -16,7 +16,7 @@ from xlaserve.generation.loading import GeneratorModel
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import jax_runtime, sites
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 RULES: dict[str, list[str | None]] = {
     "layers/*/[qkv]": [None, "model"],

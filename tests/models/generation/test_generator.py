@@ -26,7 +26,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
 from xlaserve.runtime.generator.info import mask_words
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 SAMPLED = {"temperature": 1.5, "ignore_eos": True, "max_tokens": 12}
 ENDLESS = {"ignore_eos": True}

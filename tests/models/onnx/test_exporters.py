@@ -16,7 +16,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.importers.onnx.importing import Options, import_model
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.tensors import Tensor
 

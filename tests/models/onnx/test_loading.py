@@ -14,7 +14,8 @@ from xlaserve.importers.onnx import importing, loading
 from xlaserve.importers.onnx.importing import Options
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Stage
 from xlaserve.runtime.programs import compilation
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.conversions import Conversions

@@ -15,7 +15,8 @@ from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ConfigTensor, ModelConfig
 from xlaserve.offline import contents
 from xlaserve.runtime import loaders, trial
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.conversions import Conversions
 from xlaserve.tensors import DATATYPES, Tensor

@@ -11,7 +11,8 @@ from support.targets import export_sharded, keys, warm
 from xlaserve.authoring.export import export_model
 from xlaserve.model_config.text import read_config
 from xlaserve.runtime import loaders
-from xlaserve.runtime.loaded import LoadContext, LoadedModel
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel
 from xlaserve.runtime.programs import cache_key
 from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.runtime.programs.compilation_cache import CompilationCache

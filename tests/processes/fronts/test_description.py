@@ -97,6 +97,13 @@ def test_nothing_but_descriptions_is_made(said: object) -> None:
         read(msgspec.msgpack.encode([said, said]))
 
 
+@pytest.mark.parametrize("name", ["Compilation", "Declared", "LoadContext", "PythonHost"])
+def test_nothing_of_a_load_is_made(name: str) -> None:
+    """A front end loads no model: its description knows nothing of how one is loaded."""
+    with pytest.raises(UnknownDescription, match=f"expected a class of descriptions, got '{name}'"):
+        read(msgspec.msgpack.encode([["class", name, {}], 5]))
+
+
 def test_what_has_no_form_is_refused() -> None:
     """Instead of a front end that shows another model than there is."""
     config = replace(ModelConfig(), parameters=MappingProxyType({"p": object()}))  # type: ignore[dict-item]

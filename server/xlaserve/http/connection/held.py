@@ -8,6 +8,7 @@ from xlaserve.concurrency.completion import settle
 from xlaserve.errors import BudgetExhausted
 from xlaserve.http.edge import translate
 from xlaserve.http.messages import JOINED_BYTES, HttpResponse
+from xlaserve.http.routing import MakeError, all_plain
 from xlaserve.net.ledger import Account, Kind
 
 _READ_BYTES = 256 << 10
@@ -139,13 +140,21 @@ class Held:
 
     # --- the answer ---
 
-    def begin_answer(self, answer: HttpResponse, size: int, method: str, path: str) -> HttpResponse:
+    def begin_answer(
+        self,
+        answer: HttpResponse,
+        size: int,
+        method: str,
+        path: str,
+        shape_of: Callable[[str], MakeError] = all_plain,
+    ) -> HttpResponse:
         """Return an answer that is to be written, or what is said where there is no memory.
 
         One that is short is counted only where it has to wait.
         """
         if not self.begin_part(size):
-            return translate(self.refusal("the answer", size), method=method, path=path)
+            refusal = self.refusal("the answer", size)
+            return translate(refusal, method=method, path=path, shape=shape_of(path))
         return answer
 
     def begin_part(self, size: int) -> bool:

@@ -176,14 +176,17 @@ class HttpServer:
         """Answer a request of the general path; raises ConnectionError if its client is gone."""
         method, path, held = request.method, request.target, request.connection.held
         try:
-            answer = await translate_errors(self._answer(request), method=method, path=path)
+            shape_of = self._routes.shape_of_errors
+            answer = await translate_errors(
+                self._answer(request), method=method, path=path, shape_of=shape_of
+            )
             if answer is None:
                 return
             if request.is_begun:
                 # Of an answer that was begun nothing can be taken back.
                 request.connection.abort()
                 return
-            answer = held.begin_answer(answer, answer.size, method, path)
+            answer = held.begin_answer(answer, answer.size, method, path, shape_of)
         finally:
             held.end_request()
         try:
@@ -230,11 +233,12 @@ class HttpServer:
         if method == "OPTIONS" and (allowed or path == _SERVER):
             methods = allowed or (route.method for route in self._routes.routes)
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
+        shape = self._routes.shape_of_errors(path)
         if allowed:
             text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
-            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), path=path)
+            return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), shape=shape)
         return error_response(
-            f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path
+            f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, shape=shape
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
@@ -382,7 +386,7 @@ def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
     else:
         call = call_of(route.operation, match.names, headers, peer)
         call.api = route.api
-    call.method = f"{route.method} {route.path}"
+    call.method = route.name
     return call
 
 

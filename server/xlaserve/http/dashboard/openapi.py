@@ -73,7 +73,7 @@ def describe(routes: Iterable[Route], *, version: str) -> Object:
             "title": NAME,
             "version": version,
             "summary": "A server for JAX models.",
-            "description": _ABOUT,
+            "description": _FAILURES + (_AS_OPENAI if "OpenAI" in tags else "") + _ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": _ABOVE}],
@@ -88,8 +88,9 @@ def describe(routes: Iterable[Route], *, version: str) -> Object:
     }
 
 
-_ABOUT = """\
-Every failure is answered `{"error": text}`, and below `/v1` and `/openai/v1` as OpenAI does.
+_FAILURES = 'Every failure is answered `{"error": text}`'
+_AS_OPENAI = ", and below `/v1` and `/openai/v1` as OpenAI does"
+_ABOUT = """.
 Besides what is listed with each operation:
 a path that is not here is 404, a method that a path does not have is 405 with `Allow`;
 a request that cannot be read at all is 400; while too many connections are open

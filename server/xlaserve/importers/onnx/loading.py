@@ -17,7 +17,8 @@ from xlaserve.importers.onnx.text_model import TextModel, with_numbers
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.exported import jax_export
 from xlaserve.runtime.failures import raise_if_exhausted
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 
 Convert: TypeAlias = Callable[[OnnxSource, Path, LoadContext], None]
 """Converts a model to a version directory; raises InvalidModel that names the model."""

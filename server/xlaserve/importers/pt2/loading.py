@@ -5,7 +5,8 @@ from pathlib import Path
 from xlaserve.artifact.onnx_source import OnnxSource
 from xlaserve.importers.onnx import loading
 from xlaserve.importers.pt2.importing import Options, import_program
-from xlaserve.runtime.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import LoadedModel, Stage
 
 
 def load(directory: Path, context: LoadContext) -> LoadedModel:

@@ -34,7 +34,7 @@ from xlaserve.python_models.process.slab import SlabReader, SlabWriter
 from xlaserve.runtime.calls import Arrays, Asked, Change, Replies, answered
 from xlaserve.runtime.handling import NO_SENDER, AnswerParameters, TensorParameters
 from xlaserve.runtime.host import PythonHost
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 from xlaserve.runtime.metrics import Described, Metric, ModelMetrics
 from xlaserve.tensors import Tensor
 

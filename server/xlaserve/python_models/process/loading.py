@@ -9,7 +9,8 @@ from xlaserve.python_models.loaded import PLATFORM, LoadedPython, close_all
 from xlaserve.python_models.process.beginning import Beginning
 from xlaserve.python_models.process.copies import ProcessCopy
 from xlaserve.runtime.host import PythonHost
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, ModelMemory, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelInfo, ModelMemory, Stage
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from xlaserve.process.children import started_deaf
+from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Stopped
 from xlaserve.python_models.process.pipe import Pipe
 from xlaserve.python_models.process.printing import ProcessLog, log_printed
@@ -44,15 +44,14 @@ class RunningProcess:
             writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
             reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None
             given = (theirs.fileno(), *slabs)
-            with started_deaf():
-                self._process = subprocess.Popen(
-                    [*COMMAND, str(os.getpid()), *map(str, given)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[descriptor for descriptor in given if descriptor >= 0],
-                    start_new_session=True,
-                )
+            self._process: subprocess.Popen[bytes] = start_deaf(
+                [*COMMAND, str(os.getpid()), *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[descriptor for descriptor in given if descriptor >= 0],
+                start_new_session=True,
+            )
             failed.pop_all()
         self.stopped = Stopped(self._process.pid)
         """For how long somebody has stopped it (SIGSTOP)."""

@@ -23,7 +23,6 @@ from xlaserve.errors import InvalidTensor
 from xlaserve.model_config import buckets
 from xlaserve.model_config.buckets import FIXED, BucketPlan
 from xlaserve.row_proofs import neighbours
-from xlaserve.row_proofs.neighbours import Difference
 from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.runtime.devices import sites
 from xlaserve.runtime.devices.device_parameters import DeviceParameters
@@ -35,7 +34,8 @@ from xlaserve.runtime.exported.outputs import DeviceTensor, JaxInFlight, left_th
 from xlaserve.runtime.exported.stepped import SteppedModel, max_steps
 from xlaserve.runtime.exported.stepped_rows import SteppedRows
 from xlaserve.runtime.failures import invalid_model, raise_if_exhausted
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelInfo, Stage, Value
 from xlaserve.runtime.programs import trials
 from xlaserve.runtime.programs.compile_plan import CompilePlan
 from xlaserve.runtime.programs.executables import Executables, packed
@@ -449,7 +449,7 @@ def _compiled(
             packed(parameters.packing),
         )
 
-    def find_difference(tried: OpenDimensions) -> Difference | None:
+    def find_difference(tried: OpenDimensions) -> neighbours.Difference | None:
         return _find_difference(subject(tried), compiler_of(tried), tried, context)
 
     def compiler_of(tried: OpenDimensions) -> Compiler:
@@ -523,7 +523,7 @@ def _embedding(
 
 def _find_difference(
     subject: Subject, compiler: Compiler, tried: OpenDimensions, context: LoadContext
-) -> Difference | None:
+) -> neighbours.Difference | None:
     """Try whether rows change with those beside them, at one size of each other dimension.
 
     What is not tried to the end is said in the log: the author's word stands then.

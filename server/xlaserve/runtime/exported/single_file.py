@@ -30,7 +30,7 @@ from xlaserve.runtime.devices.device_parameters import DeviceParameters
 from xlaserve.runtime.exported.jax_export import JaxExportModel, compiled
 from xlaserve.runtime.exported.version_files import VersionFiles
 from xlaserve.runtime.failures import invalid_model
-from xlaserve.runtime.loaded import LoadContext
+from xlaserve.runtime.load_context import LoadContext
 
 
 def load(path: Path, context: LoadContext) -> JaxExportModel:

@@ -23,7 +23,8 @@ from xlaserve.errors import TooManyAnswers
 from xlaserve.runtime.devices.sites import Site
 from xlaserve.runtime.exported.outputs import DeviceTensor
 from xlaserve.runtime.exported.stepped import MAX_STEPS, AroundSteps
-from xlaserve.runtime.loaded import Answer, LoadContext, LoadedModel, ModelInfo, Stage, Value
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
 _PROGRAMS = 2

@@ -9,7 +9,8 @@ from xlaserve.artifact.shapes import OpenDimensions, Sizes
 from xlaserve.errors import LoadCancelled
 from xlaserve.model_config.buckets import BucketPlan
 from xlaserve.runtime.failures import invalid_model
-from xlaserve.runtime.loaded import LoadContext, ModelInfo, ModelMemory, Stage
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import ModelInfo, ModelMemory, Stage
 from xlaserve.runtime.programs.held_memory import growth_of, memory_of
 from xlaserve.runtime.programs.on_demand import OnDemandShapes
 from xlaserve.runtime.programs.program_table import Copy, Program, buckets_of

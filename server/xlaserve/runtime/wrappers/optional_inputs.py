@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ConfigTensor, ModelConfig
 from xlaserve.model_config.fields import DEFAULT
+from xlaserve.runtime.loaded import Optional
 from xlaserve.tensors import BYTES, Tensor, TensorDataError, TensorSpec, describe, from_elements
 
 MOST_CHARACTERS = 1 << 20
@@ -17,15 +18,6 @@ MOST_CHARACTERS = 1 << 20
 
 _SHOWN = 200
 """Characters of a name that a text repeats."""
-
-Optional: TypeAlias = Mapping[str, Tensor | None]
-"""Inputs that a request may leave out, each with its default.
-
-That is one element for all of it, or a whole tensor without the batch dimension; None where the
-code of the model sees that the input is absent.
-"""
-
-NONE_OPTIONAL: Optional = MappingProxyType({})
 
 
 def of_code(config: ModelConfig) -> Optional:

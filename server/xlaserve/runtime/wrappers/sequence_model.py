@@ -14,15 +14,8 @@ from xlaserve.files.roots import Roots
 from xlaserve.model_config.sequence_batching import Control, ControlKind, SequenceBatching, State
 from xlaserve.runtime.exported.jax_export import JaxExportModel
 from xlaserve.runtime.handling import Handling
-from xlaserve.runtime.loaded import (
-    Generating,
-    InFlight,
-    LoadContext,
-    LoadedModel,
-    ModelInfo,
-    Stage,
-    Value,
-)
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Generating, InFlight, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.runtime.sequential import SequenceId, Step
 from xlaserve.runtime.wrappers.around import AroundModel
 from xlaserve.runtime.wrappers.states import States

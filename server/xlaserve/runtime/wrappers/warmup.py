@@ -11,7 +11,8 @@ from xlaserve.errors import InvalidModel, LoadCancelled, XlaserveError
 from xlaserve.files.files import opened, read_exactly
 from xlaserve.model_config.warmup import Sample, SampleData, SampleInput
 from xlaserve.runtime.handling import Handling, UnsentRequest
-from xlaserve.runtime.loaded import Generating, LoadContext, LoadedModel, ModelInfo
+from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.loaded import Generating, LoadedModel, ModelInfo
 from xlaserve.runtime.wrappers.optional_inputs import completed
 from xlaserve.tensors import (
     BYTES,

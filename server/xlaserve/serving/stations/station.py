@@ -1,7 +1,7 @@
 """The interface of stations, and their common access to the model instance."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.concurrency.abandoned import Abandoned
 from xlaserve.concurrency.completion import Cancellable
@@ -108,6 +108,15 @@ class Served(ServedInstance, Protocol):
 
     def correct(self) -> None:
         """Account for the memory that the model holds now."""
+        ...
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A model that another process has loaded, which queues and counts its requests."""
+
+    def station(self, instance: Served) -> Station:
+        """Return what passes requests on to that process."""
         ...
 
 

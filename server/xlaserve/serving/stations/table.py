@@ -28,7 +28,6 @@ from xlaserve.serving.stations.caching import Caching
 from xlaserve.serving.stations.deadlock import Waits
 from xlaserve.serving.stations.direct import ByPrincipal, DirectQueue
 from xlaserve.serving.stations.dispatch import DeviceRunner, Dispatcher
-from xlaserve.serving.stations.elsewhere import Elsewhere
 from xlaserve.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.serving.stations.generator import Generator, GeneratorRunner
 from xlaserve.serving.stations.handled import CopiesRunner, Handed
@@ -43,7 +42,7 @@ from xlaserve.serving.stations.priorities import PriorityQueue
 from xlaserve.serving.stations.queue_policy import has_policy, is_ruled, queue_for
 from xlaserve.serving.stations.ragged import Gathered, RaggedRunner, ragged_fitting
 from xlaserve.serving.stations.sequences.station import SequenceParts
-from xlaserve.serving.stations.station import Served, Station, Wrapper
+from xlaserve.serving.stations.station import Elsewhere, Served, Station, Wrapper
 from xlaserve.serving.stations.together import gathering
 
 _WORTH_SECONDS = 4e-6

@@ -15,7 +15,7 @@ from pathlib import Path
 from signal import Signals
 
 from xlaserve.process import last_words
-from xlaserve.process.children import started_deaf
+from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Stopped
 
 _SHOWN_CHARACTERS = 300
@@ -66,14 +66,13 @@ class CompilerProcess:
         """Why it was killed by whoever watched it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
-            with started_deaf():
-                self._process = subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                )
+            self._process: subprocess.Popen[bytes] = start_deaf(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
         except OSError:
             self._errors.close()
             raise

@@ -12,7 +12,8 @@ CONTEXT_LENGTH = "context_length_exceeded"
 UNSUPPORTED = "unsupported_parameter"
 UNKNOWN = "unknown_parameter"
 
-_PREFIXES = ("/v1/", "/openai/v1/")
+PREFIXES = ("/v1/", "/openai/v1/")
+"""The beginnings of paths below which errors have this shape."""
 _SHOWN = 64
 
 
@@ -58,11 +59,6 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
     }
 )
 """Type and code by status; others are the client's below 500, and the server's from there on."""
-
-
-def has_openai_errors(path: str) -> bool:
-    """Tell whether an error at a path, without query, has the shape of OpenAI's errors."""
-    return path.startswith(_PREFIXES)
 
 
 def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:

@@ -1,0 +1,120 @@
+"""What the server can do without, as a table: who takes a row out has the server without it.
+
+Nothing of an extension is imported before the server that has it is put together, and nothing but
+this table imports one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xlaserve.app.core import Core
+from xlaserve.grpc.runner import Runner
+from xlaserve.http.connection.exchange import OtherProtocol
+from xlaserve.http.routing import MakeError, Route
+from xlaserve.residence.platforms.multi_model import MultiModelContainer
+from xlaserve.residence.platforms.runtime import ModelRuntime
+from xlaserve.settings.choices import ModelControlMode
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What pages show besides the core."""
+
+    routes: Sequence[Route]
+    """All of before."""
+    mesh: ModelRuntime | None
+    """What a ModelMesh drives; None without one."""
+    container: MultiModelContainer
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One row: what it adds, each made when a server is put together."""
+
+    name: str
+    http: Callable[[Core], Iterable[Route]] = lambda core: ()
+    """Its routes."""
+    errors: Callable[[], Mapping[str, MakeError]] = dict
+    """The shapes that errors have below paths, by their beginnings."""
+    pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
+    """Its pages, which may show the routes of all."""
+    protocol: Callable[[Core, Runner], OtherProtocol] | None = None
+    """A protocol besides REST on the port of HTTP, over what runs the requests of gRPC."""
+
+
+def _openai(core: Core) -> Iterable[Route]:
+    from xlaserve.openai.routes import OpenAiRoutes
+
+    return OpenAiRoutes(
+        core.engine,
+        core.registry,
+        core.workers.host,
+        max_json_depth=core.settings.max_json_depth,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+        max_choices=core.settings.max_choices,
+        max_embedding_inputs=core.settings.max_embedding_inputs,
+    ).table()
+
+
+def _openai_errors() -> Mapping[str, MakeError]:
+    from xlaserve.openai.errors import PREFIXES, error_body
+
+    return dict.fromkeys(PREFIXES, error_body)
+
+
+def _dashboard(core: Core, shown: Shown) -> Iterable[Route]:
+    from xlaserve.http.dashboard.events_page import EventRoutes
+    from xlaserve.http.dashboard.history_page import HistoryRoutes
+    from xlaserve.http.dashboard.hosting_page import HostingRoutes
+    from xlaserve.http.dashboard.model_page import ModelPageRoutes
+    from xlaserve.http.dashboard.pages import page_routes
+    from xlaserve.residence.platforms.hosting import HostingBoard
+    from xlaserve.residence.reports.model_board import ModelBoard
+    from xlaserve.residence.reports.status_board import StatusBoard
+
+    settings, others, permits = core.settings, core.others, core.access.permits
+    hosting = HostingBoard(
+        core.registry,
+        core.capacity,
+        mesh=shown.mesh,
+        container=shown.container if settings.sagemaker else None,
+    )
+    model_page = ModelPageRoutes(
+        ModelBoard(core.registry, core.history.failures),
+        core.control.catalog,
+        others,
+        permits=permits,
+        controllable=settings.model_control_mode is ModelControlMode.EXPLICIT,
+        grpc_endpoint=settings.grpc_endpoint,
+    )
+    rows = [
+        *HistoryRoutes(core.history, others).table(),
+        *EventRoutes(core.events, permits).table(),
+        *model_page.table(),
+        *HostingRoutes(hosting, others).table(),
+    ]
+    return rows + page_routes(
+        [*shown.routes, *rows],
+        StatusBoard(core.control, core.registry, core.capacity, settings.model_control_mode),
+        core.description,
+        others,
+        permits,
+        grpc_endpoint=settings.grpc_endpoint,
+        platform=hosting.platform,
+    )
+
+
+def _grpc_web(core: Core, runner: Runner) -> OtherProtocol:
+    from xlaserve.app.grpc import http2_limits
+    from xlaserve.grpc_web.service import GrpcWeb
+    from xlaserve.http.threads import OffLoop
+
+    return GrpcWeb(runner, http2_limits(core.settings), OffLoop(core.workers.host))
+
+
+EXTENSIONS: tuple[Extension, ...] = (
+    Extension("openai", http=_openai, errors=_openai_errors),
+    Extension("grpc_web", protocol=_grpc_web),
+    Extension("dashboard", pages=_dashboard),
+)
+"""In the order in which their routes are looked at."""
