@@ -235,6 +235,15 @@ def prepare(compilation: Compilation, platform: str) -> None:
         processes.start_ahead(_START_SECONDS)
 
 
+def begin(compilation: Compilation, platform: str) -> None:
+    """Start a process that compiles beside the trial of a model that a client sent.
+
+    Each imports JAX, which takes most of a load's time on a busy machine.
+    """
+    if compilation.processes is not None and platform == "cpu":
+        compilation.processes.start_ahead(0)
+
+
 def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     context.check_cancelled()
     context.on_stage(Stage("reading"))

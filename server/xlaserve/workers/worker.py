@@ -27,6 +27,7 @@ from xlaserve.process.endpoints import Listener
 from xlaserve.process.log_everything import taken_stderr
 from xlaserve.process.silence import Silence
 from xlaserve.process.systemd import ServiceManager
+from xlaserve.runtime import loaders
 from xlaserve.serving.access.quota_table import QuotaTable
 from xlaserve.serving.access.quotas import Admits
 from xlaserve.serving.access.shared_quotas import SharedQuotas
@@ -59,6 +60,7 @@ from xlaserve.workers.offload.offloading import Offloading
 from xlaserve.workers.others import OtherWorkers
 from xlaserve.workers.parent_events import ParentEvents
 from xlaserve.workers.shares import decoded
+from xlaserve.workers.worker_process import IMPORTS
 
 _REPORT_SECONDS = 0.02
 """Seconds between two looks at how many connections there are, while they change."""
@@ -352,6 +354,9 @@ def main() -> None:
     faulthandler.enable(sys.stderr)
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
+    if sys.argv[3:] == [IMPORTS]:
+        # It takes the place of a process that ended: by then that takes no time any more.
+        loaders.load_modules()
     left = uvloop.run(serve(end))
     finish(sys.stderr)
     if left:
