@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.row_proofs.verdict import Verdict
 from xlaserve.runtime.embedding.declared import Declared
@@ -399,6 +400,8 @@ class LoadContext:
     """The most shapes that a model may ask to have compiled on request."""
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     """The most slots for sequences that a model may ask for, on each replica."""
+    text_limits: TextLimits = DEFAULT_TEXT_LIMITS
+    """What texts of its clients may take."""
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False

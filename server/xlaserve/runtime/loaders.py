@@ -250,7 +250,9 @@ def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     row = _loader_for(path, context.config)
     declaration = None
     if row.kind != PYTHON:  # whose code gives its parameters what meaning it likes
-        declaration = embedding.read(path, context.config, context.model, context.roots)
+        declaration = embedding.read(
+            path, context.config, context.model, context.roots, context.text_limits
+        )
         context = replace(context, embedding=declaration)
     function: _Load = importlib.import_module(row.module).load
     if row.kind != PYTHON and ragged.asks(context.config):

@@ -415,6 +415,16 @@ class Settings(Derived):
     """Answers that one request to OpenAI's endpoints may ask for: prompts times `n`."""
     max_embedding_inputs: int = 2048
     """Inputs that one request for embeddings may have."""
+    max_waiting_texts: int = 256
+    """Texts of one caller (prompts, chats, grammars) that wait for one model; more are refused."""
+    template_seconds: float = 2.0
+    """Seconds of the processor that a chat template may take for one text."""
+    tokenizer_seconds: float = 1.0
+    """And a tokenizer that is not known to be quick."""
+    grammar_seconds: float = 0.05
+    """And compiling a grammar, JSON schema or regular expression that a client sent."""
+    text_process_bytes: int = 512 << 20
+    """Memory of each process that does so, of which a model has up to three, beyond its start."""
 
     # --- Model repository ---
 

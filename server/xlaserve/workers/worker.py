@@ -19,6 +19,7 @@ from xlaserve.app.server import Application, prepare
 from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
+from xlaserve.language.text_limits import TextLimits
 from xlaserve.process import log
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.process.children import stay_deaf
@@ -251,7 +252,11 @@ def _bridged(
         link.shown = fronts.mirror.shown
         return fronts.serve(source)
     settings = application.settings
-    limits = Limits(settings.front_end_shared_bytes, settings.max_front_end_requests)
+    limits = Limits(
+        settings.front_end_shared_bytes,
+        settings.max_front_end_requests,
+        TextLimits.of(settings),
+    )
     front = FrontEnd(registry, application.capacity, ledger, application.stations.build, limits)
     front.may_show = lambda: link.is_whole or not link.has_started
     front.engine_answers = lambda: link.engine_answers
