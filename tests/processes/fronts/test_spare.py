@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Running:
             one["pid"] for one in self.log if one["event"] == event and said.items() <= one.items()
         ]
 
+    def has(self, *, engines: int = 0, spares: int = 0) -> bool:
+        """Tell whether so many were started."""
+        return len(self.engines) >= engines and len(self.spares) >= spares
+
     @property
     def engines(self) -> list[int]:
         """Return the processes that were the engine, in order."""
@@ -107,9 +112,9 @@ def is_there(pid: int) -> bool:
 async def test_the_spare_is_the_next_engine_and_has_a_successor(tmp_path: Path) -> None:
     async with running(tmp_path) as found:
         for turn in (1, 2):
-            await until(lambda turn=turn: len(found.spares) == turn)
+            await until(partial(found.has, spares=turn))
             os.kill(found.engines[-1], signal.SIGKILL)
-            await until(lambda turn=turn: len(found.engines) == turn + 1)
+            await until(partial(found.has, engines=turn + 1))
         await until(lambda: len(found.spares) == 3)
         engines, spares = found.engines, found.spares
 
