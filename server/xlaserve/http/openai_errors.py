@@ -74,5 +74,5 @@ def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> Er
     elif isinstance(error, InvalidField):
         param, code = error.field or None, error.code
     elif isinstance(error, InvalidParameter):
-        param = _FIELDS.get(error.parameter, error.parameter)
+        param = _FIELDS.get(error.parameter, error.parameter) or None
     return ErrorBody(ErrorDetail(text, kind, param, code))

@@ -214,11 +214,11 @@ class FrontEnd:
             case Kind.DROPPED if self._bridge is not None:
                 self._bridge.dropped(record[1])
             case Kind.FAILURE:
-                number, kind, text, needed = record[1:]
+                number, kind, text, facts = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
                     # The engine does not know who asks: it names every model.
-                    error = error_of(Failure(kind, text, needed))
+                    error = error_of(Failure(kind, text, facts))
                     deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:
                 self._revisions.append(record[1:])
