@@ -265,9 +265,6 @@ class UnknownDatatype(InvalidRequest):
 class InvalidParameter(InvalidRequest):
     """A parameter that is unknown, or whose value is of the wrong kind."""
 
-    parameter = ""
-    """Its name; empty where it comes out of the process of a model."""
-
     def __init__(self, parameter: str, expected: str, got: str) -> None:
         self.parameter = parameter
         super().__init__(f"parameter '{parameter}': expected {expected}, got {got}")
