@@ -18,7 +18,7 @@ from xlaserve.files.files import FileRecord
 from xlaserve.files.roots import ANYWHERE
 from xlaserve.importers.pt2 import guards
 from xlaserve.language import files as language_files
-from xlaserve.language import grammars, templates, tokenizing, turns
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 from xlaserve.model_config.text import parse_json, parse_pbtxt
 from xlaserve.offline import confined
 from xlaserve.runtime.programs import trials
@@ -196,9 +196,9 @@ def test_modules_of_the_rows_are_there() -> None:
 
 
 OF_TEXTS = {
-    "chat template": templates.LIMITS,
-    "grammar": grammars.TRIAL,
-    "tokenizer": tokenizing.LIMITS,
+    "chat template": DEFAULT_TEXT_LIMITS.template,
+    "grammar": DEFAULT_TEXT_LIMITS.grammar,
+    "tokenizer": DEFAULT_TEXT_LIMITS.tokenizer,
 }
 
 
@@ -209,8 +209,9 @@ def test_the_page_names_each_limit_of_a_process_of_texts(name: str) -> None:
     sizes = [f"{limits.memory_bytes >> 20} MiB besides", *_answers(limits.output_bytes)]
 
     assert [] == [size for size in sizes if size not in row.memory]
-    assert f"{limits.cpu_seconds:g} of the processor, {limits.seconds:g} on" in row.seconds
-    assert f"of each of whom {turns.MOST_WAITING} wait" in row.where
+    assert f"{limits.cpu_seconds:g} of the processor (`" in row.seconds
+    assert f"_seconds`), {limits.seconds:g} on" in row.seconds
+    assert f"of each of whom {DEFAULT_TEXT_LIMITS.waiting} wait" in row.where
 
 
 def _answers(count: int) -> list[str]:

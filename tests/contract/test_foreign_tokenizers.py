@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
 from xlaserve.language import tokenizing
-from xlaserve.language.limited import Limits
+from xlaserve.language.limited import Limited, Limits
 from xlaserve.serving.access.tokens import digest_of, new_token
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,19 +78,28 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
         models,
         load_model=("plain", "slow"),
         http_endpoint="port:0",
+        tokenizer_seconds=0.2,
         access_rules=str(folder / "rules.json"),
     )
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(tokenizing, "LIMITS", Limits(cpu_seconds=0.2, memory_bytes=512 << 20))
         nameless = serving(
-            folder / "nameless", models, load_model=("slow",), http_endpoint="port:0"
+            folder / "nameless",
+            models,
+            load_model=("slow",),
+            http_endpoint="port:0",
+            tokenizer_seconds=0.2,
         )
         async with running as server, nameless as other:
             # The limit of the library is a number of steps: it has the time for all of them.
-            changed.setattr(tokenizing, "LIMITS", Limits(cpu_seconds=60, memory_bytes=512 << 20))
+            changed.setattr(tokenizing, "Limited", patient)
             async with triton.InferenceServerClient(server.url) as client:
                 await client.load_model("words", headers={"authorization": f"Bearer {OPERATOR}"})
             yield Place(server, other)
+
+
+def patient(script: Path, limits: Limits, *given: Any, **named: Any) -> Limited:
+    """Return a process that has a minute for each text."""
+    return Limited(script, replace(limits, cpu_seconds=60), *given, **named)
 
 
 def make_slow(path: Path, regex: str) -> None:

@@ -12,7 +12,7 @@ from support import tokenizers as small
 from xlaserve.errors import InvalidModel
 from xlaserve.errors.language import NotText, SpelledSpecialToken, TokenizerFailed
 from xlaserve.language import tokenizing
-from xlaserve.language.limited import LimitedProcess, Limits
+from xlaserve.language.limited import Limited, LimitedProcess, Limits
 from xlaserve.language.linear import PATTERNS, is_linear
 from xlaserve.language.tokenizing import Tokens
 
@@ -136,7 +136,11 @@ def test_a_quick_tokenizer_has_no_process(parsed: Callable[..., Tokens]) -> None
 def test_a_text_that_takes_too_much_is_refused_and_the_next_is_not(
     parsed: Callable[..., Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "LIMITS", Limits(0.1, 512 << 20))
+    monkeypatch.setattr(
+        tokenizing,
+        "Limited",
+        lambda script, _, first, **named: Limited(script, Limits(0.1), first, **named),
+    )
     tokens = parsed(**split(BACKTRACKING))
     found = [tokens.encode("abc")]
     assert tokens._limited is not None

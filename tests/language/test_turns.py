@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from xlaserve.errors.language import TooManyTexts
-from xlaserve.language.turns import MOST_WAITING, CallerThread, Charged
+from xlaserve.language.turns import CallerThread, Charged
 
 
 def test_who_has_taken_least_is_next() -> None:
@@ -76,7 +76,11 @@ def test_a_thread_tells_what_became_of_each_call() -> None:
 
 def test_the_texts_of_a_caller_that_wait_have_a_limit() -> None:
     """Whoever has none waiting is not refused for it; one that was answered makes room."""
-    thread, may_go_on, has_begun = CallerThread("test", "m"), threading.Event(), threading.Event()
+    thread, may_go_on, has_begun = (
+        CallerThread("test", "m", 3),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def blocks() -> None:
         has_begun.set()
@@ -85,8 +89,8 @@ def test_the_texts_of_a_caller_that_wait_have_a_limit() -> None:
     try:
         thread.submit("much", blocks)
         has_begun.wait()
-        waiting = [thread.submit("much", int) for _ in range(MOST_WAITING)]
-        with pytest.raises(TooManyTexts, match=f"model 'm': {MOST_WAITING} texts of this caller"):
+        waiting = [thread.submit("much", int) for _ in range(3)]
+        with pytest.raises(TooManyTexts, match="model 'm': 3 texts of this caller"):
             thread.submit("much", int)
         other = thread.submit("little", lambda: "answered")
         may_go_on.set()

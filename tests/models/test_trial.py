@@ -93,6 +93,20 @@ def test_a_process_that_dies_or_hangs_is_the_models_fault(
         try_loading(sent, seconds, command=(sys.executable, "-c", code))
 
 
+def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path: Path) -> None:
+    """Each imports JAX: on a busy machine a load would take as long as both together."""
+    begun = tmp_path / "begun"
+    waits = (
+        "import pathlib, time\n"
+        f"while not pathlib.Path({str(begun)!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+
+    try_loading(sent, SECONDS, command=(sys.executable, "-c", waits), begin=begun.touch)
+
+    assert begun.exists()
+
+
 @pytest.mark.parametrize("cut", [0, 200])
 def test_plain_file_of_any_name_is_tried(tmp_path: Path, cut: int) -> None:
     """What a client sent is read in another process first, with a manifest or without."""

@@ -12,6 +12,7 @@ from xlaserve.settings.choices import Device, ProcessCount, ProcessRoles, TlsEnd
 from xlaserve.workers.messages import Part
 from xlaserve.workers.shares import (
     SHARED,
+    SPARE_BYTES,
     UNSUPPORTED,
     check_supported,
     decoded,
@@ -135,6 +136,16 @@ def test_the_engine_has_what_is_for_models_and_front_ends_what_is_for_clients() 
         front.access_rules,
     )
     assert [1 << 30] * 2 == [engine.max_held_bytes, front.max_held_bytes]
+
+
+def test_a_spare_engine_takes_memory_of_the_engine() -> None:
+    given = replace(SETTINGS, process_roles=ProcessRoles.FRONT_ENDS, container_memory_bytes=4 << 30)
+    with_spare, without = (
+        share_of(replace(given, spare_engine=has), Part.ENGINE).container_memory_bytes
+        for has in (True, False)
+    )
+
+    assert (4 << 30, (4 << 30) - SPARE_BYTES) == (without, with_spare)
 
 
 def test_what_front_ends_cannot_obey_is_refused() -> None:

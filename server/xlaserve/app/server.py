@@ -23,7 +23,7 @@ from xlaserve.app.probe import probed
 from xlaserve.app.python import python_host
 from xlaserve.app.replacing import take_changes
 from xlaserve.app.successor import Successor
-from xlaserve.artifact import onnx_source
+from xlaserve.app.trying import try_loading
 from xlaserve.concurrency.control_plane import OneProcess
 from xlaserve.concurrency.others import NOBODY
 from xlaserve.concurrency.workers import Workers
@@ -33,7 +33,7 @@ from xlaserve.grpc.reasons import reason_of
 from xlaserve.grpc.server import GrpcServer
 from xlaserve.http.connection.server import HttpServer
 from xlaserve.http.routing import RouteTable
-from xlaserve.model_config.config import ModelConfig
+from xlaserve.language.text_limits import TextLimits
 from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 from xlaserve.net.tls import MakeContext, ServerTls, server_tls
@@ -57,7 +57,7 @@ from xlaserve.residence.reports.history import History
 from xlaserve.residence.repository.repositories import open_repositories
 from xlaserve.residence.repository.wrong_root import check_roots
 from xlaserve.residence.server import ServerDescription
-from xlaserve.runtime import loaders, trial
+from xlaserve.runtime import loaders
 from xlaserve.runtime.devices import device
 from xlaserve.runtime.devices.cuda_driver import open_driver
 from xlaserve.runtime.metrics import ModelMetrics
@@ -184,14 +184,13 @@ class Application:
         machinery = Machinery(
             load=loaders.load,
             predict_size=partial(loaders.predict_size, processes=settings.processes),
-            try_loading=partial(
-                _try_loading, settings.trial_seconds, settings.compile_process_bytes
-            ),
+            try_loading=partial(try_loading, settings, self.compilation, self._start_device),
             release_memory=self._release_memory,
             mappings=self.mappings,
             compilation=self.compilation,
             devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
+            text_limits=TextLimits.of(settings),
         )
         loader = VersionLoader(
             self.registry,
@@ -466,12 +465,6 @@ class Application:
         self.has_threads_left = not self.workers.close(seconds)
         if self.has_threads_left:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
-
-
-def _try_loading(seconds: float, memory_bytes: int, directory: Path, config: ModelConfig) -> None:
-    if seconds:
-        source = onnx_source.find(directory, config)
-        trial.try_loading(directory, seconds, config.parameters, source, memory_bytes=memory_bytes)
 
 
 def prepare(

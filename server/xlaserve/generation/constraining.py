@@ -19,13 +19,15 @@ class Constraining:
     model is handed ahead of its slots.
     """
 
-    def __init__(self, model: str, grammars: Grammars | None, add: Callable[[Running], None]):
+    def __init__(
+        self, model: str, grammars: Grammars | None, add: Callable[[Running], None], waiting: int
+    ) -> None:
         self._model = model
         self._grammars = grammars
         self._add = add
         self._thread: CallerThread | None = None
         if grammars is not None:
-            self._thread = CallerThread("grammars", model)
+            self._thread = CallerThread("grammars", model, waiting)
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:

@@ -34,6 +34,7 @@ from xlaserve.generation.texts import STOP, Prompts, check_prompt, stops
 from xlaserve.generation.trial import rows_are_of_their_tokens, steps_are_alike
 from xlaserve.language.files import TOKENIZER
 from xlaserve.language.grammars import Grammars
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.devices import placement, sites
 from xlaserve.runtime.failures import invalid_model
@@ -92,8 +93,9 @@ class GeneratorModel(UncompiledModel):
         self._slots = Slots(name, generation, programs)
         text = self._text = generation.text if generation.is_text_offered else None
         """That of requests over V2."""
-        self._prompts = Prompts(name, text, generation.max_length) if text else None
-        self._constraining = Constraining(name, grammars, self._slots.add)
+        waiting = context.text_limits.waiting
+        self._prompts = Prompts(name, text, generation.max_length, waiting) if text else None
+        self._constraining = Constraining(name, grammars, self._slots.add, waiting)
 
     @property
     def counts(self) -> GenerationCounts:
@@ -237,12 +239,19 @@ class _Read:
     tokenizer: bytearray | None
 
     @classmethod
-    def of(cls, directory: Path, config: ModelConfig, model: str, roots: Roots) -> "_Read":
+    def of(
+        cls,
+        directory: Path,
+        config: ModelConfig,
+        model: str,
+        roots: Roots,
+        limits: TextLimits = DEFAULT_TEXT_LIMITS,
+    ) -> "_Read":
         """Read a version directory; raises InvalidModel."""
         found = record.read(directory, roots)
         written = found.files[TOKENIZER].record if TOKENIZER in found.files else None
         tokenizer = texts.read_tokenizer(directory, written, roots)
-        text = texts.read(directory, config, model, roots, tokenizer)
+        text = texts.read(directory, config, model, roots, tokenizer, limits=limits)
         generation = replace(
             configured.read(found, directory, config),
             written_at=int((directory / record.FILE_NAME).stat().st_mtime),
@@ -310,13 +319,14 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    read = _Read.of(directory, context.config, context.model, context.roots)
+    limits = context.text_limits
+    read = _Read.of(directory, context.config, context.model, context.roots, limits)
     text, generation = read.text, read.generation
     more = (texts.SPEC,) if text.is_offered else ()
     inputs, outputs = (*INPUTS, *more), (*OUTPUTS, *more)
     _check_config(context.config, Signature(inputs, outputs, 0))
     site = _site(context.config, context.device)
-    grammars = _grammars(read.tokenizer, generation, context.model)
+    grammars = _grammars(read.tokenizer, generation, context.model, limits)
     exported = _exported(directory, read.record, site.platform, context.roots)
     with invalid_model(context.model, record.FILE_NAME):
         _check_rules(directory, read, site, context.roots)
@@ -383,7 +393,7 @@ def _check_config(config: ModelConfig, signature: Signature) -> None:
 
 
 def _grammars(
-    tokenizer: bytearray | None, generation: GenerationInfo, model: str
+    tokenizer: bytearray | None, generation: GenerationInfo, model: str, limits: TextLimits
 ) -> Grammars | None:
     if not generation.has_grammars:
         return None
@@ -393,7 +403,7 @@ def _grammars(
         written = tokenizer.decode()
     except UnicodeDecodeError as error:
         raise InvalidModel(f"{TOKENIZER} is not in UTF-8: {error}") from None
-    return Grammars(model, written, generation.vocab, generation.stop_tokens)
+    return Grammars(model, written, generation.vocab, generation.stop_tokens, limits.grammar)
 
 
 def _exported(

@@ -14,6 +14,7 @@ from xlaserve.files.files import FileRecord, read_checked
 from xlaserve.files.roots import Roots
 from xlaserve.language import files
 from xlaserve.language.text import LanguageText
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.turns import CallerThread
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.generator.info import TEXT, TOKENS
@@ -54,7 +55,13 @@ def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> 
 
 
 def read(
-    directory: Path, config: ModelConfig, model: str, roots: Roots, tokenizer: bytearray | None
+    directory: Path,
+    config: ModelConfig,
+    model: str,
+    roots: Roots,
+    tokenizer: bytearray | None,
+    *,
+    limits: TextLimits = DEFAULT_TEXT_LIMITS,
 ) -> Found:
     """Return the text of a generator with the content of its tokenizer.json.
 
@@ -72,7 +79,9 @@ def read(
     listed = [tensors for tensors in (config.inputs, config.outputs) if tensors]
     is_listed = all(any(one.name == TEXT for one in tensors) for tensors in listed)
     try:
-        text = LanguageText.read(directory, model=model, opened=roots.open, tokenizer=tokenizer)
+        text = LanguageText.read(
+            directory, model=model, opened=roots.open, tokenizer=tokenizer, limits=limits
+        )
     except (InvalidModel, TextNotInstalled) as error:
         if TEXT in config.parameters:
             raise InvalidModel(f"{error} (parameter '{TEXT}' may be false)") from None
@@ -87,11 +96,11 @@ def read(
 class Prompts:
     """Has prompts become tokens, one after the other in a thread of its own, in callers' turns."""
 
-    def __init__(self, model: str, text: LanguageText, max_length: int) -> None:
+    def __init__(self, model: str, text: LanguageText, max_length: int, waiting: int) -> None:
         self._model = model
         self._text = text
         self._most = _CHARACTERS * max_length
-        self.thread = CallerThread("text", model)
+        self.thread = CallerThread("text", model, waiting)
         """Begins with the first prompt that is text."""
 
     def encode(self, value: Value) -> Tensor:

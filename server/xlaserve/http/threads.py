@@ -1,9 +1,11 @@
 """Work that would hold up the event loop, and the threads that do it."""
 
 from collections.abc import Callable
+from traceback import clear_frames
 from typing import TypeVar
 
 from xlaserve.concurrency.host import HostThreads
+from xlaserve.net.ledger import Account
 
 T = TypeVar("T")
 
@@ -25,3 +27,20 @@ class OffLoop:
         if size_bytes <= INLINE_BYTES:
             return call()
         return await self._threads.run(call)
+
+    async def write(self, size_bytes: int, call: Callable[[], T], account: Account | None) -> T:
+        """Run a call that writes an answer of so many bytes of tensors, which count meanwhile.
+
+        Of one that is refused nothing is left behind the error.
+        """
+        if account is None or size_bytes <= INLINE_BYTES:
+            return await self.run(size_bytes, call)
+        account.hold(size_bytes)
+        try:
+            return await self._threads.run(call)
+        except BaseException as error:
+            # It has the frames that it went through, and these have what was written by then.
+            clear_frames(error.__traceback__)
+            raise
+        finally:
+            account.release(size_bytes)

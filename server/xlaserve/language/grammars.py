@@ -18,6 +18,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel, InvalidParameter
 from xlaserve.errors.language import TextNotInstalled, TextProcessLost
 from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 from xlaserve.tensors import Tensor
 
 _SHOWN_CHARACTERS = 300
@@ -32,10 +33,6 @@ LIMITS: dict[str, Any] = {
 }
 """Below llguidance's own, by which a regular expression of nested repetitions took 5.5 s for the
 first step; by these 0.3 s. A step goes on in a fraction of a millisecond."""
-
-TRIAL = Limits(cpu_seconds=0.05, memory_bytes=256 << 20, output_bytes=1 << 16, seconds=10.0)
-"""What compiling one grammar may take. One of 64 KiB with 6,000 values takes 0.01 s, as
-a `multipleOf` of 10,000 does, each of whose remainders is a state."""
 
 STEP_SECONDS = 0.002
 """What a step in a grammar may take of the processor, on average: others wait for it."""
@@ -54,7 +51,14 @@ _SCRIPT = Path(__file__).with_name("grammar_process.py")
 class Grammars:
     """Compiles grammars for the tokens of one model. `compile` may be called in any thread."""
 
-    def __init__(self, model: str, tokenizer: str, vocab: int, stop_tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str,
+        vocab: int,
+        stop_tokens: Sequence[int],
+        limits: Limits = DEFAULT_TEXT_LIMITS.grammar,
+    ) -> None:
         """Read the text of a tokenizer.json. Blocks: some 15 us for each token.
 
         A grammar ends with one of `stop_tokens`. Raises InvalidModel and TextNotInstalled.
@@ -79,7 +83,7 @@ class Grammars:
         made = self._tokenizer
         special = {i: made.decode_str([i]) for i in range(vocab) if made.is_special_token(i)}
         first = {"vocab": vocab, "special": special, "stop": list(stop_tokens), "grammar": LIMITS}
-        self._trial = Trial(model, Limited(_SCRIPT, TRIAL, first, called="grammar", model=model))
+        self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
 
     def begin(self) -> None:
         """Start the process that tries grammars, so that the first one need not wait. Blocks."""
@@ -150,10 +154,11 @@ class Trial:
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
         if why == _TOO_MUCH:
+            within = f"{self._process.limits} (model '{self._model}')"
             raise InvalidParameter(
                 parameter,
-                f"one that is compiled within {TRIAL} (model '{self._model}'): a simpler one, with "
-                "smaller numbers, fewer alternatives, and fewer repetitions",
+                f"one that is compiled within {within}: a simpler one, with smaller numbers, "
+                "fewer alternatives, and fewer repetitions",
                 "one that takes more",
             )
         if why:

@@ -37,7 +37,7 @@ class Limits:
     """The most that one answer may take."""
 
     cpu_seconds: float = 2.0
-    memory_bytes: int = 256 << 20
+    memory_bytes: int = 512 << 20
     """Beyond what the process has before it reads what others wrote."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0

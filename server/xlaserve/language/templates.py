@@ -9,14 +9,12 @@ from xlaserve.errors import InvalidModel
 from xlaserve.errors.language import MessagesRefused, TemplateFailed, TextNotInstalled
 from xlaserve.language import files
 from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 
 _SCRIPT = Path(__file__).with_name("template_process.py")
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates; a model may have one for messages with tools."""
-
-
-LIMITS = Limits()
 
 
 def sources(config: Mapping[str, Any], file: str | None) -> Mapping[str, str]:
@@ -47,7 +45,7 @@ class Template:
         found: Mapping[str, str],
         variables: Mapping[str, Any],
         model: str = "",
-        limits: Limits = LIMITS,
+        limits: Limits = DEFAULT_TEXT_LIMITS.template,
     ) -> None:
         """`variables` are what it knows beside messages and tools. Raises TextNotInstalled."""
         if find_spec("jinja2") is None:

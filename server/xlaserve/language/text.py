@@ -10,6 +10,7 @@ from xlaserve.language import files, special, templates, tokenizing
 from xlaserve.language.detokenizing import Detokenizer
 from xlaserve.language.special import SpecialTokens
 from xlaserve.language.templates import Template
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.language.turns import CallerThread
 
@@ -28,6 +29,8 @@ class LanguageText:
         template: Template | None,
         model: str,
         digest: str = "",
+        *,
+        limits: TextLimits = DEFAULT_TEXT_LIMITS,
     ) -> None:
         self._tokens = tokens
         self._special = special_tokens
@@ -35,7 +38,7 @@ class LanguageText:
         self._model = model
         self.thread = tokens.thread
         """The thread that takes its texts, in callers' turns; None where any may."""
-        self.chat_thread = tokens.thread or CallerThread("chats", model)
+        self.chat_thread = tokens.thread or CallerThread("chats", model, limits.waiting)
         """The thread that takes messages: a template writes one text after the other."""
         self.digest = digest
         """SHA-256 of the files that it was read from; two that have the same write alike."""
@@ -48,6 +51,7 @@ class LanguageText:
         model: str = "",
         opened: files.Open = files.open_plain,
         tokenizer: bytes | bytearray | None = None,
+        limits: TextLimits = DEFAULT_TEXT_LIMITS,
     ) -> "LanguageText":
         """Read tokenizer.json, and what is there of the files beside it. Blocks.
 
@@ -59,7 +63,7 @@ class LanguageText:
             tokenizer = files.read(folder, files.TOKENIZER, opened)
         if tokenizer is None:
             raise ModelHasNoText(model)
-        tokens = tokenizing.parse(tokenizer, model)
+        tokens = tokenizing.parse(tokenizer, model, limits)
         beside = {name: files.read(folder, name, opened) for name in _BESIDE}
         config, generation = (
             files.parse_object(name, data) if (data := beside[name]) is not None else {}
@@ -69,8 +73,10 @@ class LanguageText:
         written = beside[files.TEMPLATE]
         separate = None if written is None else files.parse_text(files.TEMPLATE, written)
         sources = templates.sources(config, separate)
-        template = Template(sources, found.names, model) if sources else None
-        return cls(tokens, found, template, model, _digest([tokenizer, *beside.values()]))
+        template = Template(sources, found.names, model, limits.template) if sources else None
+        return cls(
+            tokens, found, template, model, _digest([tokenizer, *beside.values()]), limits=limits
+        )
 
     @property
     def bos(self) -> int | None:

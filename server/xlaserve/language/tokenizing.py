@@ -15,16 +15,15 @@ from xlaserve.errors.language import (
     TokenizerFailed,
 )
 from xlaserve.language import decoders, files
-from xlaserve.language.limited import Limited, Limits, TookTooMuch
+from xlaserve.language.limited import Limited, TookTooMuch
 from xlaserve.language.linear import is_linear
 from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.turns import CallerThread
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LIMITS = Limits(cpu_seconds=1.0, memory_bytes=512 << 20)
-"""What a text may take of a tokenizer that is not known to be quick. A megabyte takes half."""
 _SCRIPT = Path(__file__).with_name("tokenizer_process.py")
 
 MOST_CHARACTERS = 8 << 20
@@ -38,7 +37,9 @@ _RARE = "a\u0378\U000e0fff"
 class Tokens:
     """The tokenizer of a model. Its methods may be called in any thread."""
 
-    def __init__(self, found: Mapping[str, Any], model: str) -> None:
+    def __init__(
+        self, found: Mapping[str, Any], model: str, limits: TextLimits = DEFAULT_TEXT_LIMITS
+    ) -> None:
         """Take what `tokenizer.json` holds; raises InvalidModel and TextNotInstalled."""
         self._model = model
         added = _added(found)
@@ -55,8 +56,10 @@ class Tokens:
         """The thread for texts, in callers' turns; None where any will do, as a text is quick."""
         if not is_linear(found):
             first = {"file": written, "controls": list(self._controls)}
-            self._limited = Limited(_SCRIPT, LIMITS, first, called="tokenizer", model=model)
-            self.thread = CallerThread("tokens", model)
+            self._limited = Limited(
+                _SCRIPT, limits.tokenizer, first, called="tokenizer", model=model
+            )
+            self.thread = CallerThread("tokens", model, limits.waiting)
         self._check_unknown(unknown, found.get("model"))
         try:
             self.marks = Marks(special.values())
@@ -172,9 +175,9 @@ class Tokens:
                 raise SpelledSpecialToken(self._model, unmarked(text[begin:end]))
 
 
-def parse(data: bytes | bytearray, model: str) -> Tokens:
+def parse(data: bytes | bytearray, model: str, limits: TextLimits = DEFAULT_TEXT_LIMITS) -> Tokens:
     """Return the tokenizer of a file; raises InvalidModel and TextNotInstalled."""
-    return Tokens(files.parse_object(files.TOKENIZER, data), model)
+    return Tokens(files.parse_object(files.TOKENIZER, data), model, limits)
 
 
 def _added(found: Mapping[str, Any]) -> Sequence[dict[str, Any]]:

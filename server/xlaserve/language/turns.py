@@ -10,9 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from xlaserve.errors.language import TooManyTexts
 from xlaserve.errors.panics import answerable
-
-MOST_WAITING = 256
-"""Texts of one caller that wait for a thread: more are refused, and those of others are not."""
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
 
 T = TypeVar("T")
 
@@ -69,9 +67,14 @@ class CallerThread:
     It begins with the first call. Its methods may be called in any thread.
     """
 
-    def __init__(self, name: str, model: str = "") -> None:
-        """`name` is what the thread does for a model, which errors name."""
-        self._model = model
+    def __init__(
+        self, name: str, model: str = "", waiting: int = DEFAULT_TEXT_LIMITS.waiting
+    ) -> None:
+        """`name` is what the thread does for a model, which errors name.
+
+        So many calls of one caller may be `waiting`.
+        """
+        self._model, self._most = model, waiting
         self._thread = ThreadPoolExecutor(1, f"{name} {model}".rstrip())
         self._waiting: Charged[Callable[[], None]] = Charged()
         self._lock = threading.Lock()
@@ -86,8 +89,8 @@ class CallerThread:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the thread has ended")
-            if self._waiting.count(caller) >= MOST_WAITING:
-                raise TooManyTexts(self._model, MOST_WAITING)
+            if self._waiting.count(caller) >= self._most:
+                raise TooManyTexts(self._model, self._most)
             self._waiting.add(caller, partial(_make, future, call))
             self._thread.submit(self._make_next)
         return future

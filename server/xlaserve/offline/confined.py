@@ -10,9 +10,9 @@ from xlaserve.artifact import dimensions, manifest, sizes, weights
 from xlaserve.artifact import generator_record as record
 from xlaserve.importers.onnx import checking
 from xlaserve.importers.pt2 import archive, guards
-from xlaserve.language import files, grammars, linear, tokenizing, turns
+from xlaserve.language import files, grammars, linear, tokenizing
 from xlaserve.language.limited import Limits
-from xlaserve.language.templates import LIMITS as TEMPLATES
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS as _TEXTS
 from xlaserve.model_config import text as config_text
 from xlaserve.offline.targets import compiling
 from xlaserve.runtime import trial
@@ -51,7 +51,15 @@ def _answer(limits: Limits) -> str:
     return f", {size // _MIB} MiB of answer" if size >= _MIB else f", {size // 1024} KiB of answer"
 
 
-_TURNS = f", in turns of callers, of each of whom {turns.MOST_WAITING} wait"
+def _seconds(limits: Limits, kind: str) -> str:
+    return f"{limits.cpu_seconds:g} of the processor (`{kind}_seconds`), {limits.seconds:g}"
+
+
+_TURNS = f", in turns of callers, of each of whom {_TEXTS.waiting} wait (`max_waiting_texts`)"
+
+_TEXT_MEMORY = (
+    f"{_DEFAULTS.text_process_bytes // _MIB} MiB besides its start (`text_process_bytes`)"
+)
 
 _COMPILER_FILES = (
     f"{compilers.OPEN_FILES} open, {compilers.FILE_BYTES // _MIB} MiB each; no core dump"
@@ -109,8 +117,8 @@ PROCESSES: tuple[Confined, ...] = (
         "chat template",
         "the template of a model, with a client's messages",
         f"a process for each model{_TURNS}",
-        f"{TEMPLATES.memory_bytes // _MIB} MiB besides its start{_answer(TEMPLATES)}",
-        f"{TEMPLATES.cpu_seconds:g} of the processor, {TEMPLATES.seconds:g} on the clock",
+        f"{_TEXT_MEMORY}{_answer(_TEXTS.template)}",
+        f"{_seconds(_TEXTS.template, 'template')} on the clock",
         "none",
         "language/template_process.py",
     ),
@@ -119,11 +127,11 @@ PROCESSES: tuple[Confined, ...] = (
         "JSON schemas, regular expressions and Lark grammars of clients",
         "a process for each model, and a fork of it for grammars; then a thread of the model"
         f"{_TURNS}",
-        f"{grammars.TRIAL.memory_bytes // _MIB} MiB besides its start{_answer(grammars.TRIAL)}; "
+        f"{_TEXT_MEMORY}{_answer(_TEXTS.grammar)}; "
         f"{grammars.MOST_KNOWN} verdicts kept; "
         f"{grammars.LIMITS['max_grammar_size']} rules, "
         f"{grammars.LIMITS['max_lexer_states']} states",
-        f"{grammars.TRIAL.cpu_seconds:g} of the processor, {grammars.TRIAL.seconds:g} on the "
+        f"{_seconds(_TEXTS.grammar, 'grammar')} on the "
         f"clock; steps {grammars.STEP_SECONDS:g} each, and {grammars.MOST_STEPS_SECONDS:g} beyond",
         "none",
         "language/grammars.py",
@@ -132,10 +140,9 @@ PROCESSES: tuple[Confined, ...] = (
         "tokenizer",
         "any other tokenizer.json, with its regular expressions; a client's text",
         f"a process for each model, and a fork of it for texts{_TURNS}",
-        f"{tokenizing.LIMITS.memory_bytes // _MIB} MiB besides its start"
-        f"{_answer(tokenizing.LIMITS)}; texts of {tokenizing.MOST_CHARACTERS} characters",
-        f"{tokenizing.LIMITS.cpu_seconds:g} of the processor, {tokenizing.LIMITS.seconds:g} on the "
-        "clock",
+        f"{_TEXT_MEMORY}"
+        f"{_answer(_TEXTS.tokenizer)}; texts of {tokenizing.MOST_CHARACTERS} characters",
+        f"{_seconds(_TEXTS.tokenizer, 'tokenizer')} on the clock",
         "none",
         "language/tokenizer_process.py",
     ),

@@ -70,5 +70,7 @@ def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> Er
     elif isinstance(error, InvalidField):
         param, code = error.field or None, error.code
     elif isinstance(error, InvalidParameter):
-        param = _FIELDS.get(error.parameter, error.parameter)
+        # One that comes out of the process of a model says none.
+        parameter: str | None = getattr(error, "parameter", None)
+        param = parameter and _FIELDS.get(parameter, parameter)
     return ErrorBody(ErrorDetail(text, kind, param, code))

@@ -27,6 +27,7 @@ from xlaserve.errors import (
     OutOfMemory,
     XlaserveError,
 )
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.residence.capacity import Capacity, Reservation, Sizes
 from xlaserve.residence.eviction import next_to_evict, to_evict
@@ -76,6 +77,7 @@ class Machinery:
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     """Those of all models that are loaded."""
     on_stage: StageObserver = lambda model, version, stage: None
+    text_limits: TextLimits = DEFAULT_TEXT_LIMITS
 
 
 class VersionLoader:
@@ -409,6 +411,7 @@ class VersionLoader:
             processes=self._processes,
             max_on_demand_shapes=self._max_on_demand_shapes,
             max_sequences=self._max_sequences,
+            text_limits=self._machinery.text_limits,
             roots=source.roots,
             is_sent=source.sent,
             python=self._python,

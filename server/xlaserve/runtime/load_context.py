@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.embedding.declared import Declared
 from xlaserve.runtime.host import PythonHost
@@ -42,6 +43,8 @@ class LoadContext:
     """The most shapes that a model may ask to have compiled on request."""
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     """The most slots for sequences that a model may ask for, on each replica."""
+    text_limits: TextLimits = DEFAULT_TEXT_LIMITS
+    """What texts of its clients may take."""
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False

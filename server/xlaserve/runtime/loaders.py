@@ -236,13 +236,24 @@ def prepare(compilation: Compilation, platform: str) -> None:
         processes.start_ahead(_START_SECONDS)
 
 
+def begin(compilation: Compilation, platform: str) -> None:
+    """Start a process that compiles beside the trial of a model that a client sent.
+
+    Each imports JAX, which takes most of a load's time on a busy machine.
+    """
+    if compilation.processes is not None and platform == "cpu":
+        compilation.processes.start_ahead(0)
+
+
 def _loaded(path: Path, context: LoadContext) -> LoadedModel:
     context.check_cancelled()
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
     declaration = None
     if row.kind != PYTHON:  # whose code gives its parameters what meaning it likes
-        declaration = embedding.read(path, context.config, context.model, context.roots)
+        declaration = embedding.read(
+            path, context.config, context.model, context.roots, context.text_limits
+        )
         context = replace(context, embedding=declaration)
     function: _Load = importlib.import_module(row.module).load
     if row.kind != PYTHON and ragged.asks(context.config):

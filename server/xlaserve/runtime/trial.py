@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ def try_loading(
     *,
     command: Sequence[str] = COMMAND,
     memory_bytes: int = MEMORY_BYTES,
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
     """Return if a process of its own can load the artifact of a version directory. Blocks.
 
     It is loaded with the parameters of its configuration; an ONNX model is converted before.
+    `begin` is called where something is tried: what the load needs behind it can start beside it.
 
     Raises InvalidModel where it is refused, where the process dies of it, takes longer, or more
     memory. A directory without an artifact holds nothing to try.
@@ -68,6 +70,7 @@ def try_loading(
     plain = plain_artifact.find(directory)
     if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
         return
+    begin()
     said = {
         "parameters": dict(parameters or {}),
         "onnx": source and {**asdict(source), "path": str(source.path)},

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, get_type_hints
 
-from xlaserve.settings import sagemaker_environment
 from xlaserve.settings.bounds import check_bounds
 from xlaserve.settings.choices import (
     ONE_PROCESS,
@@ -30,11 +29,12 @@ from xlaserve.settings.choices import (
     TypedAnswerForm,
 )
 from xlaserve.settings.conflicts import check_conflicts
+from xlaserve.settings.derived import Derived
 from xlaserve.settings.reading import read_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(Derived):
     """The operator's choices. Immutable; parts of it are passed down."""
 
     repository: Path
@@ -56,6 +56,9 @@ class Settings:
     process_answer_seconds: float = 8.0
     """Seconds that a process has to answer its parent before it is replaced; after a fifth of them
     without an answer the server is not ready, and that process is given nothing."""
+    spare_engine: bool = True
+    """With front ends: keep a process that has imported JAX and takes the place of an engine that
+    dies, without which no inference is answered. It takes 128 MiB of the memory for models."""
     offload_seconds: float = 0.002
     """Seconds from which on a batch may be executed by another worker that is idle; 0 for never."""
     offload_shared_bytes: int = 32 << 20
@@ -412,6 +415,16 @@ class Settings:
     """Answers that one request to OpenAI's endpoints may ask for: prompts times `n`."""
     max_embedding_inputs: int = 2048
     """Inputs that one request for embeddings may have."""
+    max_waiting_texts: int = 256
+    """Texts of one caller (prompts, chats, grammars) that wait for one model; more are refused."""
+    template_seconds: float = 2.0
+    """Seconds of the processor that a chat template may take for one text."""
+    tokenizer_seconds: float = 1.0
+    """And a tokenizer that is not known to be quick."""
+    grammar_seconds: float = 0.05
+    """And compiling a grammar, JSON schema or regular expression that a client sent."""
+    text_process_bytes: int = 512 << 20
+    """Memory of each process that does so, of which a model has up to three, beyond its start."""
 
     # --- Model repository ---
 
@@ -490,20 +503,6 @@ class Settings:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_conflicts(self)
-
-    @property
-    def socket_mode(self) -> int:
-        """Return the permission bits of unix sockets."""
-        if self.unix_socket_mode != -1:
-            return self.unix_socket_mode
-        return 0o666 if self.modelmesh else 0o660
-
-    @property
-    def bare_model(self) -> str:
-        """Return the name of the model that the repository itself may be; empty for none."""
-        if self.sagemaker and not self.sagemaker_multi_model:
-            return self.default_model or sagemaker_environment.MODEL_NAME
-        return ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:

@@ -111,6 +111,12 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_infer_stream_bytes": 1,
         "max_choices": 1,
         "max_embedding_inputs": 1,
+        "max_waiting_texts": 1,
+        # Less than what an ordinary text takes on a machine that is slow.
+        "template_seconds": 0.01,
+        "tokenizer_seconds": 0.01,
+        "grammar_seconds": 0.01,
+        "text_process_bytes": 16 << 20,
     }
 )
 """Least values by setting, in its unit."""

@@ -1,9 +1,10 @@
 """Errors on their way between processes of the server."""
 
-from xlaserve.errors import OutOfMemory
 from xlaserve.python_models.process.errors import named, raised
 from xlaserve.workers.messages import Failure
 
+_MOST = 2**63 - 1
+"""The largest number that a record can have."""
 _OURS = "Exception", "BaseException"
 """Names of errors that are no fact of the server's: a fault of it."""
 
@@ -13,7 +14,17 @@ def failure_of(error: BaseException) -> Failure:
     kind, text = named(error)
     if kind in _OURS:
         text = f"{type(error).__name__}: {text}"
-    return Failure(kind, sayable(text), getattr(error, "needed_bytes", 0))
+    return Failure(kind, sayable(text), _facts(error))
+
+
+def _facts(error: BaseException) -> dict[str, str | int | float]:
+    found: dict[str, str | int | float] = {}
+    for name, value in vars(error).items():
+        if isinstance(value, str):
+            found[name] = sayable(value)
+        elif isinstance(value, float) or (isinstance(value, int) and abs(value) <= _MOST):
+            found[name] = value
+    return found
 
 
 def sayable(text: str) -> str:
@@ -26,6 +37,5 @@ def error_of(failure: Failure) -> Exception:
     if failure.error in _OURS:
         return RuntimeError(failure.text)
     error = raised((failure.error, failure.text))
-    if isinstance(error, OutOfMemory):
-        error.needed_bytes = failure.needed_bytes
+    vars(error).update(failure.facts)
     return error

@@ -38,13 +38,13 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str
     """Its class."""
     text: str
-    needed_bytes: int = 0
-    """Bytes that an OutOfMemory says were needed."""
+    facts: dict[str, str | int | float] = {}
+    """Those of its attributes that are plain, as the parameter that an InvalidParameter names."""
 
     @property
-    def said(self) -> tuple[str, str, int]:
+    def said(self) -> tuple[str, str, dict[str, str | int | float]]:
         """Return it as records of bridges have it."""
-        return self.error, self.text, self.needed_bytes
+        return self.error, self.text, self.facts
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

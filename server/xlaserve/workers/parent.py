@@ -55,6 +55,7 @@ from xlaserve.workers.shares import (
     parts_of,
     share_of,
 )
+from xlaserve.workers.spare import Spare
 from xlaserve.workers.worker_process import Role, WorkerProcess
 
 _MOST_DEATHS = 5
@@ -124,6 +125,8 @@ class Supervisor:
             for number, part in enumerate(parts_of(settings))
         ]
         self._has_engine = has_front_ends(settings)
+        engines = (role for role in self._roles if role.part is Part.ENGINE)
+        self._spare = Spare(next(engines, None) if settings.spare_engine else None)
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
@@ -152,6 +155,7 @@ class Supervisor:
                 handing.stop(drain=True)
             for listener in self._listeners:
                 listener.socket.close()
+            await self._spare.close()
             await self._drain(keeping)
             self.control.close()
             _log.info("stopped")
@@ -209,7 +213,7 @@ class Supervisor:
     async def _run(self, role: Role) -> str:
         """Run a worker to its end, and return why it ended."""
         try:
-            worker = await WorkerProcess.start(role)
+            worker = await self._spare.started(role)
         except (OSError, ChannelError) as error:
             return str(error)
         self._workers[role.worker] = worker
@@ -308,6 +312,9 @@ class Supervisor:
             _log.info("workers ready", workers=ready)
             self._systemd.ready()
         self._say_state()
+        if self.was_ready:
+            # Not before: it would take the processor from what starts.
+            await self._spare.prepare()
 
     @property
     def is_ready(self) -> bool:

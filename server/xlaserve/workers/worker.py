@@ -19,6 +19,7 @@ from xlaserve.app.server import Application, prepare
 from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
+from xlaserve.language.text_limits import TextLimits
 from xlaserve.process import log
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.process.children import stay_deaf
@@ -27,6 +28,7 @@ from xlaserve.process.endpoints import Listener
 from xlaserve.process.log_everything import taken_stderr
 from xlaserve.process.silence import Silence
 from xlaserve.process.systemd import ServiceManager
+from xlaserve.runtime import loaders
 from xlaserve.serving.access.quota_table import QuotaTable
 from xlaserve.serving.access.quotas import Admits
 from xlaserve.serving.access.shared_quotas import SharedQuotas
@@ -59,6 +61,7 @@ from xlaserve.workers.offload.offloading import Offloading
 from xlaserve.workers.others import OtherWorkers
 from xlaserve.workers.parent_events import ParentEvents
 from xlaserve.workers.shares import decoded
+from xlaserve.workers.worker_process import IMPORTS
 
 _REPORT_SECONDS = 0.02
 """Seconds between two looks at how many connections there are, while they change."""
@@ -249,7 +252,11 @@ def _bridged(
         link.shown = fronts.mirror.shown
         return fronts.serve(source)
     settings = application.settings
-    limits = Limits(settings.front_end_shared_bytes, settings.max_front_end_requests)
+    limits = Limits(
+        settings.front_end_shared_bytes,
+        settings.max_front_end_requests,
+        TextLimits.of(settings),
+    )
     front = FrontEnd(registry, application.capacity, ledger, application.stations.build, limits)
     front.may_show = lambda: link.is_whole or not link.has_started
     front.engine_answers = lambda: link.engine_answers
@@ -352,6 +359,9 @@ def main() -> None:
     faulthandler.enable(sys.stderr)
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
+    if sys.argv[3:] == [IMPORTS]:
+        # It takes the place of a process that ended: by then that takes no time any more.
+        loaders.load_modules()
     left = uvloop.run(serve(end))
     finish(sys.stderr)
     if left:

@@ -15,7 +15,7 @@ import msgspec
 
 from xlaserve.concurrency.control_plane import OF_MODELS, ChangeKind
 from xlaserve.process.children import start_deaf
-from xlaserve.process.silence import Silence
+from xlaserve.process.silence import Silence, is_stopped
 from xlaserve.workers.channel import Channel, ChannelError, from_worker
 from xlaserve.workers.handing import handing_pair
 from xlaserve.workers.messages import (
@@ -36,6 +36,8 @@ from xlaserve.workers.messages import (
 BRIDGES = "bridges"
 """Stands for the setting of an endpoint, for ends of bridges."""
 COMMAND = (sys.executable, "-m", "xlaserve.workers.worker")
+IMPORTS = "imports"
+"""The third argument of a process that is started ahead."""
 
 
 class WorkerGone(Exception):
@@ -71,6 +73,8 @@ class WorkerProcess:
     role: Role
     process: "subprocess.Popen[bytes]"
     channel: "Channel[FromWorker]"
+    begin: Begin
+    """What it is told first."""
     handing: Mapping[str, socket.socket]
     its_ends: Mapping[str, socket.socket]
     """The worker's ends of those: what it has not taken can be taken back."""
@@ -94,7 +98,22 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, role: Role) -> "WorkerProcess":
-        """Start the process, and tell it who it is; raises OSError."""
+        """Start the process, and tell it who it is; raises OSError and ChannelError."""
+        worker = await cls.ahead(role, imports=False)
+        try:
+            worker.channel.send(worker.begin)
+        except ChannelError:
+            worker.kill()
+            await worker.ended()
+            raise
+        return worker
+
+    @classmethod
+    async def ahead(cls, role: Role, *, imports: bool = True) -> "WorkerProcess":
+        """Start the process, which waits to be told who it is; raises OSError.
+
+        With `imports` it has imported JAX by then.
+        """
         with ExitStack() as theirs, ExitStack() as ours:
             end, its_end = socket.socketpair()
             ours.callback(end.close)
@@ -113,7 +132,8 @@ class WorkerProcess:
                 theirs.callback(other.close)
                 bridges = other.fileno()
             given = its_end.fileno(), *(e[2] for e in endpoints), role.quotas, role.board, bridges
-            process = _started(str(its_end.fileno()), [one for one in given if one >= 0])
+            arguments = [str(its_end.fileno()), str(os.getpid()), *([IMPORTS] if imports else ())]
+            process = _started(arguments, [one for one in given if one >= 0])
             channel = await Channel.open(end, from_worker())
             begin = Begin(
                 role.worker,
@@ -125,9 +145,13 @@ class WorkerProcess:
                 bridges,
                 role.board,
             )
-            channel.send(begin)
             ours.pop_all()
-        return cls(role, process, channel, handing, its_ends, Silence(role.answer_seconds))
+        return cls(role, process, channel, begin, handing, its_ends, Silence(role.answer_seconds))
+
+    @property
+    def may_begin(self) -> bool:
+        """Tell whether a process that was started ahead waits to be told who it is."""
+        return self.process.poll() is None and not is_stopped(self.process.pid)
 
     # --- connections ---
 
@@ -249,10 +273,10 @@ class WorkerProcess:
         return f"it ended with exit status {status}"
 
 
-def _started(channel: str, given: Sequence[int]) -> "subprocess.Popen[bytes]":
+def _started(arguments: Sequence[str], given: Sequence[int]) -> "subprocess.Popen[bytes]":
     # Not by the event loop: uvloop has what it starts hear every signal.
     return start_deaf(
-        [*COMMAND, channel, str(os.getpid())],
+        [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=given,
         start_new_session=True,

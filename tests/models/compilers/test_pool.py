@@ -4,6 +4,7 @@ is cancelled, takes too much memory, or sends something else."""
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
+from xlaserve.process.silence import is_stopped
 from xlaserve.runtime.programs.compilers import pool
 from xlaserve.runtime.programs.compilers.jobs import Array, Job, Packed, Proof
 from xlaserve.runtime.programs.compilers.pool import (
@@ -128,6 +130,26 @@ def test_a_process_that_is_started_ahead_serves_the_first_job(
     assert b"program of c" == found
     assert 1 == len(notes()) == one.count
     assert [] == [entry for entry in logs if entry["event"] == "a process compiles"]
+
+
+def test_an_idle_process_that_is_stopped_is_replaced_ahead_of_a_load(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """The load need not find out, nor wait for another one."""
+    one = processes()
+    compiled(one)
+    victim = notes()[0]["pid"]
+    os.kill(victim, signal.SIGSTOP)
+    until(lambda: is_stopped(victim))
+    until(lambda: one._free)
+    one.start_ahead(SECONDS)
+    is_left = is_there(victim)
+    with capture_logs() as logs:
+        compiled(one)
+
+    assert not is_left
+    assert [] == [entry for entry in logs if entry["event"] == "a process compiles"]
+    assert victim != notes()[-1]["pid"]
 
 
 def test_a_process_that_is_started_ahead_ends_with_the_server(

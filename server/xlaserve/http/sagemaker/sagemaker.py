@@ -275,13 +275,12 @@ class SageMakerRoutes:
         )
         response = await self._engine.infer(inference)
         size = sum(output.data.nbytes for output in response.outputs)
+        account = request.call.peer.account
         if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
             write = partial(write_infer_response, inference, response, self._json_rules)
-            return v2_answer(await self._threads.run(size, write))
-        return await self._threads.run(
-            size,
-            partial(write_plain_response, info, response, asked.form, self._json_rules),
-        )
+            return v2_answer(await self._threads.write(size, write, account))
+        plain = partial(write_plain_response, info, response, asked.form, self._json_rules)
+        return await self._threads.write(size, plain, account)
 
 
 def _limit(text: str) -> int:

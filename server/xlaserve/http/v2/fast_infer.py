@@ -11,6 +11,7 @@ from xlaserve.http.messages import Answered, HttpResponse
 from xlaserve.http.threads import INLINE_BYTES, OffLoop
 from xlaserve.http.v2.infer_request import read_infer_request
 from xlaserve.http.v2.infer_response import output_bytes, write_infer_answer
+from xlaserve.net.ledger import Account
 from xlaserve.serving.call import NO_HEADERS, NOBODY, Headers, Peer
 from xlaserve.serving.call_record import attach
 from xlaserve.serving.engine import Engine
@@ -89,11 +90,11 @@ class FastInfer:
         return answer
 
     def answer_later(
-        self, request: InferRequest, response: InferResponse
+        self, request: InferRequest, response: InferResponse, account: Account | None
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
         write = partial(write_infer_answer, request, response, self.json_rules)
-        return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
+        return asyncio.ensure_future(self._threads.write(output_bytes(response), write, account))
 
 
 _OF_MODEL = "POST /v2/models/{model}/infer"
@@ -127,7 +128,7 @@ class FastInferCall(InferCall):
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Hand over the answer; a large one is written while others are served."""
         if output_bytes(response) > INLINE_BYTES:
-            self._writing = self._fast_infer.answer_later(self.request, response)
+            self._writing = self._fast_infer.answer_later(self.request, response, self.peer.account)
             self._writing.add_done_callback(self._written)
             return
         answer: HttpResponse | BaseException

@@ -25,6 +25,7 @@ from xlaserve.http.v2.v2_schemas import (
     ServerMetadata,
     TensorMetadata,
 )
+from xlaserve.net.ledger import Account
 from xlaserve.residence.control import ModelControl
 from xlaserve.residence.server import ServerDescription
 from xlaserve.runtime.loaded import ModelInfo
@@ -234,11 +235,14 @@ class InferenceRoutes:
                 request.grow(made_bytes(inference.inputs), "the tensors")
         if isinstance(request.call, EventCall):
             return self._infer_events(request.call, request, inference)
-        return await self._write(inference, await self._engine.infer(inference))
+        response = await self._engine.infer(inference)
+        return await self._write(inference, response, request.call.peer.account)
 
-    async def _write(self, request: InferRequest, response: InferResponse) -> HttpResponse:
+    async def _write(
+        self, request: InferRequest, response: InferResponse, account: Account | None = None
+    ) -> HttpResponse:
         write = partial(write_infer_answer, request, response, self._json_rules)
-        return await self._threads.run(output_bytes(response), write)
+        return await self._threads.write(output_bytes(response), write, account)
 
     def _infer_events(
         self, call: EventCall, request: HttpRequest, inference: InferRequest

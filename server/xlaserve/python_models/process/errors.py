@@ -3,11 +3,12 @@
 from xlaserve import errors
 from xlaserve.errors import XlaserveError
 from xlaserve.errors import code as code_errors
+from xlaserve.errors import language as language_errors
 from xlaserve.errors import sequence as sequence_errors
 from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import text_of
 
-_KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors)}
+_KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors), **vars(language_errors)}
 
 
 def named(error: BaseException) -> tuple[str, str]:

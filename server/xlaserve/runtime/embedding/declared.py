@@ -15,6 +15,7 @@ import structlog
 from xlaserve.errors import InvalidModel
 from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.embedding import text_files
@@ -62,7 +63,13 @@ class Declared:
     """Those of `text`; None without it."""
 
 
-def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -> Declared | None:
+def read(
+    path: Path,
+    config: ModelConfig,
+    model: str,
+    roots: Roots = ANYWHERE,
+    limits: TextLimits = DEFAULT_TEXT_LIMITS,
+) -> Declared | None:
     """Return what a version declares; None for one that declares nothing. Raises InvalidModel.
 
     A tokenizer that cannot be used is named in the log: token ids are taken in any case.
@@ -79,7 +86,7 @@ def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -
         if not text:
             return None
         found = parse(text.encode(), place)
-    beside, no_text = text_files.read(path, model, roots), ""
+    beside, no_text = text_files.read(path, model, roots, limits), ""
     if beside.problem:
         no_text = f"is without text ({beside.problem})"
         structlog.get_logger("embeddings").warning(

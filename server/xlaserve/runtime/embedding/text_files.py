@@ -8,6 +8,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.errors.language import TextNotInstalled
 from xlaserve.files.roots import Roots
 from xlaserve.language import files, tokenizing
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.tokenizing import Tokens
 
 
@@ -32,14 +33,16 @@ class FoundText:
     """None without `tokens`."""
 
 
-def read(version: Path, model: str, roots: Roots) -> FoundText:
+def read(
+    version: Path, model: str, roots: Roots, limits: TextLimits = DEFAULT_TEXT_LIMITS
+) -> FoundText:
     """Return the tokenizer of a version; raises nothing for its files. Blocks."""
     folder = version if version.is_dir() else version.parent
     try:
         data = files.read(folder, files.TOKENIZER, roots.open)
         if data is None:
             return FoundText()
-        tokens = tokenizing.parse(data, model)
+        tokens = tokenizing.parse(data, model, limits)
     except (InvalidModel, TextNotInstalled) as error:
         return FoundText(problem=str(error))
     return FoundText(tokens, "", TextFiles(version, roots, hashlib.sha256(data).hexdigest()))

@@ -13,6 +13,7 @@ import structlog
 
 from xlaserve.errors import EngineGone, EngineLost, Overloaded, ProcessSilent, XlaserveError
 from xlaserve.errors.panics import ENDS
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.net.ledger import Kind as Purpose
 from xlaserve.net.ledger import Ledger
 from xlaserve.residence.capacity import Capacity, Reservation
@@ -50,6 +51,7 @@ class Limits:
     """Bytes of both slabs together."""
     requests: int
     """Most requests that the engine has been passed and has not answered."""
+    texts: TextLimits = DEFAULT_TEXT_LIMITS
 
 
 class _Passed:
@@ -95,7 +97,7 @@ class FrontEnd:
         """The models of the engine, as it said last."""
         self._revisions: deque[Sequence[Any]] = deque()
         """Those of the models that are to be taken in their order: one waits for texts."""
-        self._texts = Texts()
+        self._texts = Texts(limits.texts)
         self._reading: asyncio.Task[None] | None = None
         """Reads the texts of the first of them."""
         self._unshown: set[str] = set()
@@ -212,11 +214,11 @@ class FrontEnd:
             case Kind.DROPPED if self._bridge is not None:
                 self._bridge.dropped(record[1])
             case Kind.FAILURE:
-                number, kind, text, needed = record[1:]
+                number, kind, text, facts = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
                     # The engine does not know who asks: it names every model.
-                    error = error_of(Failure(kind, text, needed))
+                    error = error_of(Failure(kind, text, facts))
                     deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:
                 self._revisions.append(record[1:])

@@ -10,6 +10,7 @@ import structlog
 from xlaserve.errors import XlaserveError
 from xlaserve.errors.panics import ENDS
 from xlaserve.language.text import LanguageText
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.runtime.embedding import text_files
 from xlaserve.runtime.generator.info import GenerationInfo
@@ -32,7 +33,8 @@ class Wanted(NamedTuple):
 class Texts:
     """Texts by the handle of their instance, as long as the engine has it. Of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: TextLimits = DEFAULT_TEXT_LIMITS) -> None:
+        self._limits = limits
         self._found: dict[int, LanguageText | Tokens | str] = {}
         """The text, or why there is none."""
 
@@ -44,7 +46,7 @@ class Texts:
         """Read texts in a thread; one that cannot be read is missing, and the log says why."""
         for one in wanted:
             try:
-                self._found[one.handle] = await asyncio.to_thread(_read, one)
+                self._found[one.handle] = await asyncio.to_thread(_read, one, self._limits)
             except ENDS:
                 raise
             except BaseException as error:
@@ -75,18 +77,18 @@ class Texts:
         self._found.clear()
 
 
-def _read(wanted: Wanted) -> LanguageText | Tokens | str:
+def _read(wanted: Wanted, limits: TextLimits) -> LanguageText | Tokens | str:
     reason = "its files have changed since the engine has read them"
     try:
         info, _ = description.read(wanted.described)
         if info.embedding is not None and info.embedding.files is not None:
             again = info.embedding.files
-            found = text_files.read(again.version, wanted.model, again.roots)
+            found = text_files.read(again.version, wanted.model, again.roots, limits)
             if found.tokens is not None and found.files == again:
                 return found.tokens
             return _refused(wanted.model, found.problem or reason)
         assert info.generation is not None
-        text = _text(wanted.model, info.generation)
+        text = _text(wanted.model, info.generation, limits)
         if text.digest == wanted.digest:
             return text
     except XlaserveError as error:
@@ -99,5 +101,6 @@ def _refused(model: str, reason: str) -> str:
     return f"is without text behind front ends ({reason})"
 
 
-def _text(model: str, generation: GenerationInfo) -> LanguageText:
-    return LanguageText.read(generation.directory, model=model, opened=generation.roots.open)
+def _text(model: str, generation: GenerationInfo, limits: TextLimits) -> LanguageText:
+    opened = generation.roots.open
+    return LanguageText.read(generation.directory, model=model, opened=opened, limits=limits)

@@ -167,10 +167,10 @@ class Peer:
                 case Kind.ANSWER:
                     self._answered(record)
                 case Kind.FAILURE:
-                    number, kind, text, needed = record[1:]
+                    number, kind, text, facts = record[1:]
                     given = self._given.pop(number)
                     given.count(Offloads(1, given.bytes))
-                    given.ended(error_of(Failure(kind, text, needed)))
+                    given.ended(error_of(Failure(kind, text, facts)))
                 case Kind.REFUSED:
                     given = self._given.pop(record[1])
                     given.count(Offloads(refused=1))

@@ -126,12 +126,13 @@ class CompilerProcesses:
     def start_ahead(self, seconds: float) -> None:
         """Start a process for loads to come, and wait for it for so many seconds at most.
 
-        Nothing where there is one. One that compiles nothing is ended when it was idle for as long
-        as any. One that cannot be started is the load's to tell.
+        Nothing where one compiles; an idle one is replaced where somebody has stopped it. One that
+        compiles nothing is ended when it was idle for as long as any. One that cannot be started is
+        the load's to tell.
         """
         task = _Task(_NO_JOB, bytes)
         with self._changed:
-            if self._closed or self._threads:
+            if self._closed or self._tasks or len(self._threads) > self._free:
                 return
             self._enqueue(task)
         task.done.wait(seconds)

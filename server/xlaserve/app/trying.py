@@ -1,0 +1,32 @@
+"""Has what a client sent loaded by a process of its own first."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from xlaserve.artifact import onnx_source
+from xlaserve.model_config.config import ModelConfig
+from xlaserve.runtime import loaders, trial
+from xlaserve.runtime.programs.compilation import Compilation
+from xlaserve.settings import Settings
+
+
+def try_loading(
+    settings: Settings,
+    compilation: Compilation,
+    start_device: Callable[[], str],
+    directory: Path,
+    config: ModelConfig,
+) -> None:
+    """Return if such a process can load a version directory, or none is wanted. Blocks.
+
+    Raises InvalidModel.
+    """
+    if settings.trial_seconds:
+        trial.try_loading(
+            directory,
+            settings.trial_seconds,
+            config.parameters,
+            onnx_source.find(directory, config),
+            memory_bytes=settings.compile_process_bytes,
+            begin=lambda: loaders.begin(compilation, start_device()),
+        )
