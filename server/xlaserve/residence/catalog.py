@@ -7,6 +7,7 @@ from functools import partial
 from xlaserve.concurrency.control_plane import ControlPlane, OneProcess
 from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import RepositoryUnreadable, StillStarting
+from xlaserve.residence.failed_loads import NOT_LOADED
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.monitor import VersionReport, report
@@ -82,11 +83,16 @@ class Catalog:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        for name in await self.names():
-            if name not in known and sees(name):
-                reason = self._repository.ambiguity(name) or "not loaded"
+        for name in {*await self.names(), *self._registry.failed.reasons} - known:
+            if sees(name):
+                reason = self.why_not_loaded(name)
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
+
+    def why_not_loaded(self, name: str) -> str:
+        """Return why a model has no version, as every list of models shows it."""
+        failed = self._registry.failed.reason(name)
+        return failed or self._repository.ambiguity(name) or NOT_LOADED
 
     async def ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers.

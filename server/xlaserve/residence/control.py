@@ -264,14 +264,16 @@ class ModelControl:
             await self._load_shared(name)
         else:
             # Not joined by another, but ended with all.
-            await self._share(name, object(), partial(self._load, name, checked))
+            load = partial(self._load, name, checked)
+            await self._share(name, object(), partial(self._registry.failed.noting, name, load))
         self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        await self._share(name, key, partial(self._load, name, _PLAIN))
+        load = partial(self._load, name, _PLAIN)
+        await self._share(name, key, partial(self._registry.failed.noting, name, load))
 
     async def _share(
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]

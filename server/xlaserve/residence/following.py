@@ -8,13 +8,21 @@ import structlog
 
 from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane
 from xlaserve.concurrency.workers import Workers
-from xlaserve.errors import RepositoryUnreadable, StartFailed, XlaserveError
+from xlaserve.errors import (
+    ModelNotFound,
+    RepositoryUnreadable,
+    StartFailed,
+    StillStarting,
+    XlaserveError,
+)
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.residence.host import load_threads
 from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.failing import told_failures
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.residence.repository.watching import Changes
+from xlaserve.serving.access.sight import NOT_IN_REPOSITORY
 from xlaserve.serving.observability.event_notes import because
 from xlaserve.serving.observability.events import Cause
 from xlaserve.serving.standing import State
@@ -49,6 +57,7 @@ class RepositoryFollower:
         self._plane = plane
         self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
         self._failed: set[str] = set()
+        """Models of the start that could not be loaded; some may answer by now."""
         self._standing = registry.standing
         self._is_on = False
         """Whether `start` has ended, and `stop` was not called."""
@@ -73,6 +82,19 @@ class RepositoryFollower:
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
+
+    def why_not_ready(self) -> str:
+        """Return why the server is not ready, with each model that failed; empty where it is.
+
+        Of the models that the call which is answered now may see.
+        """
+        if not self._standing.row.is_settled:
+            return self._standing.row.says
+        if not self._is_on:
+            return "the server is shutting down"
+        if not self.is_ready_here:
+            return told_failures(self._registry, sorted(self._failed))
+        return "" if self._plane.is_ready else "another process of the server is not ready"
 
     def check_start(self) -> None:
         """Raise StartFailed if a model that was to be loaded is not there."""
@@ -142,6 +164,10 @@ class RepositoryFollower:
             await load(name)
         except XlaserveError as error:
             self._failed.add(name)
+            if isinstance(error, ModelNotFound | StillStarting) and not self._polls:
+                # No list of the repository has it: it was asked for by its name.
+                missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
+                self._registry.failed.note(name, str(missing))
             self._log.error("model not loaded from the repository", model=name, error=str(error))
         except Exception:
             self._failed.add(name)
@@ -200,11 +226,13 @@ class RepositoryFollower:
 
     async def _unload_here(self, name: str) -> None:
         self._failed.discard(name)
+        self._registry.failed.forget(name)
         if self._registry.find(name) is not None:
             await self._unload(name)
 
     async def _unload_gone(self, name: str) -> None:
         self._failed.discard(name)
+        self._registry.failed.forget(name)
         if self._registry.find(name) is not None:
             change = Change(ChangeKind.UNLOAD, name, {"models": [name]})
             await self._plane.apply(change, partial(self._unload, name))
