@@ -95,6 +95,12 @@ async def test_five_minutes(checkout: Path) -> None:
     assert (checkout / "models/tiny/1/model.json").is_file()
 
 
+async def test_serving_from_python(checkout: Path) -> None:
+    await run_code(checkout, "".join(text for _, text in steps("serving-from-python.md")))
+
+    assert (checkout / "models/tiny/1/model.json").is_file()
+
+
 async def test_every_export_is_a_model(checkout: Path) -> None:
     """Each piece of code goes on where the one before it ended."""
     await run_code(checkout, "".join(text for _, text in steps("exporting.md")))
