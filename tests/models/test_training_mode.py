@@ -49,7 +49,7 @@ Made = tuple[Callable[..., Any], Any]
 """A function and its parameters."""
 
 
-def of_nnx(make: Callable[[], nnx.Module]) -> Callable[[bool], Made]:
+def of_nnx(make: Callable[[], Any]) -> Callable[[bool], Made]:
     def made(trains: bool) -> Made:
         model = make()
         if not trains:
