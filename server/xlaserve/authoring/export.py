@@ -453,7 +453,7 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
         raise FileExistsError(
-            f"{target} exists already: another number is a version beside it, overwrite=True "
+            f"{target} exists already, another number is a version beside it, overwrite=True "
             "replaces it"
         )
 

@@ -87,7 +87,7 @@ def export_generator(
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
         raise FileExistsError(
-            f"{target} exists already: another number is a version beside it, overwrite=True "
+            f"{target} exists already, another number is a version beside it, overwrite=True "
             "replaces it"
         )
     _check_names(files)
