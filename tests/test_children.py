@@ -13,7 +13,7 @@ from xlaserve.process.children import FOR_THE_SERVER, start_deaf
 
 ROOT = Path(xlaserve.__file__).parent
 STARTS = ("Popen", "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec")
-HEARING = {"app/successor.py": "it is a server itself"}
+HEARING = dict.fromkeys(("app/successor.py", "local/process.py"), "it is a server itself")
 COMMANDS = ("bench/", "cli/")
 """What ends with the command that starts it, by whoever reads the terminal."""
 READY = "import signal, sys\n"

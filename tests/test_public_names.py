@@ -1,5 +1,7 @@
 """The public names of `xlaserve`: each is what its table says, whoever asks first."""
 
+import inspect
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -41,3 +43,23 @@ def test_names_are_the_same_when_asked_again() -> None:
 def test_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'export_streams'"):
         xlaserve.export_streams  # noqa: B018
+
+
+def test_dir_lists_every_public_name() -> None:
+    assert set(xlaserve.__all__) <= set(dir(xlaserve))
+
+
+# Classes that users make by their arguments; the others are made for them.
+MADE = {"Exportable", "ExportableStream", "Service"}
+
+
+@pytest.mark.parametrize("name", sorted(set(xlaserve.__all__) - MODULES - {"__version__"}))
+def test_help_says_what_each_argument_is(name: str) -> None:
+    value = getattr(xlaserve, name)
+    text = inspect.getdoc(value)
+    explained = set(re.findall(r"\w+", text or ""))
+
+    assert text
+    if name in MADE or not inspect.isclass(value):
+        parameters = inspect.signature(value).parameters
+        assert [] == [one for one in parameters if one not in explained]

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from xlaserve.authoring.export_stream import ExportableStream, export_stream
     from xlaserve.generation.exporting import export_generator
     from xlaserve.grpc.services.services import Service
+    from xlaserve.local.process import NotServing
+    from xlaserve.local.servers import AsyncServer, Server, serve
     from xlaserve.python_models.author import Answer, InferenceError, PythonModel, Request
     from xlaserve.python_models.context import Context
     from xlaserve.serving.models_api import Models
@@ -21,6 +23,7 @@ __version__ = build.number()
 __all__ = [
     "__version__",
     "Answer",
+    "AsyncServer",
     "content_types",
     "Context",
     "Exportable",
@@ -30,15 +33,19 @@ __all__ = [
     "export_stream",
     "InferenceError",
     "Models",
+    "NotServing",
     "optimize",
     "PythonModel",
     "Request",
+    "serve",
+    "Server",
     "Service",
 ]
 
 _AUTHOR = "xlaserve.python_models.author"
 _HOMES = {
     **dict.fromkeys(("Answer", "InferenceError", "PythonModel", "Request"), _AUTHOR),
+    "AsyncServer": "xlaserve.local.servers",
     "Context": "xlaserve.python_models.context",
     "Exportable": "xlaserve.authoring.export",
     "ExportableStream": "xlaserve.authoring.export_stream",
@@ -46,7 +53,10 @@ _HOMES = {
     "export_model": "xlaserve.authoring.export",
     "export_stream": "xlaserve.authoring.export_stream",
     "Models": "xlaserve.serving.models_api",
+    "NotServing": "xlaserve.local.process",
     "optimize": "xlaserve.authoring.cpu.optimizing",
+    "serve": "xlaserve.local.servers",
+    "Server": "xlaserve.local.servers",
     "Service": "xlaserve.grpc.services.services",
 }
 _MODULES = {"content_types": "xlaserve.tensors.content_types"}
@@ -59,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

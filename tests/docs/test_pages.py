@@ -23,9 +23,15 @@ _STEP = re.compile(
 )
 
 
-def steps(page: str) -> Iterator[tuple[str, str]]:
-    """Yield what a page has its reader do, in order: (sh, python or serve, the text)."""
-    for language, text, serve in _STEP.findall((DOCS / page).read_text()):
+def steps(page: str, section: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what a page has its reader do, in order: (sh, python or serve, the text).
+
+    Or what one section of it has.
+    """
+    whole = (DOCS / page).read_text()
+    if section:
+        whole = whole.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    for language, text, serve in _STEP.findall(whole):
         yield (language, text) if language else ("serve", serve)
 
 
@@ -92,6 +98,13 @@ async def test_five_minutes(checkout: Path) -> None:
     assert ["serve", "sh", "sh", "sh", "python", "python", "sh", "serve", "python"] == [
         kind for kind, _ in found
     ]
+    assert (checkout / "models/tiny/1/model.json").is_file()
+
+
+async def test_serving_from_python(checkout: Path) -> None:
+    found = list(steps("client.md", "Serving from Python"))
+    await run_code(checkout, "".join(text for _, text in found))
+
     assert (checkout / "models/tiny/1/model.json").is_file()
 
 

@@ -20,7 +20,7 @@ MAKERS = (
 )
 """Names of what makes one."""
 
-NOT_THE_SERVER = ("bench", "cli", "client")
+NOT_THE_SERVER = ("bench", "cli", "client", "local", "testing")
 """Parts of the package that ask servers."""
 
 

@@ -11,7 +11,7 @@ import structlog
 
 READY = b"ready\n"
 LIVE = b"live\n"
-"""The answer before the server is ready, and while it drains."""
+"""The begin of the answer before the server is ready, and while it drains."""
 _MODE = 0o600
 _BACKLOG = 16
 
@@ -19,8 +19,12 @@ _log = structlog.get_logger("probe")
 
 
 @asynccontextmanager
-async def probed(path: str, is_ready: Callable[[], bool]) -> AsyncIterator[None]:
+async def probed(
+    path: str, is_ready: Callable[[], bool], why: Callable[[], str] = str
+) -> AsyncIterator[None]:
     """Answer each connection to a unix socket with READY or LIVE for the length of a block.
+
+    Behind LIVE comes what `why` says: why the server is not ready.
 
     A server whose socket cannot be made serves nevertheless: then probes ask its endpoints. The
     socket takes the place of one that is there, as of the server that this one replaces.
@@ -41,7 +45,7 @@ async def probed(path: str, is_ready: Callable[[], bool]) -> AsyncIterator[None]
         return
 
     def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(READY if is_ready() else LIVE)
+        writer.write(READY if is_ready() else LIVE + why().encode(errors="replace"))
         writer.close()
 
     server = await asyncio.start_unix_server(answer, sock=listening)

@@ -272,7 +272,8 @@ class Application:
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
-            await stack.enter_async_context(probed(self.settings.probe_socket, self._is_ready))
+            why = self.control.follower.why_not_ready
+            await stack.enter_async_context(probed(self.settings.probe_socket, self._is_ready, why))
             # Also while it drains.
             await stack.enter_async_context(running_beside(self._manager.keep_alive()))
             # Before anything listens: libuv aborts where a socket is closed that it still polls.
@@ -291,9 +292,7 @@ class Application:
             grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
             more = {"version": build.version(), **({"metrics": metrics} if metrics else {})}
-            _log.info(
-                "listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http, **more
-            )
+            _log.info("listening", grpc=grpc[0], grpc_data=grpc[-1], http=http, **more)
             self.display.listening(addresses)
             yield addresses
 

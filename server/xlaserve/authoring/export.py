@@ -38,6 +38,7 @@ from xlaserve.authoring.declared import (
     shapes_of,
 )
 from xlaserve.authoring.lowering import Lowered, OpenShapes, lower
+from xlaserve.authoring.training_mode import refused_in_training
 from xlaserve.errors import InvalidModel, InvalidReference
 from xlaserve.files import files
 from xlaserve.files.references import load_reference
@@ -49,7 +50,12 @@ from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
 
 @dataclass(frozen=True, slots=True)
 class Exportable:
-    """A model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it."""
+    """A model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it.
+
+    `fn`, `params`, `inputs`, `outputs`, `max_batch_size`, `platforms`, `x64`, `batch_independent`,
+    `compiled_shapes`, `max_on_demand_shapes`, `trial_seconds` and `training_mode` are as
+    `export_model` says.
+    """
 
     fn: Callable[..., object]
     """Called as `fn(params, *inputs)`: plain or jitted; returns a dict, a tuple or one array."""
@@ -85,6 +91,9 @@ class Exportable:
     """Seconds of the processor that a trial of a function with loops may take, in a process of its
     own; what does not end by then was not tried to the end. To end at all on made-up inputs it has
     as many seconds of each core."""
+    training_mode: bool = False
+    """Whether layers may be in training mode: batch normalisation by the statistics of the batch,
+    or dropout. Such a model is refused otherwise: mostly its author forgot `model.eval()`."""
 
     def write(
         self,
@@ -116,8 +125,9 @@ class Exportable:
                 f"got {batch}"
             )
         sizes = checked_sizes(shapes, self.compiled_shapes or {}, batched=is_open)
+        fn = self.fn if self.training_mode else refused_in_training(self.fn)
         lowered = lower(
-            self.fn if nesting is None else partial(_call_nested, self.fn, nesting),
+            fn if nesting is None else partial(_call_nested, fn, nesting),
             self.params,
             inputs,
             outputs=self.outputs,
@@ -176,10 +186,37 @@ def export_model(
     compiled_shapes: Mapping[str, Sequence[int]] | None = None,
     max_on_demand_shapes: int = 0,
     trial_seconds: float = SECONDS,
+    training_mode: bool = False,
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a function and its parameters to a version directory; see Exportable."""
+    """Export a function and its parameters to a version directory, and return that.
+
+        export_model(predict, params, {"image": ("FP32", [-1, 8, 8])}, "models/digits/1")
+
+    `fn` is called as `fn(params, *inputs)`, plain or jitted, and returns a dict, a tuple or one
+    array.
+    `params` is any pytree, as of a trained model: its arrays are stored beside the artifact.
+    `inputs` has name, datatype and shape of each input, in the order of the arguments. -1 is the
+    batch, a name such as "s" another dimension that stays open.
+    `path` is the directory of a version: REPOSITORY/MODEL/VERSION, as models/digits/1.
+    `outputs` has the names of what `fn` returns; None where it returns a dict, which has them.
+    `max_batch_size` is the most rows of one request: 64 unless given, where inputs start with -1;
+    0 for any number, and for requests that are never put together.
+    `platforms` are those that it is to run on; None for "cpu", "cuda" and "tpu".
+    `x64` says whether 64-bit types exist in `fn`; None for yes where an input has one.
+    `batch_independent` says whether each row of a batch is computed from itself alone; None for
+    what is proved, True for what cannot be, False for a model whose rows depend on one another.
+    `compiled_shapes` are the sizes of open dimensions to compile, by name: {"s": [32, 128]}, and
+    `max_on_demand_shapes` is for how many others programs are kept that requests ask for.
+    `trial_seconds` is what a trial of a function with loops may take of the processor.
+    `training_mode` takes a model with layers in training mode, which is refused otherwise: batch
+    normalisation by the statistics of the batch, or dropout (Flax without `model.eval()`).
+    `exported_at` is the time that the artifact names; now unless given.
+    `overwrite` replaces a version that is there.
+
+    Raises InvalidModel, or FileExistsError for a version that is there.
+    """
     model = Exportable(
         fn,
         params,
@@ -192,6 +229,7 @@ def export_model(
         compiled_shapes=compiled_shapes,
         max_on_demand_shapes=max_on_demand_shapes,
         trial_seconds=trial_seconds,
+        training_mode=training_mode,
     )
     return model.write(path, exported_at=exported_at, overwrite=overwrite)
 
@@ -414,7 +452,10 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
     if not (version.isascii() and version.isdigit() and version[0] != "0"):
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists already, and it is not to be overwritten")
+        raise FileExistsError(
+            f"{target} exists already, another number is a version beside it, overwrite=True "
+            "replaces it"
+        )
 
 
 def _call_nested(

@@ -47,7 +47,9 @@ and dtypes, the outputs of one answer, and whether it is the last one, a boolean
 class ExportableStream:
     """A stepped model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it.
 
-    Its state stays on the device between steps. It begins anew with each request.
+    Its state stays on the device between steps. It begins anew with each request. `step`, `params`,
+    `inputs`, `begin`, `outputs`, `max_steps`, `platforms`, `x64` and `max_batch_size` are as
+    `export_stream` says.
     """
 
     step: Step
@@ -134,7 +136,23 @@ def export_stream(
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a stepped function to a version directory; see ExportableStream."""
+    """Export a function of many answers to a version directory, and return that.
+
+    `step` is called as `step(params, state, *inputs)` for each answer, and returns the next state,
+    the outputs, and whether they are the last ones, a boolean.
+    `params` is any pytree: its arrays are stored beside the artifact.
+    `inputs` has name, datatype and shape of each input; all sizes are fixed.
+    `path` is the directory of a version: REPOSITORY/MODEL/VERSION.
+    `begin` is called as `begin(params, *inputs)` for a request, and returns the first state,
+    any pytree of arrays.
+    `outputs` has the names of the outputs of a step; None where it returns them as a dict.
+    `max_steps` is the most answers to one request.
+    `platforms` and `x64` are as in `export_model`.
+    `max_batch_size` is the most requests that take a step in one execution; 0 for each by itself.
+    `exported_at` is the time that the artifact names, and `overwrite` replaces a version.
+
+    Raises InvalidModel, or FileExistsError for a version that is there.
+    """
     model = ExportableStream(
         step,
         params,

@@ -69,7 +69,8 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )
     except FileExistsError as error:
-        raise InvalidModel(f"{error}, --overwrite replaces it") from error
+        told = str(error).partition(", overwrite=True")[0]
+        raise InvalidModel(f"{told}, --overwrite replaces it") from error
     recorded.record(path, for_target)
     described = manifest.read(path)
     typer.echo(f"{path}: {format_bytes(sum(part.stat().st_size for part in path.iterdir()))}")

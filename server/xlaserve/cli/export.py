@@ -52,7 +52,8 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )
     except FileExistsError as error:
-        raise InvalidModel(f"{error}, --overwrite replaces it") from error
+        told = str(error).partition(", overwrite=True")[0]
+        raise InvalidModel(f"{told}, --overwrite replaces it") from error
     recorded.record(path, for_target)
     size = sum(file.stat().st_size for file in path.iterdir())
     typer.echo(f"{path}: {format_bytes(size)}")

@@ -16,9 +16,11 @@ from xlaserve.cli.connection import (
     TokenFile,
     server_address,
 )
+from xlaserve.cli.printable import printable
 from xlaserve.dialing.address import ServerAddress, TlsFiles
 from xlaserve.dialing.dial import dial
-from xlaserve.dialing.interface import CallFailed
+from xlaserve.dialing.interface import CallFailed, IndexEntry, ServerClient
+from xlaserve.residence.failed_loads import SHOWN, is_failure
 
 
 def health(  # noqa: PLR0917, typer reads the parameters of a command from its signature
@@ -56,8 +58,9 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     else:
         tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
         asking = _ask(server_address(url, tls, token_file), timeout, live=live)
-    if not asyncio.run(asking):
-        raise CallFailed(url, f"the server is not {state}")
+    why = asyncio.run(asking)
+    if why is not None:
+        raise CallFailed(url, f"the server is not {state}" + (f": {printable(why)}" if why else ""))
     typer.echo(f"{url}: {state}")
 
 
@@ -67,8 +70,8 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> bool:
-    """Ask a probe socket; raises CallFailed where nobody answers in time."""
+async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str | None:
+    """Ask a probe socket why a server is not so; raises CallFailed where nobody answers in time."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -80,9 +83,33 @@ async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> boo
         raise CallFailed(url, "no answer in time") from None
     except OSError as error:
         raise CallFailed(url, f"cannot connect: {error.strerror or error}") from None
-    return said == READY or (live and said == LIVE)
+    if said == READY or (live and said.startswith(LIVE)):
+        return None
+    return said.removeprefix(LIVE).decode(errors="replace")
 
 
-async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> bool:
+async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | None:
+    """Return why a server is not live, or ready, as far as it tells; None where it is."""
     async with dial(address, timeout=timeout) as client:
-        return await (client.live() if live else client.ready())
+        if await (client.live() if live else client.ready()):
+            return None
+        return "" if live else await _failures(client)
+
+
+async def _failures(client: ServerClient) -> str:
+    """Return what the index of a server says about models that failed, or why it says nothing."""
+    try:
+        entries = await client.index()
+    except Exception as error:
+        failure = error if isinstance(error, CallFailed) else client.failure(error)
+        if failure is None:
+            raise
+        return failure.problem if failure.status == "UNAVAILABLE" else ""
+    failed = [entry for entry in entries if is_failure(entry.state, entry.reason)]
+    told = [f"{_named(entry)}: {entry.reason}" for entry in failed[:SHOWN]]
+    more = [f"and {len(failed) - SHOWN} more"] if len(failed) > SHOWN else []
+    return "; ".join((*told, *more))
+
+
+def _named(entry: IndexEntry) -> str:
+    return f"'{entry.name}'" + (f" version {entry.version}" if entry.version else "")

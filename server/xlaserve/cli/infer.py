@@ -2,16 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
 from rich.console import Console
 
+from xlaserve.bench.inputs import make_inputs
 from xlaserve.cli import infer_display
 from xlaserve.cli.advice import advised
 from xlaserve.cli.connection import (
@@ -45,7 +47,10 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     ] = None,
     input_values: Annotated[
         list[str] | None,
-        typer.Option("--input", help="NAME=JSON or NAME=@FILE.npy; may be repeated."),
+        typer.Option(
+            "--input",
+            help="NAME=JSON (x=[[1,2]]), NAME=@FILE.npy, NAME=zeros or NAME=random; repeatable.",
+        ),
     ] = None,
     model_version: Annotated[
         str, typer.Option("--model-version", help="The newest one if not given.")
@@ -103,7 +108,9 @@ def _labels(path: Path | None) -> Sequence[str]:
 def _split(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise InvalidRequest(f"--input: expected NAME=JSON or NAME=@FILE.npy, got '{text}'")
+        raise InvalidRequest(
+            f"--input: expected NAME=JSON, NAME=@FILE.npy, NAME=zeros or NAME=random, got '{text}'"
+        )
     return name, value
 
 
@@ -182,12 +189,40 @@ def _read(spec: TensorSpec, text: str | None) -> Tensor:
         raise InvalidRequest(f"input '{spec.name}' {spec}: give it with --input {spec.name}=...")
     if text.startswith("@"):
         return _loaded(spec, text[1:])
+    if text in _FILLED:
+        return _FILLED[text](spec)
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise InvalidRequest(f"input '{spec.name}': {error} in {text[:80]!r}") from error
+        raise InvalidRequest(
+            f"input '{spec.name}': expected JSON, as [[1,2]], @FILE.npy, zeros or random, got "
+            f"{text[:80]!r} ({error})"
+        ) from error
     shape = np.array(value, dtype=object).shape
     return from_elements(spec.datatype, shape, _flatten(spec, value))
+
+
+def _zeros(spec: TensorSpec) -> Tensor:
+    made = np.zeros(_one_row(spec), spec.datatype.dtype)
+    if spec.datatype is BYTES:
+        made[...] = b""
+    return made
+
+
+def _random(spec: TensorSpec) -> Tensor:
+    ((_, made),) = make_inputs("", [spec], {spec.name: _one_row(spec)}, 1)
+    return made
+
+
+def _one_row(spec: TensorSpec) -> tuple[int, ...]:
+    """Return the shape of an input whose open dimensions are 1."""
+    return tuple(abs(size) for size in spec.shape)
+
+
+_FILLED: Mapping[str, Callable[[TensorSpec], Tensor]] = MappingProxyType(
+    {"zeros": _zeros, "random": _random}
+)
+"""Words that stand for values; open dimensions are 1."""
 
 
 def _loaded(spec: TensorSpec, path: str) -> Tensor:

@@ -68,14 +68,28 @@ def export_generator(
     """Export a language model to the version directory `<model>/<version>` and return it.
 
     Its programs leave slots, length, window and chunk open: the server compiles them for its
-    configuration. `files` are copied beside them, by name. The directory is there with all its
-    files or not at all. Raises InvalidModel, or FileExistsError unless `overwrite`.
+    configuration. The directory is there with all its files or not at all.
+
+    `decode(params, cache, window, tokens[b], positions[b])` returns logits[b, vocab] and the cache.
+    `chunk(params, cache, window, tokens[c], slot, start, n)` returns logits[vocab] and the cache.
+    `init_cache(params, slots, length)` returns the cache, a pytree of arrays, slots first.
+    `params` is any pytree; `path` is the directory of a version, REPOSITORY/MODEL/VERSION.
+    `vocab` is the number of tokens, `max_length` the most positions of a prompt and its answer,
+    and `stop_tokens` are those that end an answer.
+    `files` are copied beside the programs, by name, as those of a tokenizer.
+    `platforms` are those that it is to run on; None for "cpu", "cuda" and "tpu".
+    `overwrite` replaces a version that is there.
+
+    Raises InvalidModel, or FileExistsError for a version that is there.
     """
     target = Path(path)
     if not (target.name.isascii() and target.name.isdigit() and target.name[0] != "0"):
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists already, and it is not to be overwritten")
+        raise FileExistsError(
+            f"{target} exists already, another number is a version beside it, overwrite=True "
+            "replaces it"
+        )
     _check_names(files)
     with jax.enable_x64(False):
         made = _Programs((decode, chunk), init_cache, params, vocab, tuple(stop_tokens))

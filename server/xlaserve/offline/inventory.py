@@ -14,6 +14,7 @@ from xlaserve.offline.local_copy import EVERY_VERSION
 from xlaserve.residence.repository.fingerprints import files_below
 from xlaserve.residence.repository.listing import subdirectories
 from xlaserve.residence.repository.names import is_version
+from xlaserve.residence.repository.no_version import why_no_version
 from xlaserve.residence.repository.remote.part import RemotePart
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.runtime import loaders
@@ -105,8 +106,15 @@ def _entry(name: str, place: str, home: Path, roots: Roots) -> ModelEntry:
         for number, path in sorted(paths.items())
     )
     if not served and not problem and not config.is_ensemble:
-        problem = "no version directory is there that its version_policy picks"
+        problem = _why_no_version(home)
     return ModelEntry(name, place, " and ".join(present), unused_fields(config), problem, versions)
+
+
+def _why_no_version(home: Path) -> str:
+    try:
+        return why_no_version(home)
+    except OSError as error:
+        return f"its files cannot be read: {error.strerror}"
 
 
 def _versions(home: Path) -> list[Path]:

@@ -50,6 +50,9 @@ class Endpoint:
         elif text.startswith(_SYSTEMD) and text != _SYSTEMD:
             return cls(name=text.removeprefix(_SYSTEMD))
         expected = "port:<0 to 65535>, unix:<path> or systemd:<name>"
+        number = text.rpartition(":")[2]
+        if number.isascii() and number.isdigit() and not text.startswith(_PORT):
+            expected += f" (did you mean port:{number}?)"
         raise InvalidSettings(setting, expected, text)
 
 

@@ -1,7 +1,8 @@
 """The memory budget of each device: reserve, measure, release, and wait for a release."""
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from xlaserve.errors import OutOfMemory
@@ -144,6 +145,17 @@ def greatest(*found: Sizes) -> Sizes:
     """Return the largest size of each device."""
     devices = dict.fromkeys(device for sizes in found for device in sizes)
     return {device: max(sizes.get(device, 0) for sizes in found) for device in devices}
+
+
+def fullest(sizes: Iterable[Sizes]) -> int:
+    """Return the most that all of them together are on any one device."""
+    first, *others = sizes
+    if not others:
+        return max(first.values(), default=0)
+    held: Counter[str] = Counter(first)
+    for of_devices in others:
+        held.update(of_devices)
+    return max(held.values(), default=0)
 
 
 class Reservation:

@@ -1,14 +1,13 @@
 """The models that clients may ask about: loaded, or in the repository."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 
 from xlaserve.concurrency.control_plane import ControlPlane, OneProcess
 from xlaserve.concurrency.workers import Workers
 from xlaserve.errors import RepositoryUnreadable, StillStarting
+from xlaserve.residence.failed_loads import NOT_LOADED
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.monitor import VersionReport, report
@@ -20,7 +19,6 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.settings import Settings
 
-_NONE: Mapping[str, str] = MappingProxyType({})
 _REFRESH_SECONDS = 2.0
 """Seconds for which an index waits for the listing of stores: less than a process waits for the
 index of another one."""
@@ -51,10 +49,7 @@ class Catalog:
         workers: Workers,
         *,
         plane: ControlPlane | None = None,
-        reasons: Mapping[str, str] = _NONE,
     ) -> None:
-        """`reasons` say why the last load of a model came to no version."""
-        self._reasons = reasons
         self._settings = settings
         self._plane = plane or OneProcess()
         self._registry = registry
@@ -88,11 +83,16 @@ class Catalog:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        for name in await self.names():
-            if name not in known and sees(name):
-                reason = self._repository.ambiguity(name) or self._reasons.get(name, "not loaded")
+        for name in {*await self.names(), *self._registry.failed.reasons} - known:
+            if sees(name):
+                reason = self.why_not_loaded(name)
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
+
+    def why_not_loaded(self, name: str) -> str:
+        """Return why a model has no version, as every list of models shows it."""
+        failed = self._registry.failed.reason(name)
+        return failed or self._repository.ambiguity(name) or NOT_LOADED
 
     async def ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers.

@@ -98,14 +98,7 @@ class ModelControl:
         if isinstance(self.plane, OneProcess):
             self.plane.files_of_model = partial(_files_of, self._overrides)
         self._dependents = Dependents(registry)
-        self.catalog = Catalog(
-            settings,
-            registry,
-            repository,
-            workers,
-            plane=self.plane,
-            reasons=self._notes.reasons,
-        )
+        self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
         self.of_all = OfAll(self.catalog, others)
         self.follower = RepositoryFollower(
             settings,
@@ -280,14 +273,16 @@ class ModelControl:
             await self._load_shared(name)
         else:
             # Not joined by another, but ended with all.
-            await self._share(name, object(), partial(self._load, name, checked))
+            load = partial(self._load, name, checked)
+            await self._share(name, object(), partial(self._registry.failed.noting, name, load))
         self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        await self._share(name, key, partial(self._load, name, _PLAIN))
+        load = partial(self._load, name, _PLAIN)
+        await self._share(name, key, partial(self._registry.failed.noting, name, load))
 
     async def _share(
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
@@ -443,7 +438,6 @@ class ModelControl:
                 await self._loader.unload(model.versions.values())
             self._dependents.left(name)
             self.follower.forget(name)
-            self._notes.reasons.pop(name, None)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)

@@ -9,13 +9,21 @@ import structlog
 
 from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane
 from xlaserve.concurrency.workers import Workers
-from xlaserve.errors import RepositoryUnreadable, StartFailed, XlaserveError
+from xlaserve.errors import (
+    ModelNotFound,
+    RepositoryUnreadable,
+    StartFailed,
+    StillStarting,
+    XlaserveError,
+)
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.residence.host import load_threads
 from xlaserve.residence.registry import Registry
+from xlaserve.residence.reports.failing import told_failures
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.residence.repository.watching import Changes
+from xlaserve.serving.access.sight import NOT_IN_REPOSITORY
 from xlaserve.serving.observability.event_notes import because
 from xlaserve.serving.observability.events import Cause
 from xlaserve.serving.standing import State
@@ -59,6 +67,8 @@ class RepositoryFollower:
         self._plane = plane
         self.watch = RepositoryWatches(repository, settings.poll_unload_fraction)
         self._failed: dict[str, tuple[str, str]] = {}
+        """Models of the start that could not be loaded, each with the class of its error and the
+        text; some may answer by now."""
         self._standing = registry.standing
         self._is_on = False
         """Whether `start` has ended, and `stop` was not called."""
@@ -92,6 +102,20 @@ class RepositoryFollower:
     def forget(self, name: str) -> None:
         """Want a model no more that failed: it was unloaded."""
         self._failed.pop(name, None)
+        self._registry.failed.forget(name)
+
+    def why_not_ready(self) -> str:
+        """Return why the server is not ready, with each model that failed; empty where it is.
+
+        Of the models that the call which is answered now may see.
+        """
+        if not self._standing.row.is_settled:
+            return self._standing.row.says
+        if not self._is_on:
+            return "the server is shutting down"
+        if not self.is_ready_here:
+            return told_failures(self._registry, sorted(self._failed))
+        return "" if self._plane.is_ready else "another process of the server is not ready"
 
     def check_start(self) -> None:
         """Raise StartFailed if a model that was to be loaded is not there."""
@@ -161,6 +185,10 @@ class RepositoryFollower:
             await load(name)
         except XlaserveError as error:
             self._failed[name] = (type(error).__name__, str(error))
+            if isinstance(error, ModelNotFound | StillStarting) and not self._polls:
+                # No list of the repository has it: it was asked for by its name.
+                missing = ModelNotFound(name, detail=NOT_IN_REPOSITORY)
+                self._registry.failed.note(name, str(missing))
             to_do = f"mend its files, then {_NEXT[self._settings.model_control_mode]}"
             said = {"model": name, "error": str(error), "to_do": to_do}
             self._log.error("model not loaded from the repository", **said)

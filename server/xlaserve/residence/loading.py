@@ -31,6 +31,7 @@ from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.residence.capacity import Capacity, Reservation, Sizes
 from xlaserve.residence.eviction import next_to_evict, to_evict
+from xlaserve.residence.failed_loads import INTERNAL, of_reload
 from xlaserve.residence.finishing import Finisher
 from xlaserve.residence.lifecycle import Event, State
 from xlaserve.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
@@ -440,7 +441,7 @@ class VersionLoader:
             instance.correct()
 
     def _note_failure(self, version: Version, error: BaseException) -> None:
-        reason = "internal error"
+        reason = INTERNAL
         if isinstance(error, XlaserveError):
             reason = str(error)
         elif isinstance(error, _CANCELLED):
@@ -448,7 +449,7 @@ class VersionLoader:
         again = version.state is State.RELOADING
         self._notes.load_failed(version.model, version.number, error, reason, again=again)
         if again:
-            reason = f"answers from before, its reload failed: {reason}"
+            reason = of_reload(reason)
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
         if not isinstance(error, _CANCELLED):  # else Cancelling says who has cancelled it

@@ -2,8 +2,7 @@
 
 import asyncio
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,8 +12,9 @@ from xlaserve.concurrency.limited import LimitedCall
 from xlaserve.errors import ModelNotFound, ModelNotReady
 from xlaserve.errors.panics import ENDS
 from xlaserve.model_config.config import ModelConfig
-from xlaserve.residence.capacity import Reservation, Sizes
+from xlaserve.residence.capacity import Reservation, fullest
 from xlaserve.residence.executed_rows import ExecutedRows
+from xlaserve.residence.failed_loads import FailedLoads, of_reload
 from xlaserve.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.residence.repository.names import check_asked_version
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
@@ -285,6 +285,7 @@ class Registry:
     def __init__(self, max_requests_per_model: int, standing: Standing | None = None) -> None:
         """`standing` is that of the repository; without one, nothing more will come by itself."""
         self.standing = standing or Standing(StandingState.SETTLED)
+        self.failed = FailedLoads(self.notify)
         self._max_requests = max_requests_per_model
         self._models: dict[str, Model] = {}
         self._names: list[str] = []
@@ -321,13 +322,16 @@ class Registry:
         check_asked_version(name, number)
         model = self._models.get(name)
         if model is None:
+            reason = self.failed.reason(name)
+            if reason:
+                raise self.standing.absent(name, number, detail=_unavailable(reason))
             raise self.standing.absent(name, number)
         version = model.versions.get(number) if number else model.newest()
         if number and model.newest() is not None:
             if version is None:
                 raise self.standing.absent(name, number, is_other=True)
             if version.state is State.UNAVAILABLE:
-                detail = _why_unavailable(version)
+                detail = _unavailable(_reason(version, self.failed))
                 raise self.standing.absent(name, number, detail=detail, is_other=True)
         if version is None:
             self._raise_unavailable(model, number)
@@ -350,9 +354,9 @@ class Registry:
         self._raise_not_ready(moving[-1] if moving else newest, number)
 
     def _raise_not_ready(self, version: Version, asked: str) -> None:
-        state, reason = version.state, _reason(version)
+        state, reason = version.state, _reason(version, self.failed)
         if state is State.UNAVAILABLE:
-            raise self.standing.absent(version.model, asked, detail=_why_unavailable(version))
+            raise self.standing.absent(version.model, asked, detail=_unavailable(reason))
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _missing_step(self, instance: Instance) -> str | None:
@@ -397,7 +401,7 @@ class Registry:
             missing = version.instance.fault or self._missing_step(version.instance)
             if missing:
                 return State.UNAVAILABLE.public, missing
-        return version.state.public, _reason(version)
+        return version.state.public, _reason(version, self.failed)
 
     # --- changing ---
 
@@ -430,11 +434,11 @@ class Registry:
 
         Raises ModelNotFound where none is loaded.
         """
-        return _fullest(instance.held for instance in self._loaded(name))
+        return fullest(instance.held for instance in self._loaded(name))
 
     def alone_bytes(self, name: str) -> int:
         """Return what they would hold there without all other models; raises ModelNotFound."""
-        return _fullest(instance.alone for instance in self._loaded(name))
+        return fullest(instance.alone for instance in self._loaded(name))
 
     def computation(self, name: str) -> str:
         """Return what a model shares with others; empty for nothing, or for several versions.
@@ -446,7 +450,7 @@ class Registry:
 
     def needed_bytes(self, name: str) -> int:
         """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""
-        return _fullest(instance.reservation.needed for instance in self._loaded(name))
+        return fullest(instance.reservation.needed for instance in self._loaded(name))
 
     def _loaded(self, name: str) -> list[Instance]:
         model = self._models.get(name)
@@ -458,6 +462,7 @@ class Registry:
     def forget(self, name: str) -> None:
         """Drop what is known of a model that is neither loaded nor in the repository."""
         model = self._models.get(name)
+        self.failed.forget(name)
         self._resolved.clear()
         if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
             del self._models[name]
@@ -479,21 +484,15 @@ class Registry:
         return sum(model.requests for model in self._models.values())
 
 
-def _fullest(sizes: Iterable[Sizes]) -> int:
-    first, *others = sizes
-    if not others:
-        return max(first.values(), default=0)
-    held: Counter[str] = Counter(first)
-    for of_devices in others:
-        held.update(of_devices)
-    return max(held.values(), default=0)
-
-
-def _reason(version: Version) -> str:
+def _reason(version: Version, failed: FailedLoads) -> str:
     """Return why a version is as it is, as it may be told to the call that is answered now."""
+    reason = failed.reason(version.model)
+    if reason and version.state is State.UNAVAILABLE:
+        return reason
+    if reason and version.state is State.READY:
+        return of_reload(reason)
     return without_names(version.lifecycle.reason, seen_now())
 
 
-def _why_unavailable(version: Version) -> str:
-    reason = _reason(version)
+def _unavailable(reason: str) -> str:
     return "has no available versions" + (f" ({reason})" if reason else "")

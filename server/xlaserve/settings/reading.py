@@ -76,7 +76,8 @@ def _with_repository(values: dict[str, Any]) -> dict[str, Any]:
     if "repository" in values:
         return values
     if not values.get("model_repository"):
-        raise InvalidSettings("repository", "a directory", None)
+        expected = "a directory, as in `xlaserve serve DIRECTORY` (`xlaserve init` makes one)"
+        raise InvalidSettings("repository", expected, None)
     first, *others = values["model_repository"]
     return {**values, "repository": first, "model_repository": tuple(others)}
 

@@ -18,7 +18,11 @@ from xlaserve.serving.models_api import Models
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The result of a factory named by `--service`: a service, and its description."""
+    """The result of a factory named by `--service`: a service, and its description.
+
+    `handler` is an object of a generated service class, `descriptor_set` what protoc writes of it,
+    for reflection, and `id_paths` says of each method which fields lead to the model's id.
+    """
 
     handler: IServable
     """The service: an object of a class that betterproto's or grpclib's plugin generated a base

@@ -130,6 +130,9 @@ class ModelOfPage(msgspec.Struct):
     dependents: Annotated[
         list[str], msgspec.Meta(description="Loaded ensembles that do not answer without it.")
     ]
+    reason: Annotated[
+        str, msgspec.Meta(description="Why it is not loaded, where it has no versions.")
+    ]
     versions: list[VersionOfPage]
     errors: Annotated[list[Error], msgspec.Meta(description="Of the last 50 of the server.")]
     grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
@@ -185,7 +188,8 @@ class ModelPageRoutes:
         if not reading.is_known and not await self._catalog.could_load(reading.name):
             raise self._catalog.absent(reading.name)
         may = self._may(request.call, reading.name)
-        answer = _page(reading, may, self._grpc_endpoint, asked.missing)
+        reason = reading.reason or self._catalog.why_not_loaded(reading.name)
+        answer = _page(reading, may, self._grpc_endpoint, asked.missing, reason)
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> ModelReading:
@@ -203,13 +207,18 @@ class ModelPageRoutes:
 
 
 def _page(
-    reading: ModelReading, may: Permissions, grpc_endpoint: str, missing: Mapping[str, str]
+    reading: ModelReading,
+    may: Permissions,
+    grpc_endpoint: str,
+    missing: Mapping[str, str],
+    reason: str,
 ) -> ModelOfPage:
     return ModelOfPage(
         reading.name,
         may,
         reading.in_progress,
         list(reading.dependents),
+        "" if reading.versions else reason,
         [_version(version) for version in reading.versions],
         list(map(error_of, reading.failures)),
         grpc_endpoint,

@@ -11,6 +11,7 @@ from xlaserve.http.metrics.metric_family import Family, Row, escape, one
 from xlaserve.residence.executed_rows import ExecutedRows
 from xlaserve.residence.registry import Instance, Model
 from xlaserve.runtime.loaded import Bucket
+from xlaserve.serving.observability.events import MAX_TEXT, cut
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.serving.statistics import NO_OFFLOADS, REQUEST_BOUNDS_NS, FailureReason, Totals
 
@@ -57,6 +58,8 @@ class VersionReading:
     """None of what is no generator, and while it is not loaded."""
     executed: ExecutedRows | None = None
     """None of versions that share one series."""
+    failure: str = ""
+    """The reason of its last load that failed; empty where none did, or one succeeded later."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -72,6 +75,9 @@ _REASONS: Mapping[FailureReason, str] = MappingProxyType(
 """Triton's words."""
 
 LOAD_FAILURES = "xlaserve_model_load_failures_total"
+"""Has rows of models besides those of versions."""
+
+FAILURE = "xlaserve_model_failure"
 """Has rows of models besides those of versions."""
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -198,6 +204,11 @@ def _of_version(
 ) -> Family[VersionReading]:
     labels = (*_VERSION_LABELS, label) if label else _VERSION_LABELS
     return Family(name, kind, help, read, labels)
+
+
+def failure_rows(reason: str) -> Iterable[Row]:
+    """Return the row of a failure, whose text is cut; none without one."""
+    return (("", f',reason="{escape(cut(reason, MAX_TEXT))}"', 1),) if reason else ()
 
 
 def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading]:
@@ -415,6 +426,14 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "counter",
         "Unloads",
         lambda r: one(r.statistics.unloads),
+    ),
+    _of_version(
+        FAILURE,
+        "gauge",
+        "1, with the reason that the repository index has, from a load that failed to one that"
+        " succeeds; a load that came to no version has none",
+        lambda r: failure_rows(r.failure),
+        "reason",
     ),
     *map(_when_generating, OF_GENERATION),
 )

@@ -62,6 +62,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_model_loads_total": Fold.MAX,
         "xlaserve_model_load_failures_total": Fold.MAX,
         "xlaserve_model_unloads_total": Fold.MAX,
+        "xlaserve_model_failure": Fold.MAX,
         # Of generators.
         "xlaserve_generation_first_token_seconds": Fold.SUM,
         "xlaserve_generation_token_seconds": Fold.SUM,

@@ -20,11 +20,13 @@ from xlaserve.http.metrics.fetching_families import OF_FETCHING
 from xlaserve.http.metrics.generation_families import GenerationReading
 from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import (
+    FAILURE,
     LOAD_FAILURES,
     OF_MODELS,
     OF_VERSIONS,
     REQUEST_SECONDS,
     VersionReading,
+    failure_rows,
     seconds_bound,
 )
 from xlaserve.http.metrics.metric_family import escape
@@ -36,8 +38,10 @@ from xlaserve.http.metrics.program_families import OF_PROGRAMS
 from xlaserve.http.metrics.server_families import OF_SERVER, ServerReading
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.capacity import Capacity
+from xlaserve.residence.failed_loads import is_failure
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry, Version
+from xlaserve.residence.reports.failing import failing
 from xlaserve.residence.reports.monitor import every_version
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.runtime.generator.counts import CountsTokens
@@ -56,6 +60,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the text format."""
 
 _LOAD_FAILURES_AT = [family.name for family in OF_VERSIONS].index(LOAD_FAILURES)
+_FAILURE_AT = [family.name for family in OF_VERSIONS].index(FAILURE)
 SHARED_NAME = "other"
 """The labels `model` and `version` of the one series of all versions beyond the limit."""
 
@@ -203,6 +208,7 @@ class Metrics:
             f'{LOAD_FAILURES}{{model="{escape(model)}",version=""}} {count}\n'
             for model, count in self._failed_loads.items()
         )
+        lines[_FAILURE_AT] += self._failed_models()
         parts = []
         for family_lines in lines:
             await asyncio.sleep(0)
@@ -212,11 +218,18 @@ class Metrics:
             parts.append(written(self._of_code))
         return parts
 
+    def _failed_models(self) -> Iterator[str]:
+        """Yield the rows of models that failed before a version of them was known."""
+        for model in sorted(self._registry.failed.reasons)[: self._max_versions]:
+            for one in failing(self._registry, model):
+                for _, reason, value in () if one.version else failure_rows(one.reason):
+                    yield f'{FAILURE}{{model="{escape(model)}",version=""{reason}}} {value}\n'
+
     def _add_version(self, lines: Iterable[list[str]], version: Version) -> None:
         _add(lines, _labels(version), self._reading(version))
 
     def _reading(self, version: Version) -> VersionReading:
-        state, _ = self._registry.shown_state(version)
+        state, reason = self._registry.shown_state(version)
         ready = int(state == State.READY.public)
         statistics, instance = version.statistics, version.instance
         backlog = NO_BACKLOG if instance is None else instance.backlog(self._now_ns())
@@ -225,7 +238,14 @@ class Metrics:
             generation = GenerationReading(instance.runner.counts, backlog.pending)
         totals = statistics.totals()
         return VersionReading(
-            totals, statistics, instance, ready, backlog, generation, version.executed
+            totals,
+            statistics,
+            instance,
+            ready,
+            backlog,
+            generation,
+            version.executed,
+            reason if is_failure(state, reason) else "",
         )
 
     def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:

@@ -54,11 +54,10 @@ class HealthRoutes:
         return json_response(Live(live=True))
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the start is complete, as the readiness setting defines it."""
-        ready = self._follower.server_ready
-        answer = json_response(Ready(ready), STATUS_OF_READY[ready])
-        return (
-            answer
-            if ready
-            else msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})
-        )
+        """Tell whether the start is complete, as the readiness setting defines it, or why not."""
+        follower = self._follower
+        if follower.server_ready:
+            return json_response(Ready(ready=True), STATUS_OF_READY[True])
+        said = Ready(ready=False, reason=follower.why_not_ready())
+        answer = json_response(said, STATUS_OF_READY[False])
+        return msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})

@@ -1,6 +1,6 @@
 """The JSON of the V2 protocol as types, for encoding and for the OpenAPI document."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,10 +11,13 @@ class Live(msgspec.Struct):
     live: bool
 
 
-class Ready(msgspec.Struct):
-    """Whether the server is ready."""
+class Ready(msgspec.Struct, omit_defaults=True):
+    """Whether the server is ready, and else why not."""
 
     ready: bool
+    reason: Annotated[
+        str, msgspec.Meta(description="Why not, with the models that failed and their reasons.")
+    ] = ""
 
 
 class ModelReady(msgspec.Struct):

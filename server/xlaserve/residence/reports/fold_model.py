@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from xlaserve.residence.failed_loads import NOT_LOADED
 from xlaserve.residence.lifecycle import State
-from xlaserve.residence.reports.fold_models import NOT_LOADED, fold_reports, fold_states
+from xlaserve.residence.reports.fold_models import fold_reports, fold_states
 from xlaserve.residence.reports.model_board import (
     GeneratorReading,
     LoadedReading,
@@ -35,6 +36,7 @@ def fold_model(answers: Mapping[str, ModelReading]) -> ModelReading:
         tuple(sorted({name for one in readings for name in one.dependents})),
         tuple(_version(answers, number) for number in sorted(numbers, key=int)),
         tuple(failures[:KEPT]),
+        next((one.reason for one in readings if one.reason), ""),
     )
 
 

@@ -5,13 +5,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from xlaserve.residence.catalog import IndexEntry
+from xlaserve.residence.failed_loads import NOT_LOADED
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.reports.monitor import MemoryUse, VersionReport
 from xlaserve.runtime.loaded import Bucket
 from xlaserve.serving.observability.statistics_sum import sum_of
-
-NOT_LOADED = "not loaded"
-"""The reason of a version that a worker does not have."""
 
 _GRAVITY: Mapping[str, int] = MappingProxyType(
     {

@@ -139,6 +139,8 @@ class ModelReading:
     versions: tuple[VersionReading, ...]
     failures: tuple[Failure, ...]
     """The last requests for it that failed, the newest first."""
+    reason: str = ""
+    """Why it has no versions, where a load failed before one was known."""
 
 
 class ModelBoard:
@@ -159,6 +161,7 @@ class ModelBoard:
             _over(self._registry, name),
             tuple(_version(self._registry, version) for version in versions),
             tuple(failure for failure in self._failures.last if failure.model == name),
+            self._registry.failed.reason(name),
         )
 
 

@@ -93,6 +93,7 @@ class StatusBoard:
         self._started = clock()
         self._listed: Sequence[StatusRow] = ()
         """The models of the repository, as those are shown that are not loaded."""
+        self._names: set[str] = set()
         self._listed_until = self._started
         self._taken: _Taken | None = None
         self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
@@ -119,8 +120,9 @@ class StatusBoard:
     async def _take(self) -> _Taken:
         # Before the rows are read: what changes meanwhile is read with the next reading.
         revision = self._registry.revision
+        failed = self._registry.failed.reasons
         others = [
-            row
+            replace(row, reason=failed.get(row.name, row.reason)) if failed else row
             async for row in in_turns(await self._repository())
             if self._registry.find(row.name) is None
         ]
@@ -151,9 +153,13 @@ class StatusBoard:
 
     async def _repository(self) -> Sequence[StatusRow]:
         """Return the models of the repository, as the disk had them a moment ago."""
-        if self._clock() >= self._listed_until:
-            names = await self._control.catalog.names()
-            self._listed = [_not_loaded(name) async for name in in_turns(names)]
+        failed, catalog = self._registry.failed.reasons, self._control.catalog
+        if self._clock() >= self._listed_until or not failed.keys() <= self._names:
+            self._names = {*await catalog.names(), *failed}
+            self._listed = [
+                _not_loaded(name, catalog.why_not_loaded(name))
+                async for name in in_turns(sorted(self._names))
+            ]
             self._listed_until = self._clock() + REPOSITORY_SECONDS
         return self._listed
 
@@ -165,12 +171,12 @@ async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> lis
     return [row async for row in in_turns(shown)]
 
 
-def _not_loaded(name: str) -> StatusRow:
+def _not_loaded(name: str, reason: str) -> StatusRow:
     return StatusRow(
         name,
         version="",
         state=State.UNAVAILABLE.public,
-        reason="not loaded",
+        reason=reason,
         size_bytes=None,
         compile_seconds=None,
         pending=0,

@@ -22,6 +22,7 @@ from xlaserve.residence.repository.listing import (
     unpacked,
 )
 from xlaserve.residence.repository.names import check_name
+from xlaserve.residence.repository.no_version import why_no_version
 from xlaserve.residence.repository.overrides import Override
 from xlaserve.residence.repository.parts import Part
 from xlaserve.residence.repository.remote.part import RemotePart
@@ -177,13 +178,13 @@ class Repository:
                 confined, config, sent=override is not None or config_text is not None
             )
             versions = self._reader.versions(confined, config, sent=override is not None)
+            if not versions:
+                raise FilesMissing(name, why_no_version(confined))
         except InvalidModel as error:
             raise read_failure(name, str(error), error.__cause__) from error
         except OSError as error:
             reason = f"its files cannot be read: {error.strerror}"
             raise read_failure(name, reason, error) from error
-        if not versions:
-            raise FilesMissing(name, "no version directory is there that its version_policy picks")
         return ModelSource(name, config, versions)
 
     def find_at(self, name: str, location: Location) -> ModelSource:

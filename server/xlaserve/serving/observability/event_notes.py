@@ -78,14 +78,11 @@ class EventNotes:
         self._now = now
         self.failed_loads: dict[str, int] = {}
         """Failed loads of each model that came to no version; of names beyond many, together."""
-        self.reasons: dict[str, str] = {}
-        """Why the last load of a model came to no version, of as many models."""
 
     async def load(self, model: str, load: Callable[[], Awaitable[None]]) -> None:
         """Load a model, and note a failure that no version has; raises what `load` does."""
         try:
             await load()
-            self.reasons.pop(model, None)
         except XlaserveError as error:
             if not error.is_noted and not isinstance(error, ModelNotFound | LoadCancelled):
                 self._count_failed(model, str(error))
@@ -98,8 +95,6 @@ class EventNotes:
         if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
             counted = OTHER_MODELS
         self.failed_loads[counted] = self.failed_loads.get(counted, 0) + 1
-        if model in self.reasons or len(self.reasons) < _MAX_FAILED:
-            self.reasons[model] = reason
         _log.warning("model not loaded", model=model, version="", reason=reason)
 
     def loaded(self, model: str, version: str, *, again: bool) -> None:

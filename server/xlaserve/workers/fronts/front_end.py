@@ -354,7 +354,11 @@ class FrontEnd:
 
     def _show(self, name: str, versions: Sequence[Any]) -> None:
         said = {number for number, *_ in versions}
+        self._registry.failed.forget(name)
         for number, *of_version in versions:
+            if not number:
+                self._registry.failed.note(name, of_version[1])
+                continue
             self._show_version(self._registry.version(name, number), of_version)
         model = self._registry.find(name)
         if model is None:

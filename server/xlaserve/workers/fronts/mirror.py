@@ -19,9 +19,15 @@ from xlaserve.workers.fronts.records import Kind, Record
 _log = structlog.get_logger("fronts")
 
 _Row: TypeAlias = tuple[str, str, str, str, int, bytes, str, str]
-"""A version: number, state, reason, fault, handle (0 for none), description, the digest of the
-files of its text (empty for none), and the url that it was loaded from (empty for none)."""
+"""A version: number (empty for a load that came to none), state, reason, fault, handle (0 for
+none), description, the digest of the files of its text (empty for none), and the url that it was
+loaded from (empty for none)."""
 _Entry: TypeAlias = tuple[_Row, ...]
+
+
+def _row_of_model(reason: str) -> _Row:
+    """Return the row of a load that failed before a version was known: it has no number."""
+    return "", State.UNAVAILABLE.value, sayable(reason), "", 0, b"", "", ""
 
 
 def _text_digest(instance: Instance) -> str:
@@ -137,7 +143,10 @@ class Mirror:
         self._publish()
 
     def _publish(self) -> None:
+        failed = self._registry.failed.reasons
         now = {model.name: self._entry(model) for model in self._registry.models()}
+        for name, reason in failed.items():
+            now[name] = (*now.get(name, ()), _row_of_model(reason))
         changed = [(name, entry) for name, entry in now.items() if self._entries.get(name) != entry]
         gone = [name for name in self._entries if name not in now]
         is_started = self._is_started()

@@ -93,7 +93,7 @@ export class ModelView {
     const version = this.#chosen(model);
     byId("model-page").dataset.state = version?.state ?? "UNAVAILABLE";
     setText(byId("model-state"), version?.state ?? "UNAVAILABLE");
-    setText(byId("model-about"), about(version));
+    setText(byId("model-about"), version ? about(version) : model.reason);
     this.#versions(model, version);
     this.#offer();
     byId("model-facts").hidden = !version;
@@ -259,7 +259,6 @@ const SECTIONS = [
 ];
 
 function about(version) {
-  if (!version) return "never loaded";
   const kinds = [];
   if (version.loaded?.platform) kinds.push(version.loaded.platform);
   if (version.loaded?.decoupled) kinds.push("many answers to a request");

@@ -1,0 +1,94 @@
+"""The process that `xlaserve.serve` starts: a server that says on a pipe how its start went.
+
+The first line of its stdin has the settings, as JSON. Once stdin ends it drains and ends: so it
+does not outlive the process that started it, however that ends.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+import uvloop
+
+from xlaserve.app.display import Addresses, ModelRow, NoDisplay
+from xlaserve.app.server import run
+from xlaserve.errors import XlaserveError
+from xlaserve.process import log, signals
+from xlaserve.process.log_everything import taken_stderr
+from xlaserve.process.systemd import Systemd
+from xlaserve.settings import Settings
+
+FAILED = 1
+"""The exit status of a server that said why it could not start."""
+
+
+class Told(NoDisplay):
+    """Says where the server listens, and then which models it has, one line of JSON each."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, **what: Any) -> None:
+        """Say something; nobody may be left to hear it."""
+        with suppress(OSError, ValueError):
+            self._stream.write(json.dumps(what) + "\n")
+            self._stream.flush()
+
+    def listening(self, addresses: Addresses) -> None:
+        """Say where the ports are."""
+        self.say(grpc=addresses.grpc, http=addresses.http or "")
+
+    def started(self, rows: Sequence[ModelRow]) -> None:
+        """Say how every load of the start has ended."""
+        entries = [row.entry for row in rows]
+        self.say(models=[[one.name, one.version, one.state, one.reason] for one in entries])
+
+
+def main() -> None:
+    """Serve until stdin ends, or SIGTERM."""
+    told = Told(os.fdopen(os.dup(1), "w"))
+    # What a model prints goes where the log goes.
+    os.dup2(2, 1)
+    given = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_stdin, name="ends with its parent", daemon=True).start()
+    signals.ignore()
+    faulthandler.enable(sys.stderr)
+    try:
+        left = _serve(given, told)
+    except* (XlaserveError, OSError) as group:
+        told.say(failed=str(_first(group)))
+        os._exit(FAILED)
+    if left:
+        # Threads that do not end would keep the interpreter.
+        os._exit(0)
+
+
+def _serve(given: Mapping[str, Any], told: Told) -> bool:
+    settings = Settings.read(os.environ, **given)
+    level = settings.log_level
+    log.configure("info" if level == "auto" else level)
+    with taken_stderr():
+        return uvloop.run(run(settings, told, Systemd.of({})))
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _end_with_stdin() -> None:
+    with suppress(OSError):
+        while sys.stdin.buffer.read(1 << 16):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""`serve`: a server on this machine for the length of a block, with a client that asks it.
+
+The server is a child process, and not a thread of this one. It is what `xlaserve serve` runs: JAX
+is configured for it alone, its log and its signals are its own, what it computes does not compete
+with this process for Python's lock, and a crash of one does not end the other. It works wherever a
+process may be started, so also below a running event loop (a notebook, an asynchronous test). The
+price is a second start of Python and JAX, some two seconds, and on a GPU memory of its own: JAX in
+this process takes 75 % of it unless XLA_PYTHON_CLIENT_PREALLOCATE=false is set before.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from xlaserve.client import AsyncClient, Client
+from xlaserve.errors import InvalidRequest
+from xlaserve.local.exported import ExportedFunction, exportable, name_of
+from xlaserve.local.process import NotServing, ServerProcess, Started
+from xlaserve.residence.failed_loads import is_failure
+from xlaserve.settings import Settings
+
+if TYPE_CHECKING:
+    from xlaserve.authoring.declared import Inputs
+    from xlaserve.authoring.export import Exportable
+
+START_SECONDS = 300.0
+_CLIENT_SECONDS = 120.0
+"""Seconds of a call of the client: the first one of a shape may compile."""
+
+
+def serve(
+    source: "Path | str | Callable[..., object] | Exportable",
+    *,
+    params: object = None,
+    inputs: "Inputs | None" = None,
+    outputs: Sequence[str] | None = None,
+    max_batch_size: int | None = None,
+    name: str = "",
+    port: int = 0,
+    http_port: int = 0,
+    start_seconds: float = START_SECONDS,
+    **settings: Any,
+) -> "Serving":
+    """Serve a repository, or a function, on this machine for the length of a block.
+
+        with xlaserve.serve("models") as server:
+            server.client.infer("digits", {"image": image})
+
+    `async with` gives a server whose client has coroutines. A notebook that keeps its server for
+    several cells writes `server = xlaserve.serve("models").start()`, and `server.stop()` at the
+    end; it ends with Python at the latest.
+
+    `source` is a directory with models (a repository), or a function as `export_model` takes it:
+    `params` are its first argument, `inputs` the others by name, with datatype and shape, `outputs`
+    the names of what it returns unless that is a dict, and `max_batch_size` the most rows of one
+    request. An Exportable has all of these, and more. The function is exported to a temporary
+    repository, as the model `name`, or that of the function; `server.update(params=...)` puts other
+    parameters in the place of these.
+
+    `port` is the one of gRPC, `http_port` that of REST and of the page: 0 for any that is free.
+    `settings` are those of docs/settings.md: `device="cpu"`, `model_control_mode="poll"`. Without
+    another mode every model is loaded, and the client may load and unload.
+
+    Entering the block raises NotServing, in words, where the server does not start within
+    `start_seconds`, or where a model does not load, unless `exit_on_error=False`; InvalidModel for
+    a function that cannot be exported; and InvalidRequest for what is no setting. The server is a
+    process of its own (xlaserve.local.servers says why), and has ended when the block has.
+    """
+    if isinstance(source, Path | str):
+        given = {"params": params, "inputs": inputs, "outputs": outputs, "name": name or None}
+        given["max_batch_size"] = max_batch_size
+        if unused := [key for key, value in given.items() if value is not None]:
+            raise InvalidRequest(
+                f"serve: {', '.join(unused)}: expected with a function, got the directory "
+                f"'{source}'; its models have their own"
+            )
+        function = None
+    else:
+        model = exportable(source, params, inputs, outputs, max_batch_size)
+        function = lambda: ExportedFunction(model, name or name_of(source))  # noqa: E731
+    may_fail = str(settings.pop("exit_on_error", True)).lower() == "false"
+    values = _values(settings, port, http_port)
+    directory = None if function is not None else str(source)
+    return Serving(directory, function, values, start_seconds, may_fail=may_fail)
+
+
+def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str, Any]:
+    """Return the settings of the server as texts; raises InvalidRequest for what is none."""
+    known = {field.name for field in fields(Settings)} - {"repository"}
+    for setting in settings:
+        if setting not in known:
+            near = difflib.get_close_matches(setting, known, n=1, cutoff=0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InvalidRequest(f"serve: '{setting}' is no setting{hint} (docs/settings.md)")
+    if settings.get("processes", 1) not in (1, "1"):
+        raise InvalidRequest("serve: processes: expected 1; start `xlaserve serve` for more")
+    endpoints = {"grpc_endpoint": f"port:{port}", "http_endpoint": f"port:{http_port}"}
+    control = {"model_control_mode": "explicit", "load_model": ["*"]}
+    if "model_control_mode" in settings or "modelmesh" in settings:
+        control = {}
+    return {name: _text(value) for name, value in {**endpoints, **control, **settings}.items()}
+
+
+def _text(value: object) -> str | list[str]:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return [str(one) for one in value]
+    return str(value)
+
+
+class Serving:
+    """What `serve` returns: a context manager, and an asynchronous one, of a server."""
+
+    def __init__(
+        self,
+        directory: str | None,
+        function: Callable[[], ExportedFunction] | None,
+        settings: Mapping[str, Any],
+        start_seconds: float,
+        *,
+        may_fail: bool,
+    ) -> None:
+        """`may_fail` says whether models may be left out that do not load."""
+        self._may_fail = may_fail
+        self._directory = directory
+        self._function = function
+        self._settings = dict(settings)
+        self._start_seconds = start_seconds
+        self._server: Server | AsyncServer | None = None
+
+    def start(self) -> "Server":
+        """Start the server and return it; `stop` of it ends it. Raises what entering does."""
+        running = self._started()
+        try:
+            self._server = Server(running)
+        except BaseException:
+            running.close()
+            raise
+        return self._server
+
+    def __enter__(self) -> "Server":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert isinstance(self._server, Server)
+        self._server.stop()
+
+    async def __aenter__(self) -> "AsyncServer":
+        running = await asyncio.to_thread(self._started)
+        try:
+            self._server = server = AsyncServer(running)
+            await server.client.__aenter__()
+        except BaseException:
+            await asyncio.to_thread(running.close)
+            raise
+        return server
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert isinstance(self._server, AsyncServer)
+        await self._server.stop()
+
+    def _started(self) -> "Running":
+        function = None if self._function is None else self._function()
+        try:
+            directory = self._directory if function is None else str(function.repository)
+            process = ServerProcess(self._settings | {"repository": directory})
+            try:
+                started = process.started(self._start_seconds)
+                if not self._may_fail:
+                    _check(started)
+            except BaseException:
+                process.close()
+                raise
+        except BaseException:
+            if function is not None:
+                function.remove()
+            raise
+        return Running(process, started, function)
+
+
+def _check(started: Started) -> None:
+    """Raise NotServing with the reason of every model that did not load."""
+    failed = [row for row in started.models if is_failure(row.state, row.reason)]
+    if failed:
+        told = "; ".join(row.reason for row in failed)
+        raise NotServing(f"{told} (exit_on_error=False serves the others)")
+
+
+class Running:
+    """A process that serves, and the function that it serves."""
+
+    def __init__(
+        self, process: ServerProcess, started: Started, function: ExportedFunction | None
+    ) -> None:
+        self.process = process
+        self.started = started
+        self.function = function
+
+    def written(self, params: object) -> tuple[ExportedFunction, Path]:
+        """Write another version; raises InvalidRequest where a directory is served."""
+        if self.function is None:
+            raise InvalidRequest(
+                "update: expected a server of a function, this one serves a directory; export to "
+                "it, then client.load(NAME)"
+            )
+        return self.function, self.function.write(params)
+
+    def close(self) -> None:
+        """Stop the process, and remove what was written for it."""
+        self.process.close()
+        if self.function is not None:
+            self.function.remove()
+
+
+class _Addresses:
+    """Where a server is, and what it logs."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self.url = running.started.grpc
+        """Where gRPC is served, as `host:port`."""
+        self.http = f"http://{running.started.http}" if running.started.http else ""
+        """Where REST and the page are served, as a URL; empty where they are not."""
+
+    @property
+    def log(self) -> str:
+        """Return what the server has logged by now: lines of JSON."""
+        return self._running.process.log
+
+    def __repr__(self) -> str:
+        models = sorted({row.name for row in self._running.started.models})
+        return f"<xlaserve server at {self.url}, {self.http}: {', '.join(models)}>"
+
+
+class Server(_Addresses):
+    """A server that runs, and a client that blocks. `xlaserve.serve` makes it."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__(running)
+        self.client = Client(self.url, timeout=_CLIENT_SECONDS).__enter__()
+        """Asks it over gRPC; any thread may use it."""
+        self._is_stopped = False
+
+    def update(self, params: object) -> None:
+        """Put other parameters in the place of those of the function that is served.
+
+        Returns once they answer; until then the ones before do, and they stay where this fails.
+        Raises InvalidModel where they do not fit the function, and CallFailed where the server
+        does not load them.
+        """
+        function, version = self._running.written(params)
+        try:
+            self.client.load(function.name)
+        except BaseException:
+            function.drop(version)
+            raise
+        function.keep(version)
+
+    def stop(self) -> None:
+        """End the server, once what it computes has ended; again is no error."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        try:
+            self.client.__exit__(None, None, None)
+        finally:
+            self._running.close()
+
+
+class AsyncServer(_Addresses):
+    """A server that runs, and a client with coroutines. `async with xlaserve.serve` makes it."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__(running)
+        self.client = AsyncClient(self.url, timeout=_CLIENT_SECONDS)
+        """Asks it over gRPC, in the event loop of the block."""
+        self._is_stopped = False
+
+    async def update(self, params: object) -> None:
+        """Do what `Server.update` does."""
+        function, version = await asyncio.to_thread(self._running.written, params)
+        try:
+            await self.client.load(function.name)
+        except BaseException:
+            function.drop(version)
+            raise
+        await asyncio.to_thread(function.keep, version)
+
+    async def stop(self) -> None:
+        """End the server, once what it computes has ended; again is no error."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        try:
+            await self.client.__aexit__(None, None, None)
+        finally:
+            await asyncio.to_thread(self._running.close)

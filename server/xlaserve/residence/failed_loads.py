@@ -1,0 +1,86 @@
+"""Why models failed to load before a version was known, until a load succeeds."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from xlaserve.errors import (
+    LoadCancelled,
+    ModelNotFound,
+    ShuttingDown,
+    StillStarting,
+    XlaserveError,
+)
+from xlaserve.residence.lifecycle import State
+from xlaserve.serving.access.sight import seen_now, without_names
+
+MOST_MODELS = 1000
+"""Models whose failures are kept: clients choose names. The oldest go first."""
+NOT_LOADED = "not loaded"
+"""The reason of a model that was never loaded."""
+INTERNAL = "internal error"
+"""The reason of a failure that is a fault of the server: the log has its traceback."""
+SHOWN = 10
+"""Failures that a text about the whole server names."""
+
+_WISHED = frozenset({"", NOT_LOADED, "unloaded"})
+"""Reasons of what is not loaded because nobody wants it to be."""
+_LASTING = frozenset({State.UNAVAILABLE.public, State.READY.public})
+"""States whose reason is the end of a load; in the others it says how far one has come."""
+
+
+def is_failure(state: str, reason: str) -> bool:
+    """Tell whether a state and its reason, as the index shows them, are those of a failure."""
+    return state in _LASTING and reason not in _WISHED
+
+
+def of_reload(reason: str) -> str:
+    """Return the reason of a version that answers although a later load failed."""
+    return f"answers from before, its reload failed: {reason}"
+
+
+class FailedLoads:
+    """The last failure of each model that no version has: of its configuration, or of a step.
+
+    A reason stays until a load of the model succeeds, or fails in a version, which then has it.
+    Of the event loop.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
+        self.reasons: dict[str, str] = {}
+        """By model, whoever may see it."""
+
+    def note(self, model: str, reason: str) -> None:
+        """Keep the reason of a failure."""
+        self.reasons.pop(model, None)
+        while len(self.reasons) >= MOST_MODELS:
+            del self.reasons[next(iter(self.reasons))]
+        self.reasons[model] = reason
+        self._on_change()
+
+    def forget(self, model: str) -> None:
+        """Keep nothing of a model: it was loaded, is gone, or one of its versions says why."""
+        if self.reasons.pop(model, None) is not None:
+            self._on_change()
+
+    def reason(self, model: str) -> str:
+        """Return the reason as the call that is answered now may read it; empty for none."""
+        reason = self.reasons.get(model, "")
+        return reason and without_names(reason, seen_now())
+
+    async def noting(self, model: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Load a model, and keep why that failed if no version does; raises what `load` does."""
+        try:
+            await load()
+        except (LoadCancelled, ShuttingDown, StillStarting):
+            raise
+        except XlaserveError as error:
+            if error.is_noted or isinstance(error, ModelNotFound):
+                self.forget(model)
+            else:
+                self.note(model, str(error))
+            raise
+        except Exception:
+            self.note(model, INTERNAL)
+            raise
+        self.forget(model)

@@ -1,0 +1,53 @@
+"""The models and versions whose last load failed, with the reason that every place shows."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from xlaserve.residence.failed_loads import SHOWN, is_failure
+from xlaserve.residence.registry import Registry
+from xlaserve.serving.access.sight import seen_now
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """One version that failed to load, or a model that failed before a version was known."""
+
+    name: str
+    version: str
+    """Empty where no version is known."""
+    reason: str
+    """As the repository index has it."""
+
+
+def failing(registry: Registry, name: str) -> Iterator[Failing]:
+    """Yield the versions of a model that failed; without versions, the model where it did."""
+    model = registry.find(name)
+    if model is None or not model.versions:
+        reason = registry.failed.reason(name)
+        if reason:
+            yield Failing(name, "", reason)
+        return
+    for version in sorted(model.versions.values(), key=lambda one: int(one.number)):
+        state, reason = registry.shown_state(version)
+        if is_failure(state, reason):
+            yield Failing(name, version.number, reason)
+
+
+def told_failures(registry: Registry, names: Iterable[str]) -> str:
+    """Return one line about the models among `names` that do not answer, and why.
+
+    Of those that the call which is answered now may see.
+    """
+    sees = seen_now()
+    missing = [name for name in names if not registry.ready(name)]
+    shown = [one for name in missing if sees(name) for one in failing(registry, name)]
+    told = [_named(one) for one in shown[:SHOWN]]
+    if len(shown) > SHOWN:
+        told.append(f"and {len(shown) - SHOWN} more")
+    counted = f"{len(missing)} model{'' if len(missing) == 1 else 's'} of the start"
+    return f"{counted} not loaded" + (f": {'; '.join(told)}" if told else "")
+
+
+def _named(one: Failing) -> str:
+    version = f" version {one.version}" if one.version else ""
+    return f"'{one.name}'{version}: {one.reason}"

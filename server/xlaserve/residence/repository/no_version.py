@@ -1,0 +1,29 @@
+"""What to do about a model of which no version can be served."""
+
+from pathlib import Path
+
+from xlaserve.model_config.text import CONFIG_FILES
+from xlaserve.residence.repository.listing import subdirectories
+from xlaserve.residence.repository.names import is_version
+
+
+def why_no_version(directory: Path) -> str:
+    """Return why a model's directory has no version to load, and what mends that.
+
+    Raises OSError where it cannot be read.
+    """
+    inner = subdirectories(directory)
+    numbers = sorted((path.name for path in inner if is_version(path.name)), key=int)
+    if numbers:
+        return (
+            "no version directory is there that its version_policy picks: change that, or add one "
+            f"beside {', '.join(numbers)}"
+        )
+    place = directory.name
+    files = [path for path in directory.iterdir() if path.is_file() and path.name[:1] != "."]
+    if any(path.name not in CONFIG_FILES for path in files):
+        return f"its files are not in a version directory: move them from {place}/ to {place}/1/"
+    if len(inner) == 1:
+        found = inner[0].name
+        return f"'{found}' is no number of a version: move {place}/{found}/ to {place}/1/"
+    return f"no version directory is there: put its files into {place}/1/"
