@@ -327,6 +327,11 @@ class ProcessCopy:
             request.again()
             self._ended(pipe, header["request"])
 
+    def _on_later(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.later()
+
     def _on_end(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:
