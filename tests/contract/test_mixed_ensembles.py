@@ -240,13 +240,13 @@ class TritonPythonModel:
                 else:
                     found[name, "".join(inputs)] = {n: v.tolist() for n, v in outputs.items()}
 
-    for (name, inputs), outputs in found.items():
-        if name.endswith("needs") and len(inputs) == 1:
-            missing = "b" if inputs == "a" else "a"
-            assert f"model 'needs': expected 2 inputs but got 1, missing '{missing}'" in outputs
+    for (name, asked), answer in found.items():
+        if name.endswith("needs") and len(asked) == 1:
+            missing = "b" if asked == "a" else "a"
+            assert f"model 'needs': expected 2 inputs but got 1, missing '{missing}'" in answer
             continue
         sum_ = [1.0 + name.count("adds") + name.count("needs")]
-        assert {"cd"["ab".index(one)]: sum_ for one in inputs} == outputs, (name, inputs)
+        assert {"cd"["ab".index(one)]: sum_ for one in asked} == answer, (name, asked)
 
 
 async def test_what_a_step_gives_unlike_its_configuration_is_checked_for_the_next(

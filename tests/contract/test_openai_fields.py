@@ -45,7 +45,7 @@ async def prompt_tokens(client: openai.AsyncOpenAI, **more: Any) -> int:
         model="thinks", messages=[{"role": "user", "content": "0"}], **more
     )
     assert answer.usage is not None
-    return answer.usage.prompt_tokens
+    return int(answer.usage.prompt_tokens)
 
 
 LENGTHS: list[tuple[dict[str, Any], str]] = [
@@ -124,14 +124,14 @@ async def test_calls_are_required_of_tokens_that_are_added_and_not_special(
     client: openai.AsyncOpenAI, choice: Any
 ) -> None:
     """As those of Qwen are: `"special": false` in tokenizer.json."""
-    answer = await client.chat.completions.create(
+    answer: Any = await client.chat.completions.create(
         model="calls",
         messages=[{"role": "user", "content": "2"}],
         tools=[TOOL],
         tool_choice=choice,
         temperature=0,
     )
-    (call,) = answer.choices[0].message.tool_calls or ()
+    (call,) = answer.choices[0].message.tool_calls
 
     assert "tool_calls" == answer.choices[0].finish_reason
     assert call.type == "function"

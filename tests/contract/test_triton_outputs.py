@@ -125,21 +125,21 @@ class TritonPythonModel:
                 found[form, rows, strict] = {o.name: result.as_numpy(o.name) for o in outputs}
     log = capsys.readouterr().out
 
-    for (form, rows, strict), answer in found.items():
-        name, _, shape, elements, is_right = FORMS[form]
-        if strict and not is_right:
+    for (form, rows, is_strict), answer in found.items():
+        name, _, sizes, elements, is_right = FORMS[form]
+        if is_strict and not is_right:
             assert "its code" in str(answer), (form, rows, answer)
             continue
-        assert isinstance(answer, dict), (form, rows, strict, answer)
+        assert isinstance(answer, dict), (form, rows, is_strict, answer)
         rest = {"y", "text"} - {name}
         if name == "z":
             assert {"text"} == set(answer)
             continue
         assert {"y", "text"} == set(answer)
-        batch = [rows] if rows and elements else []
-        assert [*batch, *shape] == list(answer[name].shape)
+        lead = [rows] if rows and elements else []
+        assert [*lead, *sizes] == list(answer[name].shape)
         wanted = elements * (rows or 1)
-        assert wanted == answer[name].ravel().tolist(), (form, rows, strict)
+        assert wanted == answer[name].ravel().tolist(), (form, rows, is_strict)
         for other in rest:
             assert (rows or 1) == answer[other].size
     told = [line for line in log.splitlines() if "output unlike the configuration" in line]
