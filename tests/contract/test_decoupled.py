@@ -272,34 +272,6 @@ async def test_a_configuration_asks_for_it_of_models_that_can(
     assert "model_transaction_policy.decoupled: expected false" in refused.value.message()
 
 
-async def test_an_ensemble_has_no_step_with_many_answers(serve: Serve, repository: Path) -> None:
-    tensors = {
-        "input": [{"name": n, "data_type": "TYPE_INT32", "dims": [1]} for n in ("start", "count")],
-        "output": [{"name": "number", "data_type": "TYPE_INT32", "dims": [1]}],
-    }
-    step = {
-        "model_name": "counter",
-        "input_map": {"start": "start", "count": "count"},
-        "output_map": {"number": "number"},
-    }
-    for name, more in (("whole", {}), ("said", {"model_transaction_policy": {"decoupled": True}})):
-        (repository / name / "1").mkdir(parents=True)
-        config = {**tensors, **more, "ensemble_scheduling": {"step": [step]}}
-        (repository / name / "config.json").write_text(json.dumps(config))
-    texts = []
-    async with (
-        serve(repository, load_model=("counter",)) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        for name in ("whole", "said"):
-            with pytest.raises(InferenceServerException) as refused:
-                await client.load_model(name)
-            texts.append(refused.value.message())
-
-    assert "step 'counter' gives any number of answers" in texts[0]
-    assert "model_transaction_policy.decoupled: expected false for an ensemble" in texts[1]
-
-
 @pytest.mark.slow
 async def test_the_state_of_all_requests_is_bounded(serve: Serve, repository: Path) -> None:
     """By the ledger, as all that is held for clients."""

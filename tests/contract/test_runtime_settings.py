@@ -272,6 +272,14 @@ async def test_the_log_is_set_while_the_server_runs(client: Stock) -> None:
     assert 0 == silent.get("log_verbose_level", 0)
 
 
+async def test_the_log_takes_back_what_it_gave(client: Stock) -> None:
+    before = plain(await client.ask("get_log_settings"))
+    again = plain(await client.ask("update_log_settings", settings=before))
+    known = plain(await client.ask("update_log_settings", settings={"log_format": "default"}))
+
+    assert before == again == known
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -281,7 +289,7 @@ async def test_the_log_is_set_while_the_server_runs(client: Stock) -> None:
             "'log_verbose_level': expected an integer of 0 to 429",
         ),
         ({"log_file": "/etc/cron.d/x"}, "changing log_file by a request is not implemented"),
-        ({"log_format": "default"}, "'log_format': expected ISO8601, the only form of times"),
+        ({"log_format": "epoch"}, "'log_format': expected ISO8601 or default, the same form"),
         ({"log_colour": "red"}, "parameter 'log_colour': expected one of log_info,"),
     ],
 )

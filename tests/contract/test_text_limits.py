@@ -12,7 +12,8 @@ from support.server import serving
 
 from xlaserve.files.roots import ANYWHERE
 from xlaserve.language.limited import Limited, Limits
-from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS
+from xlaserve.language.text_settings import text_limits
 from xlaserve.language.turns import CallerThread
 from xlaserve.settings import Settings
 from xlaserve.workers.fronts import texts
@@ -28,7 +29,7 @@ KINDS = {"chat template": 0.5, "tokenizer": 0.25, "grammar": 0.125}
 
 
 def test_settings_that_nobody_gave_are_the_limits_of_code_that_is_given_none() -> None:
-    assert DEFAULT_TEXT_LIMITS == TextLimits.of(Settings(repository=Path()))
+    assert DEFAULT_TEXT_LIMITS == text_limits(Settings(repository=Path()))
 
 
 def write(root: Path) -> Path:
@@ -82,7 +83,7 @@ def test_a_front_end_gives_them_to_the_texts_that_it_reads(
 ) -> None:
     folder = write(tmp_path)
     seen = Seen(monkeypatch)
-    limits = TextLimits.of(replace(Settings(repository=Path()), **SAID))
+    limits = text_limits(replace(Settings(repository=Path()), **SAID))
     info: Any = SimpleNamespace(directory=folder / "1", roots=ANYWHERE)
     texts._text("chat", info, limits).close()
 

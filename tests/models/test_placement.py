@@ -53,7 +53,7 @@ def test_instance_group_says_where_and_how_many(
     ("config", "server", "text"),
     [
         (_groups(_group(KIND.KIND_GPU)), "cpu", "KIND_GPU, but this server runs on cpu"),
-        (_groups(_group(KIND.KIND_MODEL)), "cpu", "expected KIND_AUTO, KIND_GPU, KIND_CPU"),
+        (_groups(_group(KIND.KIND_MODEL, 1, 0)), "cuda", "expected none for KIND_MODEL, got [0]"),
         (_groups(_group(KIND.KIND_CPU, 1, 0)), "cuda", "expected none for KIND_CPU, got [0]"),
         (_groups(_group(KIND.KIND_GPU, 1, 2, 2)), "cuda", "expected each GPU once, got [2, 2]"),
         (_groups(_group(KIND.KIND_AUTO, -1)), "cpu", "expected 1 or more, got -1"),

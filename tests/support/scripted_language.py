@@ -4,8 +4,9 @@
 # mypy: disallow-untyped-calls=False
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,8 +34,18 @@ MESSAGES = (
 """The first character of all messages is the number of the script: a chunk ends with it."""
 
 
-def export(path: Path, scripts: Sequence[str], template: str, **config: str) -> Path:
-    """Export a model into `path`/1 that answers with one of the scripts, as its prompt ends."""
+def export(
+    path: Path,
+    scripts: Sequence[str],
+    template: str,
+    *,
+    added: Mapping[int, str] = MappingProxyType({}),
+    **config: str,
+) -> Path:
+    """Export a model into `path`/1 that answers with one of the scripts, as its prompt ends.
+
+    `added` are tokens by their codes that stand beside the vocabulary and are not special.
+    """
     table = np.full((len(scripts), LENGTH), STOP, np.int32)
     for row, text in zip(table, scripts, strict=True):
         row[: len(text)] = [ord(letter) for letter in text]
@@ -71,7 +82,7 @@ def export(path: Path, scripts: Sequence[str], template: str, **config: str) -> 
         max_length=LENGTH,
         stop_tokens=[STOP],
     )
-    tokenizer().save(str(path / "1" / "tokenizer.json"))
+    tokenizer(added).save(str(path / "1" / "tokenizer.json"))
     (path / "1" / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "</s>", "chat_template": template + MESSAGES})
     )
@@ -81,19 +92,21 @@ def export(path: Path, scripts: Sequence[str], template: str, **config: str) -> 
     return path
 
 
-def tokenizer() -> Tokenizer:
+def tokenizer(added: Mapping[int, str] = MappingProxyType({})) -> Tokenizer:
     """Return a tokenizer with a token for each character, by its code."""
-    made = Tokenizer(models.BPE(_vocabulary(), []))
+    made = Tokenizer(models.BPE(_vocabulary(added), []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL.values()])
+    made.add_tokens([AddedToken(name, special=False) for name in added.values()])
     return made
 
 
-def _vocabulary() -> dict[str, int]:
+def _vocabulary(added: Mapping[int, str]) -> dict[str, int]:
     # As GPT-2 numbers what is no printable character.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]
     letters = {code: chr(code) for code in printable}
     letters |= {code: chr(256 + index) for index, code in enumerate(others)}
-    return {SPECIAL.get(code, letters[code]): code for code in range(VOCAB)}
+    named = {**SPECIAL, **added}
+    return {named.get(code, letters[code]): code for code in range(VOCAB)}

@@ -33,7 +33,7 @@ from xlaserve.grpc.reasons import reason_of
 from xlaserve.grpc.server import GrpcServer
 from xlaserve.http.connection.server import HttpServer
 from xlaserve.http.routing import RouteTable
-from xlaserve.language.text_limits import TextLimits
+from xlaserve.language.text_settings import text_limits
 from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 from xlaserve.net.tls import MakeContext, ServerTls, server_tls
@@ -190,7 +190,7 @@ class Application:
             compilation=self.compilation,
             devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
-            text_limits=TextLimits.of(settings),
+            text_limits=text_limits(settings),
         )
         loader = VersionLoader(
             self.registry,

@@ -24,12 +24,16 @@ class Signature:
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
 
-def from_config(config: ModelConfig) -> Signature:
-    """Return the signature that a configuration alone describes; InvalidModel where it does not."""
+def from_config(config: ModelConfig, *, is_code: bool = False) -> Signature:
+    """Return the signature that a configuration alone describes; InvalidModel where it does not.
+
+    A model that is code (`is_code`) may do without inputs, or without outputs.
+    """
     config = config.of_artifact()
     batch = _batch_size(config.max_batch_size)
+    may_lack = is_code and bool(config.inputs or config.outputs)
     for kind, tensors in (("input", config.inputs), ("output", config.outputs)):
-        if not tensors:
+        if not (tensors or may_lack):
             raise InvalidModel(f"the configuration must have at least one {kind}")
         _check_unique(kind, tensors)
     return Signature(

@@ -18,7 +18,7 @@ from rich.text import Text
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import ModelNotFound
-from xlaserve.language.text_limits import TextLimits
+from xlaserve.language.text_settings import text_limits
 from xlaserve.offline.checkup import Checkup, Finding, ModelReport
 from xlaserve.offline.local_copy import LocalCopy, local_copy
 from xlaserve.process import log
@@ -98,7 +98,7 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
             platform,
             max_on_demand_shapes=settings.max_on_demand_shapes,
             max_sequences=settings.max_sequences_per_model,
-            text_limits=TextLimits.of(settings),
+            text_limits=text_limits(settings),
             python=PythonHost(_NoCalls(), ModelMetrics()) if runs_python else None,
             compilation=made,
         )

@@ -17,7 +17,7 @@ from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
 from xlaserve.files.temporary import TemporaryDirectory
-from xlaserve.language.text_limits import TextLimits
+from xlaserve.language.text_settings import text_limits
 from xlaserve.offline import warming
 from xlaserve.offline.local_copy import LocalCopy, local_copy
 from xlaserve.offline.targets.compiling import Compilers
@@ -177,7 +177,7 @@ def _warmed_here(
                 device=platform,
                 max_on_demand_shapes=settings.max_on_demand_shapes,
                 max_sequences=settings.max_sequences_per_model,
-                text_limits=TextLimits.of(settings),
+                text_limits=text_limits(settings),
                 roots=version.roots,
                 compilation=made,
             )

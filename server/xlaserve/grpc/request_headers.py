@@ -15,10 +15,19 @@ Headers: TypeAlias = Sequence[tuple[str, str]]
 _BINARY = "-bin"
 GRPC = "application/grpc"
 """Prefix of the content type of a request."""
+_CONTENT_TYPES = frozenset((GRPC, f"{GRPC}+proto"))
+"""The content types of requests, but for their parameters."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
 """Status and text for a request of a method that does not exist."""
 NO_SECONDS = 1e-3
 """Shorter timeouts expire before anything can be done."""
+
+
+def is_grpc(content_type: str | None) -> bool:
+    """Tell whether a content type is that of a request of gRPC, whatever its parameters are."""
+    if content_type in _CONTENT_TYPES:
+        return True
+    return (content_type or "").partition(";")[0].rstrip(" \t") in _CONTENT_TYPES
 
 
 def is_checked(name: str) -> bool:

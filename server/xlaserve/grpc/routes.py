@@ -15,11 +15,15 @@ from xlaserve.grpc.http2.messages import Placement
 from xlaserve.grpc.http2.stream import Route, ServerStream
 from xlaserve.grpc.http2.timeout import TIMEOUT
 from xlaserve.grpc.methods import Method
-from xlaserve.grpc.request_headers import NO_SECONDS, is_checked, refusal, refusal_headers
+from xlaserve.grpc.request_headers import (
+    NO_SECONDS,
+    is_checked,
+    is_grpc,
+    refusal,
+    refusal_headers,
+)
 from xlaserve.serving.call import Peer
 
-CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
-"""The content types of requests of gRPC."""
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
 _MOMENT_SECONDS = 0.1
 
@@ -199,11 +203,15 @@ class Malformed:
 
 _REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     (
+        lambda kind: kind.too_large and is_grpc(kind.get("content-type")),
+        Refused(Status.RESOURCE_EXHAUSTED, "the headers are too large (max_header_bytes)"),
+    ),
+    (
         lambda kind: kind.too_large,
         Answer(431, b"The headers are too large (max_header_bytes).\n"),
     ),
     (lambda kind: kind.method != "POST", Answer(405, _HINT, ("allow", "POST"))),
-    (lambda kind: kind.get("content-type") not in CONTENT_TYPES, Answer(415, _HINT)),
+    (lambda kind: not is_grpc(kind.get("content-type")), Answer(415, _HINT)),
     (lambda kind: "te" not in kind.places, Malformed()),
 )
 """Check for a request that is not gRPC, and its route; the first match counts."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from xlaserve.errors import InvalidModel
@@ -15,6 +16,9 @@ _SCRIPT = Path(__file__).with_name("template_process.py")
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates; a model may have one for messages with tools."""
+
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""Variables that the server gives every template."""
 
 
 def sources(config: Mapping[str, Any], file: str | None) -> Mapping[str, str]:
@@ -62,16 +66,18 @@ class Template:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         marked: Callable[[Any], Any] = lambda data: data,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Return the text of messages, up to where an answer begins. Blocks.
 
-        What `marked` makes of messages and tools is what the template is given. Raises
+        What `marked` makes of messages, tools and `variables` is what the template is given. Raises
         MessagesRefused and TemplateFailed.
         """
         name = self._name(has_tools=bool(tools))
         try:
             given = {
                 **self._variables,
+                **marked(dict(variables)),
                 "messages": marked(list(messages)),
                 "tools": marked(list(tools)) if tools else None,
                 "documents": None,

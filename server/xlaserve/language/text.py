@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from xlaserve.errors.language import ModelHasNoTemplate, ModelHasNoText
@@ -105,20 +106,27 @@ class LanguageText:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Return the tokens of messages as the chat template writes them, up to the next answer.
 
-        Messages and tools are plain data of JSON. Special tokens in them are plain text. Blocks.
+        Messages, tools and `variables` for the template are plain data of JSON. Special tokens in
+        them are plain text. Blocks.
         Raises ModelHasNoTemplate, MessagesRefused and others of InvalidRequest, and TemplateFailed.
         """
         if self._template is None:
             raise ModelHasNoTemplate(self._model)
         marks = self._tokens.marks
-        return self._tokens.encode_marked(self._template.render(messages, tools, marks.data))
+        return self._tokens.encode_marked(
+            self._template.render(messages, tools, marks.data, variables)
+        )
 
     def is_special(self, text: str) -> bool:
-        """Tell whether a text is a special token."""
-        return text in self._tokens.special.values()
+        """Tell whether a text is a token that was added to the vocabulary.
+
+        Grammars take all of those as special tokens, whatever tokenizer.json calls them.
+        """
+        return text in self._tokens.added
 
     @property
     def tools_template(self) -> str | None:

@@ -45,6 +45,8 @@ class Tokens:
         added = _added(found)
         special = {token["id"]: token["content"] for token in added if token.get("special")}
         self.special: Mapping[int, str] = special
+        self.added = frozenset(token["content"] for token in added)
+        """Tokens that stand beside the vocabulary of the model, special ones and others."""
         self.decoder = decoders.read(found.get("decoder"))
         written = _changed(found, added)
         self._tokenizer = _make(written, model)

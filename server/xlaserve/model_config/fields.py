@@ -225,6 +225,9 @@ CONTENT_TYPE = "content_type"
 EXECUTE_DELAY = "execute_delay_ms"
 """The parameter that says how long an execution of an identity model takes."""
 
+STRICT_OUTPUTS = "strict_outputs"
+"""The parameter that has a Triton Python model refuse outputs which it does not describe."""
+
 DEFAULT = "default."
 """The parameter with the default of an optional input begins so, before the name of the input."""
 
@@ -236,7 +239,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
                 *("batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES),
                 "split_batches",
                 *("devices", "placement", "mesh", "partition"),
-                "execution",
+                *("execution", STRICT_OUTPUTS),
                 *("image_channel_order", "image_scale", "image_mean", "image_std"),
                 *("image_resize", "image_resize_to", "image_sampling", "image_pad"),
                 *("image_orientation", "max_concurrency", "max_steps"),

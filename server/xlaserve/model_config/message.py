@@ -128,7 +128,7 @@ def _reshape(
 
 def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTensor]) -> None:
     scheduling, _ = betterproto.which_one_of(message, "scheduling_choice")
-    if scheduling in ("ensemble_scheduling", "sequence_batching"):
+    if scheduling == "sequence_batching":
         for tensor in tensors:
             if tensor.reshape is not None:
                 because = f"is not implemented together with {scheduling}"
@@ -267,8 +267,6 @@ def _check_ensemble(message: inference.ModelConfig, scheduling: inference.ModelE
     if message.platform not in ("", ENSEMBLE) or message.backend:
         runs = message.backend or message.platform
         raise _unfit("ensemble_scheduling", f'platform "{ENSEMBLE}", no backend', shown(runs))
-    if message.model_transaction_policy.decoupled:
-        raise _unfit("model_transaction_policy.decoupled", "false for an ensemble", "true")
     # Nothing else says what an ensemble takes and gives: it has no artifact of its own.
     for place, given in (
         ("ensemble_scheduling.step", scheduling.step),

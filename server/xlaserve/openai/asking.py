@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from xlaserve.language.templates import OWN_VARIABLES
 from xlaserve.openai import bodies, forms
 from xlaserve.openai.bodies import Sampling
-from xlaserve.openai.errors import InvalidField
+from xlaserve.openai.errors import UNSUPPORTED, InvalidField
 from xlaserve.openai.forms import Form
 from xlaserve.openai.tool_bodies import ToolCall
 from xlaserve.tensors import Parameter
@@ -23,6 +25,8 @@ _DEFAULT_MAX_TOKENS = 16
 _LEAST_TOP_P = 1e-9
 """Stands for 0, which leaves the likeliest token alone."""
 _SEEDS = 1 << 63
+_THINKING = ("enable_thinking", "thinking")
+"""Variables by which templates have a model think: Qwen's, and Granite's and DeepSeek's."""
 _SAME = (
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
     *("min_tokens", "ignore_eos"),
@@ -52,6 +56,10 @@ class Asked:
     """Whether the last chunk of a stream tells the numbers of tokens."""
     form: Form = forms.ANY
     """Of each answer."""
+    variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Variables of the template of a chat, beside messages and tools."""
+    echoes: bool = False
+    """Whether answers begin with their prompts."""
 
     @property
     def choices(self) -> int:
@@ -68,7 +76,8 @@ class Asked:
         """Return how long the prompts are, or the messages and the tools for their template."""
         if not self.messages:
             return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
-        return self.form.characters + sum(map(_characters, self.messages))
+        given = len(json.dumps(dict(self.variables)))
+        return self.form.characters + given + sum(map(_characters, self.messages))
 
     def parameters_of(self, index: int) -> Mapping[str, Parameter]:
         """Return the parameters of one of the choices for a prompt.
@@ -84,7 +93,11 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
     """Read a request for completions; raises InvalidBody or InvalidField."""
     body = bodies.read_completion(text, max_depth=max_depth)
     most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _asked(body, listed("prompt", body.prompt), (), most, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        expected = "false or null with logprobs, since those of a prompt are not computed"
+        raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
+    asked = _asked(body, listed("prompt", body.prompt), (), most, body.logprobs)
+    return replace(asked, echoes=bool(body.echo))
 
 
 def read_chat(text: memoryview, *, max_depth: int) -> Asked:
@@ -100,7 +113,21 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
     asked = _asked(body, (), messages, other if most is None else most, tops)
-    return replace(asked, form=forms.read(body))
+    return replace(asked, form=forms.read(body), variables=_variables(body))
+
+
+def _variables(body: bodies.ChatFields) -> Mapping[str, Any]:
+    """Return the variables that a request gives the template; raises InvalidField."""
+    found: dict[str, Any] = {}
+    effort = body.reasoning_effort
+    if effort is not None:
+        found = {"reasoning_effort": effort, **dict.fromkeys(_THINKING, effort != "none")}
+    given = body.chat_template_kwargs or {}
+    for name in given:
+        if name in OWN_VARIABLES:
+            expected = f"no variable of the server's own ({', '.join(sorted(OWN_VARIABLES))})"
+            raise InvalidField("chat_template_kwargs", expected, f"'{name}'")
+    return {**found, **given}
 
 
 def _asked(
@@ -195,16 +222,16 @@ def _characters(message: Message) -> int:
     return len(message["content"]) + (len(json.dumps(calls)) if calls else 0)
 
 
-def listed(field: str, value: str | list[str | int | list[int]]) -> Sequence[Prompt]:
+def listed(name: str, value: str | list[str | int | list[int]]) -> Sequence[Prompt]:
     """Return a text or token ids, or several of either, as a list; raises InvalidField."""
     if isinstance(value, str):
         return (value,)
     if not value:
-        raise InvalidField(field, "at least one text or token", "[]")
+        raise InvalidField(name, "at least one text or token", "[]")
     kinds = {type(part) for part in value}
     if len(kinds) > 1:
         got = msgspec.json.encode(value[:4]).decode()
-        raise InvalidField(field, "texts, token ids, or lists of token ids alone", got)
+        raise InvalidField(name, "texts, token ids, or lists of token ids alone", got)
     if int in kinds:
         return (cast(list[int], value),)
     return cast(list[Prompt], value)

@@ -76,6 +76,8 @@ class CompletionFields(Sampling, kw_only=True):
     """16 where it is not given."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     """How many of the likeliest tokens come with each; 0 for the log-probability of each alone."""
+    echo: bool | None = None
+    """Whether an answer begins with its prompt."""
 
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
@@ -134,6 +136,10 @@ class ChatFields(Sampling, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; it may where this is not given."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For the template of the model, which may have no use for it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template, as `{"enable_thinking": false}`."""
 
 
 def _body(name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str, Any]) -> type[B]:

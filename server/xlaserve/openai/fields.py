@@ -13,7 +13,7 @@ CHAT_HINTS = (
 """Fields that are for the keeper of a server, or make it faster: any value is taken."""
 
 COMPLETION_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    {"best_of": (1,), "suffix": ("",)}
 )
 CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -21,7 +21,6 @@ CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "verbosity": ("medium",),
         "web_search_options": (),

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -26,6 +26,7 @@ from xlaserve.openai.answers import (
 from xlaserve.openai.asking import Asked, read_chat, read_completion
 from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, read_embedding
 from xlaserve.openai.calls import ChoiceCall
+from xlaserve.openai.choices import Piece
 from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
 from xlaserve.openai.errors import ErrorBody, error_body
@@ -208,7 +209,7 @@ class OpenAiRoutes:
     # --- answering ---
 
     async def _whole(self, begun: Begun, request: HttpRequest, writer: Writer) -> HttpResponse:
-        found = [Whole() for _ in begun.calls]
+        found = [Whole([begun.echo(index)]) for index, _ in enumerate(begun.calls)]
         size = 0
         async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
             async for index, response, _ in answers:
@@ -242,11 +243,8 @@ class OpenAiRoutes:
                     piece = choice.take(response)
                     if choice.finish_reason is not None:
                         begun.calls[index].finish(time.perf_counter_ns())
-                    first = None if index in has_begun else writer.begin(index)
+                    events = _told(begun, writer, index, piece, is_first=index not in has_begun)
                     has_begun.add(index)
-                    events = [] if first is None else [_event(first)]
-                    if piece.text or piece.token or piece.calls or piece.finish_reason:
-                        events.append(_event(writer.chunk(index, piece)))
                     if events:
                         has_sent = True
                         yield b"".join(events)
@@ -260,6 +258,19 @@ class OpenAiRoutes:
                 raise
             answer = translate(error, method="POST", path=path, shape=error_body)
             yield _event(b"".join(answer.parts))
+
+
+def _told(
+    begun: Begun, writer: Writer, index: int, piece: Piece, *, is_first: bool
+) -> Sequence[bytes]:
+    """Return the events that say a piece of a choice; none where it says nothing."""
+    first = writer.begin(index) if is_first else None
+    events = [] if first is None else [_event(first)]
+    if is_first:
+        piece = piece._replace(text=begun.echo(index) + piece.text)
+    if piece.text or piece.token or piece.calls or piece.finish_reason:
+        events.append(_event(writer.chunk(index, piece)))
+    return events
 
 
 def _event(text: bytes) -> bytes:

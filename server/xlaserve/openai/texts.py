@@ -52,11 +52,19 @@ class ModelText:
     def _encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return [self.text.encode(text) for text in texts]
 
+    async def decode(self, prompts: Sequence[Sequence[int]]) -> Sequence[str]:
+        """Return the text of tokens, without special ones."""
+        decode = self.text.decode
+        return await self._threads.run(lambda: [decode(prompt) for prompt in prompts], self.text)
+
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
     ) -> Sequence[int]:
         """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
-        chat = partial(self.text.chat, messages, tools)
+        chat = partial(self.text.chat, messages, tools, variables)
         return await _in_turn(self.text.chat_thread, self._caller, chat)
 
 

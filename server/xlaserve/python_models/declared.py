@@ -24,7 +24,8 @@ def agreed(config: ModelConfig, model: Any) -> Signature:
             max_batch_size=batch,
             inputs=_both("input", config.inputs, _declared("inputs", model)),
             outputs=_both("output", config.outputs, _declared("outputs", model)),
-        )
+        ),
+        is_code=True,
     )
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from xlaserve.artifact.signature import Signature
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.model_config.config import ModelConfig
+from xlaserve.model_config.fields import STRICT_OUTPUTS
 from xlaserve.python_models.author import PythonModel
 from xlaserve.python_models.code import FILE_NAME, ModelCode
 from xlaserve.python_models.context import Context
@@ -20,6 +21,7 @@ from xlaserve.python_models.process.loading import in_processes
 from xlaserve.python_models.triton import module
 from xlaserve.python_models.triton.config import as_dict, completed
 from xlaserve.python_models.triton.copies import TritonCopy
+from xlaserve.python_models.triton.outputs import GivenOutputs
 from xlaserve.runtime.config_served import ServedConfig
 from xlaserve.runtime.devices import placement
 from xlaserve.runtime.host import PythonHost
@@ -186,11 +188,14 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
     config = completed(context.model, context.config, kind)
     _check_environment(config)
+    is_strict = _is_strict(config)
     info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled, is_own=False)
+    info = replace(info, is_lenient=not is_strict)
+    given = GivenOutputs(context.model, info.outputs, batched=bool(info.max_batch_size))
+    kinds = _instance_kinds(config, context.device)
     message = ServedConfig(context.model, config, info).message()
     args = {
         "model_config": json.dumps(as_dict(message)),
-        "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
         "model_repository": str(code.directory.parent),
         "model_version": context.version,
@@ -198,16 +203,28 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     }
 
     def make(replica: int) -> Copy:
-        own = {**args, "model_instance_name": f"{context.model}_{replica}"}
-        return TritonCopy(kind(), own, replica, info, is_iterative=is_iterative)
+        own = {
+            **args,
+            "model_instance_kind": kinds[replica],
+            "model_instance_name": f"{context.model}_{replica}",
+        }
+        return TritonCopy(
+            kind(),
+            own,
+            replica,
+            info,
+            is_iterative=is_iterative,
+            given=None if is_strict else given,
+        )
 
     sequences = config.sequence_batching
     is_iterative = sequences is not None and sequences.is_iterative
     is_gathered = asks_for_batches(config) or sequences is not None
     is_batched = is_gathered and bool(info.max_batch_size)
-    # Coroutines of a model with one answer to each request run one after the other, as Triton's do.
-    concurrency = CONCURRENCY if is_async(execute) and config.is_decoupled else 1
-    return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)
+    # The requests of a sequence meet the code one after the other.
+    is_concurrent = is_async(execute) and (config.is_decoupled or sequences is None)
+    concurrency = CONCURRENCY if is_concurrent else 1
+    return Making(info, make, len(kinds), is_batched, concurrency, code.close)
 
 
 def _info(
@@ -225,6 +242,16 @@ def _info(
         # Triton's interface has no place for them.
         takes_tensor_parameters=is_own,
     )
+
+
+def _is_strict(config: ModelConfig) -> bool:
+    """Tell whether outputs that the configuration does not describe are refused."""
+    found = config.parameters.get(STRICT_OUTPUTS, "false").lower()
+    if found not in ("true", "false"):
+        raise InvalidModel(
+            f"parameter '{STRICT_OUTPUTS}': expected true or false, got '{found[:64]}'"
+        )
+    return found == "true"
 
 
 def _check_environment(config: ModelConfig) -> None:
@@ -280,5 +307,13 @@ def _is_batched(kind: type[PythonModel], config: ModelConfig, info: ModelInfo) -
 
 def _count(config: ModelConfig, platform: str) -> int:
     """Return how many copies there are: those of all instance groups; raises InvalidModel."""
-    groups = placement.read(config, platform).groups
-    return sum(group.count * len(group.devices or (0,)) for group in groups)
+    return len(_instance_kinds(config, platform))
+
+
+def _instance_kinds(config: ModelConfig, platform: str) -> tuple[str, ...]:
+    """Return the kind of each copy, as Triton's code is told it; raises InvalidModel."""
+    return tuple(
+        "MODEL" if group.is_of_model else "CPU"
+        for group in placement.read(config, platform).groups
+        for _ in range(group.count * len(group.devices or (0,)))
+    )

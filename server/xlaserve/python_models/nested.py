@@ -99,6 +99,7 @@ class _Many(Nested):
         if response.outputs or not last:
             self._replies.put(_answered(response))
         if last:
+            self._replies.is_end_empty = not response.outputs
             self._replies.end()
 
     def settle(self, error: BaseException) -> None:

@@ -15,7 +15,11 @@ Value: TypeAlias = bool | int | str
 
 FORMAT = "ISO8601"
 """The only form of times."""
+_DEFAULT_FORMAT = "default"
+"""What clients call it that know Triton's log."""
 
+_FIXED = frozenset(("log_file", "log_format"))
+"""Settings that may be sent as they were given, and do not change."""
 _LARGEST = 2**32 - 1
 _SHOWN_CHARACTERS = 80
 
@@ -54,7 +58,7 @@ def update_log_settings(change: Mapping[str, Value]) -> None:
     """
     require_all_seen()
     for name, value in change.items():
-        if name == "log_file":
+        if name == "log_file" and value:
             raise Unsupported("changing log_file by a request")
         row = _ROWS.get(name)
         if row is None:
@@ -66,7 +70,7 @@ def update_log_settings(change: Mapping[str, Value]) -> None:
     # While all are there: who turns them off is the last record.
     structlog.get_logger("log").warning("log settings changed", **change)
     changed: dict[str, Any] = {
-        name.removeprefix("log_"): value for name, value in change.items() if name != "log_format"
+        name.removeprefix("log_"): value for name, value in change.items() if name not in _FIXED
     }
     log.set_levels(replace(log.levels(), **changed))
 
@@ -83,5 +87,9 @@ _ROWS: Mapping[str, tuple[str, Callable[[Value], bool]]] = {
         f"an integer of 0 to {_LARGEST}",
         lambda value: type(value) is int and 0 <= value <= _LARGEST,
     ),
-    "log_format": (f"{FORMAT}, the only form of times", lambda value: value == FORMAT),
+    "log_format": (
+        f"{FORMAT} or {_DEFAULT_FORMAT}, the same form of times",
+        lambda value: value in (FORMAT, _DEFAULT_FORMAT),
+    ),
+    "log_file": ("an empty text", lambda value: value == ""),
 }

@@ -78,6 +78,8 @@ class Replies:
         self._waiting: deque[Arrays] = deque()
         self._has_ended = False
         self._error: BaseException | None = None
+        self.is_end_empty = False
+        """Whether the last answer had no outputs, and is none of those that are given."""
         self.is_cancelled = False
         """Whether no more are wanted, perhaps before anybody could be told."""
         self.on_taken: Callable[[], object] = lambda: None

@@ -129,6 +129,10 @@ class ModelRequest(Protocol):
         """Have the request executed once more, as the next step of its iterative sequence."""
         ...
 
+    def later(self) -> None:
+        """Say that the answer comes after this execution; it is as good as given then."""
+        ...
+
     def end(self) -> None:
         """End the request, which was given all of its answers, perhaps none."""
         ...
@@ -185,6 +189,8 @@ class UnsentRequest:
         self.parameters = parameters
         self._answered = answered
         self._failed = failed
+        self.is_late = False
+        """Whether the answer may come after the execution."""
 
     def begin(self) -> None:
         """Do nothing: nobody asks for the time."""
@@ -206,6 +212,10 @@ class UnsentRequest:
 
     def again(self) -> None:
         """Do nothing: once is enough."""
+
+    def later(self) -> None:
+        """Take note for who waits for the end of the execution."""
+        self.is_late = True
 
     def end(self) -> None:
         """Do nothing: nobody waits."""

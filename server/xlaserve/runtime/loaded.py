@@ -148,6 +148,8 @@ class ModelInfo:
     """Whether its code is given the parameters of requests, whatever their names."""
     takes_tensor_parameters: bool = False
     """Whether its code is given those of single tensors."""
+    is_lenient: bool = False
+    """Whether its code may give outputs of other shapes and datatypes than these, or none."""
     generation: GenerationInfo | None = None
     """The facts of a generator; None for every other model."""
     matmul_precision: str = ""

@@ -26,8 +26,9 @@ class Waiting:
         self._found: Mapping[str, Tensor] | BaseException | None = None
 
     def freed(self) -> None:
-        """Take note that the model is done with it."""
-        self._over.set()
+        """Take note that the model is done with it, unless it answers later."""
+        if self._found is not None or not self.request.is_late:
+            self._over.set()
 
     def result(self) -> Mapping[str, Tensor]:
         """Return the outputs once they are there, or raise why they are not. Blocks."""
@@ -40,3 +41,5 @@ class Waiting:
 
     def _take(self, found: Mapping[str, Tensor] | BaseException) -> None:
         self._found = found
+        if self.request.is_late:
+            self._over.set()

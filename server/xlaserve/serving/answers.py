@@ -41,7 +41,9 @@ def respond(
 
     Raises an InvalidRequest for an output that cannot be put into the form that it asks for.
     """
-    specs, version = call.chosen or call.instance.info.outputs, call.found
+    specs, version = call.chosen, call.found
+    if specs is None:
+        specs = call.instance.info.outputs
     # A list is made in half the time of a generator.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
     if call.shaping is not None:

@@ -1,16 +1,37 @@
 """A model made of other models: its plan, checked against the models that it joins."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ConfigTensor, EnsembleStep, ModelConfig
 from xlaserve.model_config.fields import DEFAULT
 from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.runtime.wrappers.optional_inputs import with_defaults
-from xlaserve.tensors import TensorSpec
+from xlaserve.runtime.wrappers.reshaping import Reshape
+from xlaserve.tensors import Shape, TensorSpec
 
 PLATFORM = "ensemble"
+
+
+class Lead(Enum):
+    """The change of a tensor between a model of batches and one without, where ranks tell so."""
+
+    ADDED = "a batch of one row is put before its dimensions"
+    DROPPED = "the one row of its batch is taken without the batch"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step, and what becomes of tensors on their way into it."""
+
+    step: EnsembleStep
+    leads: Mapping[str, Lead]
+    """Changes by input; nothing for those that come as the model takes them."""
+    is_checked: bool
+    """Whether its inputs are checked for each request: the plan does not know what they are."""
+    is_decoupled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +39,16 @@ class EnsemblePlan:
     """The steps of an ensemble in an order in which each finds its inputs."""
 
     info: ModelInfo
-    steps: tuple[EnsembleStep, ...]
+    steps: tuple[PlannedStep, ...]
+    leads: Mapping[str, Lead]
+    """Changes by output of the ensemble."""
+    inputs: Mapping[str, Reshape]
+    """The inputs of the ensemble whose steps take them in another shape (`reshape`)."""
+    outputs: Mapping[str, Reshape]
 
     def models(self) -> tuple[tuple[str, str], ...]:
         """Return name and version (empty for the newest) of every model of a step."""
-        return tuple((step.model_name, step.model_version) for step in self.steps)
+        return tuple((one.step.model_name, one.step.model_version) for one in self.steps)
 
     def stop(self) -> None:
         """Do nothing: nothing of it is compiled."""
@@ -37,19 +63,93 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
     The configuration has put the steps in order and given each tensor one source. Raises
     InvalidModel where a model has no such tensor, or takes another datatype or shape.
     """
+    models = [described[step.model_name] for step in config.steps]
+    is_decoupled = any(model.is_decoupled for model in models)
     info = ModelInfo(
         platform=PLATFORM,
         inputs=_specs(config.inputs, config.max_batch_size),
         outputs=_specs(config.outputs, config.max_batch_size),
         max_batch_size=config.max_batch_size,
         # Its steps have the parameters of its requests.
-        has_sequences=any(step.has_sequences for step in described.values()),
+        has_sequences=any(model.has_sequences for model in models),
         optional=with_defaults(config),
+        is_decoupled=is_decoupled,
+        is_lenient=any(map(_is_open, models)),
     )
     if not info.inputs or not info.outputs:
         raise InvalidModel("an ensemble's configuration must name its inputs and outputs")
-    _check_tensors(info, config.steps, described)
-    return EnsemblePlan(info, config.steps)
+    if config.is_decoupled and not is_decoupled:
+        raise InvalidModel(
+            "model_transaction_policy.decoupled: expected false, since no step gives more than one "
+            "answer to a request, got true"
+        )
+    tensors = {
+        spec.name: _Made(spec, is_batched=bool(info.max_batch_size))
+        for spec in _specs(_inner(config.inputs), config.max_batch_size)
+    }
+    steps = tuple(
+        _planned(info, step, described[step.model_name], tensors)
+        for step in _apart(config.steps, described)
+    )
+    leads = {}
+    for spec in _specs(_inner(config.outputs), config.max_batch_size):
+        lead = _joint("the ensemble", spec, tensors[spec.name], bool(info.max_batch_size))
+        if lead is not None:
+            leads[spec.name] = lead
+    batched = bool(info.max_batch_size)
+    return EnsemblePlan(
+        info,
+        steps,
+        leads,
+        {
+            t.name: Reshape(batched, t.dims, t.reshape)
+            for t in config.inputs
+            if t.reshape is not None
+        },
+        {
+            t.name: Reshape(batched, t.reshape, t.dims)
+            for t in config.outputs
+            if t.reshape is not None
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor, by what makes it."""
+
+    spec: TensorSpec
+    is_batched: bool
+    is_open: bool = False
+    """Whether it may be another, or be absent."""
+
+
+def _is_open(model: ModelInfo) -> bool:
+    return model.is_lenient or bool(model.echoes)
+
+
+def _inner(tensors: Sequence[ConfigTensor]) -> list[ConfigTensor]:
+    """Return tensors of the ensemble as its steps have them."""
+    return [t if t.reshape is None else replace(t, dims=t.reshape) for t in tensors]
+
+
+def _apart(
+    steps: Sequence[EnsembleStep], described: Mapping[str, ModelInfo]
+) -> Sequence[EnsembleStep]:
+    """Return the steps with those first that take nothing of a decoupled one.
+
+    Those behind it are executed for each of its answers.
+    """
+    first, behind = [], []
+    tensors: set[str] = set()
+    for step in steps:
+        is_behind = not tensors.isdisjoint(step.input_map.values())
+        if is_behind or described[step.model_name].is_decoupled:
+            tensors.update(step.output_map.values())
+            behind.append(step)
+        else:
+            first.append(step)
+    return [*first, *behind]
 
 
 def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[TensorSpec, ...]:
@@ -57,36 +157,41 @@ def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[Tensor
     return tuple(TensorSpec(t.name, t.datatype, (*batch, *t.dims)) for t in tensors)
 
 
-def _check_tensors(
-    info: ModelInfo, steps: Sequence[EnsembleStep], described: Mapping[str, ModelInfo]
-) -> None:
-    tensors = {spec.name: spec for spec in info.inputs}
-    for step in steps:
-        model = described[step.model_name]
-        if model.is_decoupled:
-            raise InvalidModel(
-                f"step '{step.model_name}' gives any number of answers to a request, and an "
-                "ensemble can take one"
-            )
-        if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
-            raise InvalidModel(
-                f"ensemble step '{step.model_name}': expected max_batch_size of at least "
-                f"{info.max_batch_size}, got {model.max_batch_size}"
-            )
-        inputs = {spec.name: spec for spec in model.inputs}
-        for name, spec in inputs.items():
-            tensor = step.input_map.get(name)
-            if tensor is not None:
-                _check_joint(step.model_name, spec, tensors[tensor])
-            if name not in model.optional:
-                _check_given(info, step.model_name, name, tensor)
-        _refuse_unknown(step.model_name, "input", step.input_map, inputs)
-        outputs = {spec.name: spec for spec in model.outputs}
-        _refuse_unknown(step.model_name, "output", step.output_map, outputs)
-        for name, tensor in step.output_map.items():
-            tensors[tensor] = outputs[name]
-    for spec in info.outputs:
-        _check_joint("the ensemble", spec, tensors[spec.name])
+def _planned(
+    info: ModelInfo, step: EnsembleStep, model: ModelInfo, tensors: dict[str, _Made]
+) -> PlannedStep:
+    """Join a step to the tensors that are made before it, and add those that it makes."""
+    if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
+        raise InvalidModel(
+            f"ensemble step '{step.model_name}': expected max_batch_size of at least "
+            f"{info.max_batch_size}, got {model.max_batch_size}"
+        )
+    is_batched = bool(model.max_batch_size)
+    inputs = {spec.name: spec for spec in model.inputs}
+    leads = {}
+    for name, spec in inputs.items():
+        tensor = step.input_map.get(name)
+        lead = None
+        if tensor is not None:
+            lead = _joint(step.model_name, spec, tensors[tensor], is_batched)
+        if lead is not None:
+            leads[name] = lead
+        if name not in model.optional:
+            _check_given(info, step.model_name, name, tensor)
+    _refuse_unknown(step.model_name, "input", step.input_map, inputs)
+    outputs = {spec.name: spec for spec in model.outputs}
+    _refuse_unknown(step.model_name, "output", step.output_map, outputs)
+    is_open = any(tensors[tensor].is_open for tensor in step.input_map.values())
+    # Any number of rows may come where the ensemble has no batch.
+    takes_any_rows = is_batched and not info.max_batch_size
+    for name, tensor in step.output_map.items():
+        tensors[tensor] = _Made(outputs[name], is_batched, _is_open(model))
+    return PlannedStep(
+        step,
+        leads,
+        is_checked=is_open or bool(leads) or takes_any_rows,
+        is_decoupled=model.is_decoupled,
+    )
 
 
 def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> None:
@@ -109,13 +214,26 @@ def _refuse_unknown(
             raise InvalidModel(f"ensemble step '{model}' has no {kind} '{name}'")
 
 
-def _check_joint(model: str, wanted: TensorSpec, given: TensorSpec) -> None:
-    fits = len(wanted.shape) == len(given.shape) and all(
-        -1 in (want, have) or want == have
-        for want, have in zip(wanted.shape, given.shape, strict=True)
+def _joint(model: str, wanted: TensorSpec, made: _Made, is_batched: bool) -> Lead | None:
+    """Return how a tensor is changed for who takes it; None where it is taken as it is.
+
+    As in Triton, one row stands for a batch. Raises InvalidModel for what does not fit.
+    """
+    given = made.spec
+    if wanted.datatype is given.datatype:
+        if _fits(wanted.shape, given.shape):
+            return None
+        if is_batched and not made.is_batched and _fits(wanted.shape[1:], given.shape):
+            return Lead.ADDED
+        if made.is_batched and not is_batched and _fits(wanted.shape, given.shape[1:]):
+            return Lead.DROPPED
+    raise InvalidModel(
+        f"ensemble: '{model}' expects {wanted} for '{wanted.name}', "
+        f"tensor '{given.name}' is {given}"
     )
-    if wanted.datatype is not given.datatype or not fits:
-        raise InvalidModel(
-            f"ensemble: '{model}' expects {wanted} for '{wanted.name}', "
-            f"tensor '{given.name}' is {given}"
-        )
+
+
+def _fits(wanted: Shape, given: Shape) -> bool:
+    return len(wanted) == len(given) and all(
+        -1 in (want, have) or want == have for want, have in zip(wanted, given, strict=True)
+    )

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -220,7 +220,7 @@ class AwaitedInfer(InferCall):
         return not (self.is_found or self.has_ended)
 
     @classmethod
-    def within(cls, parent: Call | None) -> "AwaitedInfer":
+    def within(cls, parent: Call | None) -> Self:
         """Return a call that is part of another, with all that this says of the client."""
         if parent is None:
             return cls()

@@ -175,6 +175,13 @@ def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:
     return f"{datatype}[{','.join(map(str, shape[:_SHOWN_DIMENSIONS]))}{more}]"
 
 
+def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """Return what tensors are, by their arrays; each has a dtype of the table."""
+    return tuple(
+        TensorSpec(name, _BY_DTYPE[tensor.dtype], tensor.shape) for name, tensor in tensors.items()
+    )
+
+
 class TensorDataError(ValueError):
     """Tensor data that does not fit its datatype and shape; carries what was expected and got.
 

@@ -19,7 +19,7 @@ from xlaserve.app.server import Application, prepare
 from xlaserve.concurrency.control_plane import ControlPlane
 from xlaserve.concurrency.others import Others
 from xlaserve.errors import XlaserveError
-from xlaserve.language.text_limits import TextLimits
+from xlaserve.language.text_settings import text_limits
 from xlaserve.process import log
 from xlaserve.process.best_effort import best_effort, finish, open_standard_streams
 from xlaserve.process.children import stay_deaf
@@ -255,7 +255,7 @@ def _bridged(
     limits = Limits(
         settings.front_end_shared_bytes,
         settings.max_front_end_requests,
-        TextLimits.of(settings),
+        text_limits(settings),
     )
     front = FrontEnd(registry, application.capacity, ledger, application.stations.build, limits)
     front.may_show = lambda: link.is_whole or not link.has_started

@@ -54,6 +54,20 @@ class Model(PythonModel):
 """
 """Answers `x = [count, size, number]` with 0, 1, 2, ...; how far it is, a file says."""
 
+FREE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            y = [pb_utils.Tensor("y", np.full((1, x.size), "a")), pb_utils.Tensor("z", x)]
+            answers.append(pb_utils.InferenceResponse(y[: int(x[0])]))
+        return answers
+"""
+"""Answers with texts in the place of numbers, and leaves outputs out."""
+
 
 @dataclass
 class Running:
@@ -92,6 +106,8 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     python_models.write(
         models, "count", COUNT.format(progress=str(progress)), python_models.VECTORS
     )
+    more = 'output [{ name: "z", data_type: TYPE_INT32, dims: [ 1 ] }]'
+    python_models.write(models, "free", FREE, python_models.VECTORS + more)
     sequence_models.export_fold(models)
     sequence_models.configure(models)
     tiny_chat.export(models / "story", max_length=LENGTH, slots="2")
@@ -151,6 +167,18 @@ async def is_free(server: Running) -> None:
     async with asyncio.timeout(MOST_SECONDS):
         while await gauge(server, "xlaserve_generation_running"):
             await asyncio.sleep(0.01)
+
+
+async def test_outputs_unlike_the_configuration_pass_through_front_ends(server: Running) -> None:
+    found = []
+    async with triton.InferenceServerClient(server.grpc) as client:
+        for count in (0, 1, 2):
+            result: Any = await client.infer("free", tensor(count, 5))
+            outputs = result.get_response().outputs
+            found.append({o.name: result.as_numpy(o.name).tolist() for o in outputs})
+
+    texts = [[b"a", b"a"]]
+    assert [{}, {"y": texts}, {"y": texts, "z": [2, 5]}] == found
 
 
 async def test_each_request_of_a_stream_has_its_answers(server: Running) -> None:

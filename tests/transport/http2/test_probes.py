@@ -120,6 +120,7 @@ PROBES = {
     "a binary header that is not base64": Probe(live(("x-bin", "abcde")), INTERNAL),
     "a binary header of other characters": Probe(live(("x-bin", "!!!!")), INTERNAL),
     "a binary header with two values": Probe(live(("x-bin", "YQ,YWI=")), OK),
+    "headers over the limit": Probe(live(("x-name", "a" * 20_000)), RESOURCE_EXHAUSTED),
     "a value of other bytes than ASCII": Probe(live(("x-name", "caf\xc3\xa9")), OK),
     "no :method": Probe(without(":method"), MALFORMED),
     "no :path": Probe(without(":path"), MALFORMED),
@@ -138,6 +139,10 @@ PROBES = {
     "a pseudo-header twice": Probe(altered(lambda lines: [lines[0], *lines]), MALFORMED),
     "a content type with a parameter": Probe(
         altered(lambda lines: [*lines[:-1], ("content-type", "application/grpc; charset=utf-8")]),
+        OK,
+    ),
+    "a content type that only begins so": Probe(
+        altered(lambda lines: [*lines[:-1], ("content-type", "application/grpcx; a=b")]),
         "HTTP 415",
     ),
     "a content type of JSON": Probe(

@@ -24,12 +24,12 @@ from xlaserve.grpc.http2.messages import Problem
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.request_headers import (
     Headers,
+    is_grpc,
     malformed,
     refusal,
     refusal_headers,
     timeout_seconds,
 )
-from xlaserve.grpc.routes import CONTENT_TYPES
 from xlaserve.net.ledger import Account, Kind
 from xlaserve.serving.call import outside_call
 
@@ -87,7 +87,7 @@ def _not_grpc(found: Mapping[str, str]) -> Headers | None:
     """Return the answer to a client at the wrong port (gRPC over HTTP/2, Requests)."""
     if found[":method"] != "POST":
         return ((":status", "405"),)
-    if found.get("content-type") not in CONTENT_TYPES:
+    if not is_grpc(found.get("content-type")):
         return ((":status", "415"),)
     return None
 

@@ -76,6 +76,10 @@ class ChildRequest:
         """Have the request executed once more."""
         self._send("again", {})
 
+    def later(self) -> None:
+        """Say that the answer comes after this execution."""
+        self._send("later", {})
+
     def end(self) -> None:
         """End the request."""
         self._send("end", {})
@@ -155,10 +159,11 @@ class ChildCalls:
         if replies is not None:
             replies.put(outputs)
 
-    def end(self, number: int, error: tuple[str, str] | None) -> None:
-        """End a call for many answers."""
+    def end(self, number: int, error: tuple[str, str] | None, *, empty: bool) -> None:
+        """End a call for many answers; `empty` says that the last has no outputs."""
         replies = self._streams.pop(number, None)
         if replies is not None:
+            replies.is_end_empty = empty
             replies.end(None if error is None else raised(error))
 
     def settle(self, number: int, header: Mapping[str, Any], tensors: Arrays) -> None:
@@ -326,7 +331,7 @@ class Child:
         self._calls.reply(header["call"], answered(tensors, header["parameters"]))
 
     def _on_replied(self, header: Mapping[str, Any], tensors: Arrays) -> None:
-        self._calls.end(header["call"], header["error"])
+        self._calls.end(header["call"], header["error"], empty=header["empty"])
 
 
 def main(parent: int, descriptor: int, inward: int, outward: int) -> None:

@@ -35,6 +35,9 @@ _LEAST_PAUSE_SECONDS = 0.1
 _MOST_PAUSE_SECONDS = 30.0
 """Pauses before a process that died is started again: longer each time that it dies at once."""
 
+_WORDS = frozenset(("again", "end", "later"))
+"""Words of a process that are methods of the request that they are about."""
+
 
 class _ToBeEnded(Exception):
     """The reason why a process is to be ended."""
@@ -227,7 +230,8 @@ class ProcessCopy:
         if asks is not None:
             asks(header, tensors)
         else:
-            getattr(self, f"_on_{kind}")(pipe, header, tensors)
+            name = "_on_word" if kind in _WORDS else f"_on_{kind}"
+            getattr(self, name)(pipe, header, tensors)
 
     def _measure(self, process: RunningProcess) -> None:
         """Take note of the memory that the process holds, and end it where that is too much."""
@@ -321,17 +325,13 @@ class ProcessCopy:
         self._paused.add(number)
         request.when_writable(partial(self._go_on, pipe, number, request))
 
-    def _on_again(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
-        request = self._found(header["request"])
+    def _on_word(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        """Say of a request what needs no more words."""
+        request, word = self._found(header["request"]), header["kind"]
         if request is not None:
-            request.again()
-            self._ended(pipe, header["request"])
-
-    def _on_end(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
-        request = self._found(header["request"])
-        if request is not None:
-            request.end()
-            self._ended(pipe, header["request"])
+            getattr(request, word)()
+            if word != "later":
+                self._ended(pipe, header["request"])
 
     def _on_fail(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])

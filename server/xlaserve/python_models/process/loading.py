@@ -45,6 +45,7 @@ def in_processes(
         ragged=frozenset(made["ragged"]),
         takes_parameters=True,
         takes_tensor_parameters=made["takes_tensor_parameters"],
+        is_lenient=made["is_lenient"],
     )
     loaded = LoadedPython(
         context.model,
@@ -78,6 +79,7 @@ def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[st
         "max_batch_size": info.max_batch_size,
         "is_decoupled": info.is_decoupled,
         "takes_tensor_parameters": info.takes_tensor_parameters,
+        "is_lenient": info.is_lenient,
         "is_batched": is_batched,
         "concurrency": concurrency,
     }

@@ -53,7 +53,8 @@ class ForwardedReplies(Replies):
         if is_first:
             self._on_end()
             said = None if error is None else named(error)
-            self._send({"kind": "replied", "call": self._number, "error": said}, {})
+            ended = {"kind": "replied", "call": self._number, "empty": self.is_end_empty}
+            self._send({**ended, "error": said}, {})
 
     def taken(self) -> None:
         """Take note that the code has taken an answer."""

@@ -11,6 +11,7 @@ from xlaserve.python_models.outputs import OutputCheck
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import CodeThread, LoopThread, PlainThread, wait_for
 from xlaserve.python_models.triton.messages import ServedRequest, error_code
+from xlaserve.python_models.triton.outputs import GivenOutputs
 from xlaserve.python_models.triton.responses import InferenceResponse
 from xlaserve.runtime.calls import computing
 from xlaserve.runtime.handling import ModelRequest
@@ -28,8 +29,12 @@ class TritonCopy:
         info: ModelInfo,
         *,
         is_iterative: bool = False,
+        given: GivenOutputs | None = None,
     ) -> None:
-        """`is_iterative` says whether the code may have requests executed once more."""
+        """`is_iterative` says whether the code may have requests executed once more.
+
+        `given` takes outputs that the configuration does not describe; None refuses them.
+        """
         self._model = model
         self._args = args
         self.name = args["model_name"]
@@ -38,6 +43,7 @@ class TritonCopy:
         self.is_iterative = is_iterative
         batched = bool(info.max_batch_size)
         self._check = OutputCheck(self.name, info.outputs, batched=batched, converts=True)
+        self._checked = self._check.checked if given is None else given.checked
         title = f"python {self.name} {replica}"
         self._loop = LoopThread(title) if inspect.iscoroutinefunction(model.execute) else None
         self._thread: CodeThread = self._loop or PlainThread(title)
@@ -158,6 +164,8 @@ class TritonCopy:
             request.fail(ModelFailed(self.name, reason))
         elif isinstance(response, InferenceResponse) and one.close_unused_sender():
             self.answer(request, response, last=True)
+        elif response is None and one.is_open:
+            request.later()
         elif response is not None or one.sender is None:
             got = "another through its sender" if one.sender else type(response).__name__
             reason = f"execute: expected an InferenceResponse for each request, got {got}"
@@ -168,7 +176,7 @@ class TritonCopy:
         if error is not None:
             raise told(self.name, error_code(error), error.message())
         found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-        return self._check.checked(found, request.outputs, request.rows)
+        return self._checked(found, request.outputs, request.rows)
 
     def _fail(
         self, served: Sequence[tuple[ModelRequest, ServedRequest]], error: BaseException

@@ -272,6 +272,11 @@ class ServedRequest(InferenceRequest):
             self.sender.is_closed = True
         self._request.again()
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the code has a sender that has sent nothing yet."""
+        return self.sender is not None and self.sender.is_unused
+
     def close_unused_sender(self) -> bool:
         """Have the sender send nothing more; false where it has sent something."""
         return self.sender is None or self.sender.close_unused()
@@ -321,9 +326,14 @@ class InferenceResponseSender:
             self._request.when_writable(resumed.set)
             resumed.wait()
 
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether it has sent nothing, and may."""
+        return not (self._has_answered or self.is_closed)
+
     def close_unused(self) -> bool:
         """Send nothing more; false where something was sent."""
-        is_unused = not (self._has_answered or self.is_closed)
+        is_unused = self.is_unused
         self.is_closed = self.is_closed or is_unused
         return is_unused
 

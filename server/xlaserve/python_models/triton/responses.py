@@ -52,18 +52,24 @@ class ResponseIterator:
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
-        self._failed = False
+        self._is_over = False
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
 
     def __next__(self) -> InferenceResponse:
-        if self._failed:
+        if self._is_over:
             raise StopIteration
         try:
             return response_of(next(self._replies))
+        except StopIteration:
+            self._is_over = True
+            if not self._replies.is_end_empty:
+                raise
+            # As Triton gives it, and its examples look for: the final flag came alone.
+            return InferenceResponse()
         except XlaserveError as error:
-            self._failed = True
+            self._is_over = True
             return failed_response(error)
 
     def cancel(self) -> None:

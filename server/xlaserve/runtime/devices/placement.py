@@ -36,6 +36,7 @@ _KINDS: Mapping[int, str] = {
     _KIND.KIND_AUTO: "KIND_AUTO",
     _KIND.KIND_GPU: "KIND_GPU",
     _KIND.KIND_CPU: "KIND_CPU",
+    _KIND.KIND_MODEL: "KIND_MODEL",
 }
 
 
@@ -78,6 +79,8 @@ class Group:
     devices: tuple[int, ...] | None = (0,)
     """Indexes among the devices of the platform; None for all of them."""
     count: int = 1
+    is_of_model: bool = False
+    """Whether code finds its devices itself (KIND_MODEL); a computation is on the first then."""
 
     def indexes(self, platform: str, present: int) -> Sequence[int]:
         """Return the devices out of so many; raises InvalidModel for one that is not there."""
@@ -220,9 +223,12 @@ def _instance_group(
         raise InvalidModel(f"{place}.count: expected 1 or more, got {group.count}")
     if group.kind == _KIND.KIND_GPU and platform == "cpu":
         raise InvalidModel(f"{place}.kind: KIND_GPU, but this server runs on cpu")
-    if group.kind == _KIND.KIND_CPU and group.gpus:
-        raise InvalidModel(f"{place}.gpus: expected none for KIND_CPU, got {list(group.gpus)}")
+    if group.kind in (_KIND.KIND_CPU, _KIND.KIND_MODEL) and group.gpus:
+        kind = _KINDS[group.kind]
+        raise InvalidModel(f"{place}.gpus: expected none for {kind}, got {list(group.gpus)}")
     count = group.count or 1
+    if group.kind == _KIND.KIND_MODEL:
+        return platform, Group(count=count, is_of_model=True)
     if group.kind == _KIND.KIND_CPU or platform == "cpu":
         return "cpu", Group(count=count)
     if len(set(group.gpus)) < len(group.gpus):

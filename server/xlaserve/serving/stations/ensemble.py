@@ -1,22 +1,26 @@
 """Ensembles: each step is a call to the model of the step."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import XlaserveError
-from xlaserve.runtime.loaded import Value
+from xlaserve.errors import Decoupled, InvalidRequest, InvalidTensor, XlaserveError
+from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.serving.access.sight import without_hidden
-from xlaserve.serving.answers import deliver
-from xlaserve.serving.ensemble import EnsemblePlan
+from xlaserve.serving.answers import answer_last, deliver, respond
+from xlaserve.serving.checks import check_inputs
+from xlaserve.serving.ensemble import EnsemblePlan, Lead, PlannedStep
 from xlaserve.serving.infer_call import AwaitedInfer, Executed, InferCall, ServedVersion, Tensors
+from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.serving.stations.station import Served, Working
-from xlaserve.tensors import Tensor
+from xlaserve.serving.stations.step_answers import StepAnswers
+from xlaserve.serving.stations.unending import Unending
+from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
 
 _CPU = "cpu"
 
@@ -39,12 +43,18 @@ class Ensemble:
     """Runs the steps of a plan one after the other, for each call by itself (a Station)."""
 
     def __init__(
-        self, plan: EnsemblePlan, steps: Steps, threads: HostThreads, now_ns: Callable[[], int]
+        self,
+        plan: EnsemblePlan,
+        steps: Steps,
+        threads: HostThreads,
+        now_ns: Callable[[], int],
+        instance: Served,
     ) -> None:
         self._plan = plan
         self._steps = steps
         self._threads = threads
         self._now_ns = now_ns
+        self._unending = Unending(instance) if plan.info.is_decoupled else None
 
     def pending_since(self) -> Iterator[int]:
         """Yield nothing: the steps wait where their models are."""
@@ -53,6 +63,10 @@ class Ensemble:
     def begin(self, call: InferCall) -> None:
         """Start a task that runs the steps."""
         call.submitted_ns = self._now_ns()
+        if self._unending is not None:
+            if not call.takes_many:
+                raise Decoupled(call.instance.model)
+            self._unending.add(call)
         running = asyncio.ensure_future(self._run(call))
         call.wait_at(Working(running))
         running.add_done_callback(partial(self._end, call))
@@ -62,37 +76,24 @@ class Ensemble:
         return ()
 
     async def _run(self, call: InferCall) -> Executed:
-        queue_ns = infer_ns = 0
+        asked = _asked(call)
+        run = _Run(self._plan, self._steps, self._threads, call)
+        wanted: Mapping[str, Value] = {}
         with ExitStack() as leases:
-            found = {}
             for name, number in self._plan.models():
-                version, instance = found[name, number] = self._steps.resolve(name, number)
+                found = run.found[name, number] = self._steps.resolve(name, number)
+                _, instance = found
                 instance.acquire()
                 leases.callback(instance.release)
-            tensors: dict[str, Value] = dict(call.inputs)
-            for step in self._plan.steps:
-                version, instance = found[step.model_name, step.model_version]
-                # An optional input of the ensemble may be absent; then it is in its steps.
-                given = {
-                    name: tensors[tensor]
-                    for name, tensor in step.input_map.items()
-                    if tensor in tensors
-                }
-                one = AwaitedInfer.within(call)
-                # Its outputs are left where the next step may want them.
-                one.resident = instance.platform != _CPU
-                self._steps.begin_step(one, version, instance, cast(Tensors, given))
-                outputs = {o.name: o.data for o in (await one.answered()).outputs}
-                tensors |= {tensor: outputs[name] for name, tensor in step.output_map.items()}
-                queued, computed = _times(one)
-                queue_ns += queued
-                infer_ns += computed
-            wanted = {spec.name: tensors[spec.name] for spec in self._plan.info.outputs}
-            if not call.resident and not all(isinstance(v, np.ndarray) for v in wanted.values()):
-                wanted = await self._threads.run(partial(_fetch, wanted))
+            async with aclosing(run.answers()) as answers:
+                async for tensors in answers:
+                    wanted = await run.wanted(tensors)
+                    if self._plan.info.is_decoupled:
+                        call.answer(_respond(call, asked, wanted), last=False)
+                        await call.writable()
         # The steps of an ensemble wait and compute in turns: as if they had waited first.
-        begun = call.submitted_ns + queue_ns
-        return Executed(cast(Tensors, wanted), begun, begun + infer_ns)
+        begun = call.submitted_ns + run.queue_ns
+        return Executed(cast(Tensors, wanted), begun, begun + run.infer_ns)
 
     def _end(self, call: InferCall, running: "asyncio.Task[Executed]") -> None:
         if running.cancelled():
@@ -101,8 +102,166 @@ class Ensemble:
             names = [name for name, _ in self._plan.models()]
             names += error.steps if isinstance(error, XlaserveError) else ()
             deliver([call], without_hidden(call, error, names))
+        elif self._plan.info.is_decoupled:
+            answer_last(call, running.result())
+        elif self._plan.info.is_lenient:
+            self._answer(call, running.result())
         else:
             deliver([call], running.result())
+
+    def _answer(self, call: InferCall, executed: Executed) -> None:
+        """Answer with what there is: steps may leave outputs out, or give others."""
+        try:
+            response = _respond(call, _asked(call), executed.outputs)
+        except InvalidRequest as error:
+            deliver([call], error)
+        else:
+            answer_last(call, executed, response)
+
+
+class _Run:
+    """The steps for one call."""
+
+    def __init__(
+        self, plan: EnsemblePlan, steps: Steps, threads: HostThreads, call: InferCall
+    ) -> None:
+        self.found: dict[tuple[str, str], tuple[ServedVersion, Served]] = {}
+        """Version and instance of each model of a step."""
+        self.queue_ns = self.infer_ns = 0
+        """How long steps have waited, and computed."""
+        self._plan = plan
+        self._steps = steps
+        self._threads = threads
+        self._call = call
+
+    async def answers(self) -> "AsyncGenerator[dict[str, Value], None]":
+        """Yield all tensors of each answer: of one, unless a step is decoupled."""
+        tensors: dict[str, Value] = dict(self._call.inputs)
+        for name, shape in self._plan.inputs.items():
+            if name in tensors:
+                tensors[name] = shape(tensors[name])
+        async with aclosing(self._from(0, tensors)) as found:
+            async for one in found:
+                yield one
+
+    async def _from(
+        self, start: int, tensors: dict[str, Value]
+    ) -> "AsyncGenerator[dict[str, Value], None]":
+        """Yield the tensors behind the last step, from one step on."""
+        for at, planned in enumerate(self._plan.steps[start:], start):
+            if planned.is_decoupled:
+                async with aclosing(self._many(planned, tensors)) as answers:
+                    async for made in answers:
+                        async with aclosing(self._from(at + 1, tensors | made)) as found:
+                            async for one in found:
+                                yield one
+                return
+            tensors = tensors | await self._one(planned, tensors)
+        yield tensors
+
+    async def _one(self, planned: PlannedStep, tensors: Mapping[str, Value]) -> dict[str, Value]:
+        """Execute a step, and return the tensors that it makes."""
+        one = AwaitedInfer.within(self._call)
+        await self._begin(one, planned, tensors)
+        response = await one.answered()
+        queued, computed = _times(one)
+        self.queue_ns += queued
+        self.infer_ns += computed
+        return _made(planned, response)
+
+    async def _many(
+        self, planned: PlannedStep, tensors: Mapping[str, Value]
+    ) -> "AsyncGenerator[dict[str, Value], None]":
+        """Execute a decoupled step, and yield the tensors of each answer that has any."""
+        one = StepAnswers.within(self._call)
+        await self._begin(one, planned, tensors)
+        async with aclosing(one.answers()) as answers:
+            async for response in answers:
+                yield _made(planned, response)
+
+    async def _begin(
+        self, one: AwaitedInfer, planned: PlannedStep, tensors: Mapping[str, Value]
+    ) -> None:
+        step = planned.step
+        version, instance = self.found[step.model_name, step.model_version]
+        # An optional input may be absent; then it is in its steps.
+        given = {
+            name: tensors[tensor] for name, tensor in step.input_map.items() if tensor in tensors
+        }
+        for name, lead in planned.leads.items():
+            if name in given:
+                told = (version.model, "input", name)
+                given[name] = _led(lead, await self._on_host(given[name]), *told)
+        if planned.is_checked:
+            _check(version.model, instance.info, given)
+        # Its outputs are left where the next step may want them.
+        one.resident = instance.platform != _CPU and not planned.is_decoupled
+        self._steps.begin_step(one, version, instance, cast(Tensors, given))
+
+    async def _on_host(self, value: Value) -> Tensor:
+        if isinstance(value, np.ndarray):
+            return value
+        return await self._threads.run(value.numpy)
+
+    async def wanted(self, tensors: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Return the outputs of the ensemble, in the shapes that its clients see."""
+        plan, call = self._plan, self._call
+        found = {s.name: tensors[s.name] for s in plan.info.outputs if s.name in tensors}
+        info = plan.info
+        is_changed = bool(plan.leads or plan.outputs) or info.is_lenient or info.is_decoupled
+        on_host = all(isinstance(value, np.ndarray) for value in found.values())
+        if not on_host and (is_changed or not call.resident):
+            found = cast("dict[str, Value]", await self._threads.run(partial(_fetch, found)))
+        for name, lead in plan.leads.items():
+            if name in found:
+                told = (call.instance.model, "output", name)
+                found[name] = _led(lead, cast(Tensor, found[name]), *told, rows=call.rows)
+        for name, shape in plan.outputs.items():
+            if name in found:
+                found[name] = shape(found[name])
+        return found
+
+
+def _made(planned: PlannedStep, response: InferResponse) -> dict[str, Value]:
+    outputs = {output.name: output.data for output in response.outputs}
+    named = planned.step.output_map.items()
+    return {tensor: outputs[name] for name, tensor in named if name in outputs}
+
+
+def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: int = 1) -> Tensor:
+    """Return a tensor with a batch of one row, or without; raises InvalidTensor for more rows."""
+    have = rows if lead is Lead.ADDED else value.shape[0]
+    if have != 1:
+        expected = "a batch of 1 row, where models with batches and without are joined"
+        raise InvalidTensor(model, kind, name, expected, f"{have} rows")
+    return value[np.newaxis] if lead is Lead.ADDED else value[0]
+
+
+def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
+    """Raise an InvalidRequest for what a step before has given, and the model does not take."""
+    specs = {spec.name: spec.datatype for spec in info.inputs}
+    inputs = [
+        InferInput(name, _datatype(value) or specs[name], cast(Tensor, value))
+        for name, value in given.items()
+    ]
+    check_inputs(model, info, InferRequest(model, inputs=tuple(inputs)))
+
+
+def _datatype(value: Value) -> Datatype | None:
+    return datatype_of(value.dtype) if isinstance(value, np.ndarray) else None
+
+
+def _asked(call: InferCall) -> list[str]:
+    """Return the names of the outputs that a call asks for."""
+    specs = call.instance.info.outputs if call.chosen is None else call.chosen
+    return [spec.name for spec in specs]
+
+
+def _respond(call: InferCall, asked: Sequence[str], outputs: Mapping[str, Value]) -> InferResponse:
+    """Return an answer with those of the outputs that there are, as they are."""
+    found = cast(Tensors, outputs)
+    call.chosen = specs_of({name: found[name] for name in asked if name in found})
+    return respond(call, found)
 
 
 def _times(step: InferCall) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from xlaserve.serving.stations.outbox import Outbox
 from xlaserve.serving.stations.replicas import Replicas
 from xlaserve.serving.stations.station import Served
 from xlaserve.serving.stations.unending import Unending
-from xlaserve.tensors import Parameter, Tensor
+from xlaserve.tensors import Parameter, Tensor, specs_of
 
 AHEAD = 32
 """Executions that a copy may have been handed: waking its thread takes longer than many a model."""
@@ -41,6 +41,8 @@ class Handed:
         self._runner = runner
         self._is_decoupled = runner.model.is_decoupled
         self._unending = Unending(instance) if self._is_decoupled else None
+        if runner.model.info.is_lenient and not self._is_decoupled:
+            runner.on_late = Unending(instance).add
         self._queue = queue
         if isinstance(queue, DirectQueue):
             runner.on_over = queue.hand_on
@@ -105,6 +107,8 @@ class CopiesRunner:
         """Whether its code calls other models: what waits for them holds up what is behind it."""
         self._recent_ns = _QUICK_NS
         """Time of an execution, as a moving average."""
+        self.on_late: Callable[[InferCall], None] = lambda call: None
+        """Called with a call that its code answers after the execution."""
         self.on_over: Callable[[], None] = self._free
         """Called when a copy has less to do."""
 
@@ -182,6 +186,8 @@ class CopiesRunner:
         if not self.model.is_decoupled:
             for exchange in handed:
                 exchange.check_answered()
+                if exchange.is_late and not exchange.call.has_ended:
+                    self.on_late(exchange.call)
         took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
         self._recent_ns += (max(took, 0) // count - self._recent_ns) // 4
         self.on_over()
@@ -231,6 +237,7 @@ class Exchange:
         "has_failed_with_others",
         "inputs",
         "is_again",
+        "is_late",
         "outputs",
     )
 
@@ -263,6 +270,8 @@ class Exchange:
         """Whether that was an error, or nothing at all."""
         self.is_again = False
         """Whether it is to be executed once more, as its model has said."""
+        self.is_late = False
+        """Whether it is answered after its execution, as its model has said."""
         self._answers = 0
         """Answers that are on their way to the event loop, or to a client that does not read."""
         self._resume: Callable[[], None] | None = None
@@ -340,6 +349,10 @@ class Exchange:
         self.has_ended = self.is_again = True
         self.ended_ns = self._now_ns()
 
+    def later(self) -> None:
+        """Be answered after this execution."""
+        self.is_late = True
+
     def end(self) -> None:
         """End the request, all of whose answers were given."""
         self.has_ended = True
@@ -371,6 +384,8 @@ class Exchange:
 
     def check_answered(self) -> None:
         """Fail a call that the model has left without an answer."""
+        if self.is_late:
+            return
         self.has_failed = self.has_failed or not self.has_ended
         if not self.has_ended and not self.call.has_ended:
             deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
@@ -383,6 +398,8 @@ class Exchange:
             self._written()
             return
         try:
+            if call.instance.info.is_lenient:
+                call.chosen = specs_of(outputs)
             response = respond(call, outputs, parameters)
         except ENDS:
             raise

@@ -260,7 +260,8 @@ def _sequences(of: Candidate) -> Station:
 
 def _ensemble(of: Candidate) -> Station:
     stations, plan = of.stations, cast(EnsemblePlan, of.instance.runner)
-    return Ensemble(plan, stations.steps, stations.workers.host, stations.now_ns)
+    threads = stations.workers.host
+    return Ensemble(plan, stations.steps, threads, stations.now_ns, of.instance)
 
 
 def _elsewhere(of: Candidate) -> Station:

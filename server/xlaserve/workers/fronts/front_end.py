@@ -29,7 +29,7 @@ from xlaserve.workers.failures import error_of
 from xlaserve.workers.fronts import description
 from xlaserve.workers.fronts.bridge import Bridge, offer
 from xlaserve.workers.fronts.passing import PassedModel
-from xlaserve.workers.fronts.records import NOWHERE, Kind, Record, tensors_of
+from xlaserve.workers.fronts.records import NOWHERE, Kind, Record, as_given, tensors_of
 from xlaserve.workers.fronts.streams import Taking
 from xlaserve.workers.fronts.texts import Texts, Wanted
 from xlaserve.workers.handing import HandedConnections
@@ -257,10 +257,13 @@ class FrontEnd:
         """Return an answer; raises why it cannot be made."""
         bridge, specs = self._bridge, model.info.outputs
         assert bridge is not None
+        is_lenient = model.info.is_lenient
+        if is_lenient:
+            specs, flat = as_given(specs, flat)
         outputs = tensors_of(specs, flat, place, bridge.reader)
         if place >= 0:
             bridge.watch_drops()
-        if model.info.is_decoupled:
+        if model.info.is_decoupled or is_lenient:
             # The model decides which outputs an answer has, where others follow.
             call.chosen = tuple([specs[at] for at in flat[::3]])
         given = None if parameters is None else AnswerParameters(*parameters)

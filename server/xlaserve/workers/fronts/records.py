@@ -12,7 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xlaserve.python_models.process.slab import SlabError, SlabReader, aligned
-from xlaserve.tensors import BYTES, Buffer, Datatype, Tensor, TensorSpec, from_bytes, to_bytes
+from xlaserve.tensors import (
+    BYTES,
+    DATATYPES,
+    Buffer,
+    Datatype,
+    Tensor,
+    TensorSpec,
+    from_bytes,
+    to_bytes,
+)
 
 LENGTH = struct.Struct("<Q")
 """In front of each frame: its bytes."""
@@ -100,6 +109,21 @@ def tensors_of(
         found[spec.name] = _viewed(spec.datatype, flat[at + 1], whole[start : start + size])
         start += aligned(size)
     return found
+
+
+def as_given(
+    specs: Sequence[TensorSpec], flat: Sequence[Any]
+) -> tuple[Sequence[TensorSpec], list[Any]]:
+    """Return what the outputs of a lenient model are, and the record with their places there.
+
+    Raises IndexError or KeyError for what the other side cannot have meant.
+    """
+    told, found = [], list(flat)
+    for at in range(0, len(flat), 3):
+        place, datatype = flat[at]
+        told.append(TensorSpec(specs[place].name, DATATYPES[datatype], tuple(flat[at + 1])))
+        found[at] = at // 3
+    return told, found
 
 
 def _viewed(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
