@@ -9,9 +9,9 @@ from xlaserve.settings import Settings
 def text_limits(settings: Settings) -> TextLimits:
     """Return the limits of every model's texts.
 
-    What a process may write and its time on the clock stay: no operator would change them. A verdict
-    is a line, a text of a template is bound by what becomes tokens at once, and the clock only tells
-    that a process is lost.
+    What a process may write and its time on the clock stay: no operator would change them. A
+    verdict is a line, a text of a template is bound by what becomes tokens at once, and the clock
+    only tells that a process is lost.
     """
     given = {
         "template": (TEMPLATE, settings.template_seconds),
