@@ -108,7 +108,7 @@ async def test_what_clients_changed_is_there_in_each_successor(
 ) -> None:
     """Loads, configurations, files, unloads, log settings, regions; in the second one too."""
     models = repository(tmp_path / "models")
-    flags = (*EXPLICIT, *LOADED, "--processes", str(processes))
+    flags: tuple[str, ...] = (*EXPLICIT, *LOADED, "--processes", str(processes))
     async with served(models, *flags) as server, asyncio.timeout(2 * MOST_SECONDS):
         if processes > 1:
             await server.until(several.READY)
@@ -195,7 +195,14 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
     with_step(models)
     versions(models, "emptied", "all")
     of_versions = versions(models, "versions", "specific", versions=[1, 2])
-    flags = (*EXPLICIT, *LOADED, "--processes", str(processes), "--model-repository", str(other))
+    flags: tuple[str, ...] = (
+        *EXPLICIT,
+        *LOADED,
+        "--processes",
+        str(processes),
+        "--model-repository",
+        str(other),
+    )
     flags += (
         "--scratch-directory",
         str(scratch),
@@ -214,11 +221,11 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
                 await client.ask("POST", f"/v2/repository/models/{name}/load", {})
             said = {"parameters": {"config": of_versions}}
             await client.ask("POST", "/v2/repository/models/versions/load", said)
-            said = {
+            sent = {
                 "config": json.dumps(FROM_FILES),
                 "file:1/n.txt": base64.b64encode(b"a").decode(),
             }
-            await client.ask("POST", "/v2/repository/models/files/load", {"parameters": said})
+            await client.ask("POST", "/v2/repository/models/files/load", {"parameters": sent})
             await client.ask("POST", "/v2/repository/models/unloaded/unload", {})
             for gone in ("unloaded", "deleted", "begun", "emptied/1", "emptied/2", "versions/2"):
                 shutil.rmtree(models / gone)

@@ -21,11 +21,11 @@ class Plane(OneProcess):
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = answers
-        self.replies: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
 
     def answer(self, question: str, reply: Any) -> None:
         """Keep it for a test to call."""
-        self.replies[question] = reply
+        self.given[question] = reply
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
         """Return the answers that were given."""
@@ -72,7 +72,7 @@ async def test_what_crosses_is_what_json_can_hold() -> None:
 
     OtherWorkers(plane, 0).answer(Question.STATISTICS, answering)
     said = msgspec.json.decode(
-        msgspec.json.encode(await plane.replies[Question.STATISTICS]({"model": "m"}))
+        msgspec.json.encode(await plane.given[Question.STATISTICS]({"model": "m"}))
     )
 
     assert [report] == msgspec.convert(said[:1], list[VersionReport])

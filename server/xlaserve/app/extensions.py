@@ -1,4 +1,4 @@
-"""What the server can do without, as a table: who takes a row out has the server without it.
+"""The table of extensions: the server runs without any row that is taken out.
 
 Nothing of an extension is imported before the server that has it is put together, and nothing but
 this table imports one.

@@ -1,4 +1,4 @@
-"""Has what a client sent loaded by a process of its own first."""
+"""Tries the load of a client's files in a process of its own first."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The name that MLIR gives to each dtype of JAX, and the bytes of one element."""
+"""MLIR's name of each dtype of JAX, and the bytes of one element."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The process that `xlaserve.serve` starts: a server that says on a pipe how its start went.
+"""The process of `xlaserve.serve`: a server that tells a pipe how it started.
 
 The first line of its stdin has the settings, as JSON. Once stdin ends it drains and ends: so it
 does not outlive the process that started it, however that ends.

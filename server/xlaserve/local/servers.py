@@ -1,4 +1,4 @@
-"""`serve`: a server on this machine for the length of a block, with a client that asks it.
+"""`serve`: a server for the length of a block, with a client that asks it.
 
 The server is a child process, and not a thread of this one. It is what `xlaserve serve` runs: JAX
 is configured for it alone, its log and its signals are its own, what it computes does not compete

@@ -1,4 +1,4 @@
-"""Names what a replaced server answered with and the new one does not, and tells what of it blocks.
+"""Names the models that a replacement lacks, and tells which of them block it.
 
 What is gone cannot be had again by waiting, and blocks nothing. What is there and fails to load can
 be mended: the old server goes on with it.

@@ -1,4 +1,4 @@
-"""The spare process that takes the place of an engine: it has imported what an engine needs."""
+"""The spare process for an engine, which has imported all that one needs."""
 
 import structlog
 

@@ -12,6 +12,7 @@ from support.fronts import Joined, Noting, connect, joined
 
 from xlaserve.files.roots import ANYWHERE
 from xlaserve.language.text import LanguageText
+from xlaserve.language.text_limits import TextLimits
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.runtime.embedding import text_files
 from xlaserve.runtime.embedding.info import EmbeddingInfo
@@ -66,10 +67,10 @@ class Held:
         self.may_read = threading.Event()
         read = texts._read
 
-        def held(wanted: texts.Wanted) -> LanguageText | Tokens | str:
+        def held(wanted: texts.Wanted, limits: TextLimits) -> LanguageText | Tokens | str:
             self.handles.append(wanted.handle)
             assert self.may_read.wait(60)
-            return read(wanted)
+            return read(wanted, limits)
 
         monkeypatch.setattr(texts, "_read", held)
 

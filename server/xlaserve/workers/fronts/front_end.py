@@ -25,6 +25,7 @@ from xlaserve.serving.answers import answer_last, deliver, respond
 from xlaserve.serving.infer_call import Executed, InferCall
 from xlaserve.serving.inference import InferResponse
 from xlaserve.serving.stations.station import MakeStation
+from xlaserve.tensors import TensorSpec
 from xlaserve.workers.failures import error_of
 from xlaserve.workers.fronts import description
 from xlaserve.workers.fronts.bridge import Bridge, offer
@@ -255,7 +256,8 @@ class FrontEnd:
         self, call: InferCall, model: PassedModel, place: int, flat: Sequence[Any], parameters: Any
     ) -> InferResponse:
         """Return an answer; raises why it cannot be made."""
-        bridge, specs = self._bridge, model.info.outputs
+        bridge = self._bridge
+        specs: Sequence[TensorSpec] = model.info.outputs
         assert bridge is not None
         is_lenient = model.info.is_lenient
         if is_lenient:
