@@ -109,7 +109,8 @@ async def test_a_server_that_is_not_ready_is_live(server: RunningServer, url: st
     ready = await curl(f"{url}/v2/health/ready")
     live = await curl(f"{url}/v2/health/live")
 
-    assert (400, {"ready": False}) == (ready.status, ready.json)
+    reason = "the server is shutting down"
+    assert (400, {"ready": False, "reason": reason}) == (ready.status, ready.json)
     assert 200 == live.status
 
 
