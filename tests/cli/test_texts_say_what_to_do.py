@@ -1,8 +1,10 @@
 """Texts that a newcomer meets end in what to do: the command or the door, and the text."""
 
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 from support.server import Serve
@@ -109,3 +111,41 @@ def test_an_export_over_a_version_says_how(tmp_path: Path) -> None:
     export()
     with pytest.raises(FileExistsError, match="another number is .*, overwrite=True replaces it"):
         export()
+
+
+async def test_a_port_in_use_says_how_to_have_a_free_one(serve: Serve, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidSettings) as raised:
+            async with serve(tmp_path, http_endpoint=f"port:{port}"):
+                pass
+
+    assert "(Address already in use; port:0 takes a free port), got '127.0.0.1, port" in str(
+        raised.value
+    )
+
+
+PATHS: Mapping[str, str] = {
+    "/v1/models/m:predict": "send a request of V2 to /v2/models/m/infer",
+    "/v1/models/m/versions/2:classify": "send a request of V2 to /v2/models/m/infer",
+    "/predictions/m": "send a request of V2 to /v2/models/m/infer",
+    "/metrics": "the setting metrics_endpoint says where metrics are",
+    "/api/chat": "OpenAI's is, at /v1/chat/completions",
+    "/nothing": "there is nothing at '/nothing'",
+}
+
+
+async def test_a_path_of_another_server_says_where_to_send_it(serve: Serve, tmp_path: Path) -> None:
+    told = {}
+    async with (
+        serve(tmp_path, http_endpoint="port:0", metrics_endpoint="port:0") as server,
+        aiohttp.ClientSession(f"http://{server.http}") as session,
+    ):
+        for path in PATHS:
+            async with session.post(path, data=b"{}") as answer:
+                error = (await answer.json())["error"]
+                told[path] = (answer.status, error["message"] if path[:4] == "/v1/" else error)
+
+    for path, text in PATHS.items():
+        assert told[path][0] in (404, 405)
+        assert told[path][1].endswith(text)

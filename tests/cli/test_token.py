@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 from xlaserve.cli import application
 from xlaserve.serving.access.rules_file import parse_rules
 from xlaserve.serving.access.tokens import bearer, digest_of
+from xlaserve.serving.call import Operation
 
 
 def lines(*arguments: str) -> list[str]:
@@ -25,10 +26,10 @@ def test_no_token_is_made_twice() -> None:
     assert lines()[0] != lines()[0]
 
 
-def test_a_whole_entry_is_read_once_it_says_what_is_allowed() -> None:
+def test_a_whole_entry_is_read_as_it_was_printed() -> None:
     token, *entry = lines("--name", 'team "a"')
-    text = "\n".join(entry).replace("allow = []", 'allow = ["infer"]')
 
-    (caller,) = parse_rules(text.encode(), is_json=False).callers
+    (caller,) = parse_rules("\n".join(entry).encode(), is_json=False).callers
+    assert {Operation.INFER} == caller.allow
     assert 'team "a"' == caller.name
     assert frozenset({digest_of(token)}) == caller.tokens

@@ -239,7 +239,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None, str]] = [
         None,
         "one of tools",
     ),
-    ("hermes", {"tools": [{"type": "web"}]}, "tools[0].type", None, "docs/openai.md"),
+    ("hermes", {"tools": [{"type": "web"}]}, "tools[0].type", None, '"function"'),
     (
         "hermes",
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "x"}}}]},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import (
     DictKey,
     FlattenedIndexKey,
@@ -148,7 +149,8 @@ def is_described(value: object) -> bool:
     """Tell whether a value is no tree of descriptions, but one, right or wrong."""
     if isinstance(value, Mapping) or value is None:
         return False
-    return not (isinstance(value, tuple | list) and value and not isinstance(value[0], str))
+    begin = value[0] if isinstance(value, tuple | list) and value else ""
+    return isinstance(begin, str | type | np.dtype)
 
 
 def _joined(kind: str, path: tuple[str, ...]) -> str:

@@ -1,14 +1,17 @@
 """The inputs of a model as an author declares them, checked."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
+
+import jax
 
 from xlaserve.artifact.artifact import BATCH_DIMENSION
 from xlaserve.artifact.shapes import TRIED_SIZE
 from xlaserve.artifact.trees import Nesting, flatten_inputs, is_described
 from xlaserve.errors import InvalidModel, UnknownDatatype
 from xlaserve.model_config.buckets import DEFAULT_MAX_BATCH_SIZE
-from xlaserve.tensors import BYTES, TensorSpec, datatype_named
+from xlaserve.tensors import BYTES, DATATYPES, TensorSpec, datatype_named, datatype_of
 
 Described: TypeAlias = tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]
 
@@ -39,7 +42,34 @@ def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
 
 def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
     """Return the inputs by the names of their leaves, and the trees that the function takes."""
-    return flatten_inputs(inputs) if isinstance(inputs, Mapping) else (inputs, None)
+    if not isinstance(inputs, Mapping):
+        return inputs, None
+    flat, nesting = flatten_inputs(inputs)
+    return {name: _described(name, said) for name, said in flat.items()}, nesting
+
+
+def _described(name: str, said: Any) -> Described:
+    """Return a description with the name of V2 for its datatype, also of an array or its spec."""
+    if hasattr(said, "shape") and hasattr(said, "dtype"):
+        said = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
+    if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != 2:
+        raise InvalidModel(
+            f"input '{name}': expected a datatype and a shape, as ('FP32', [-1, 784]), "
+            f"or a jax.ShapeDtypeStruct, got {said!r}"
+        )
+    datatype, shape = said
+    # A name of V2 stays, right or wrong, and so does what is no dtype.
+    with suppress(TypeError):
+        row = None if datatype in DATATYPES else datatype_of(jax.numpy.dtype(datatype))
+        datatype = datatype if row is None else row.name
+    return str(datatype), shape
+
+
+def _size(number: int, size: Any) -> int | str:
+    """Return a size of a spec: a first one that is open is the batch, another one has its name."""
+    if isinstance(size, int):
+        return size
+    return str(size) if number else -1
 
 
 def shapes_of(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:

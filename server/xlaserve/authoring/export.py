@@ -198,7 +198,8 @@ def export_model(
     array.
     `params` is any pytree, as of a trained model: its arrays are stored beside the artifact.
     `inputs` has name, datatype and shape of each input, in the order of the arguments. -1 is the
-    batch, a name such as "s" another dimension that stays open.
+    batch, a name such as "s" another dimension that stays open. The datatype may be a dtype, and an
+    array or a jax.ShapeDtypeStruct stands for both.
     `path` is the directory of a version: REPOSITORY/MODEL/VERSION, as models/digits/1.
     `outputs` has the names of what `fn` returns; None where it returns a dict, which has them.
     `max_batch_size` is the most rows of one request: 64 unless given, where inputs start with -1;

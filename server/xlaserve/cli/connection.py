@@ -12,6 +12,7 @@ import typer
 from xlaserve.dialing.address import InvalidToken, ServerAddress, TlsFiles, parse_address
 from xlaserve.dialing.dial import dial
 from xlaserve.dialing.interface import ServerClient
+from xlaserve.dialing.spoken import advising
 from xlaserve.errors import InvalidRequest
 
 P = ParamSpec("P")
@@ -101,7 +102,8 @@ def reaching(
         def _reached(**values: Any) -> None:
             tls = TlsFiles(*(values.pop(f"tls_{part}") for part in _TLS_PARTS))
             address = server_address(values.pop("url"), tls, values.pop("token_file"))
-            command(Reach(address, values.pop("timeout")), **values)  # type: ignore[call-arg]
+            with advising(address):
+                command(Reach(address, values.pop("timeout")), **values)  # type: ignore[call-arg]
 
         _reached.__doc__ = command.__doc__
         _reached.__name__ = command.__name__

@@ -20,6 +20,7 @@ from xlaserve.cli.printable import printable
 from xlaserve.dialing.address import ServerAddress, TlsFiles
 from xlaserve.dialing.dial import dial
 from xlaserve.dialing.interface import CallFailed, IndexEntry, ServerClient
+from xlaserve.dialing.spoken import advising
 from xlaserve.residence.failed_loads import SHOWN, is_failure
 
 
@@ -54,11 +55,12 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     state = "live" if live else "ready"
     if socket and not _is_given(context, "url") and Path(socket).is_socket():
         url = f"unix:{socket}"
-        asking = _ask_socket(url, socket, timeout, live=live)
+        why = asyncio.run(_ask_socket(url, socket, timeout, live=live))
     else:
         tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
-        asking = _ask(server_address(url, tls, token_file), timeout, live=live)
-    why = asyncio.run(asking)
+        address = server_address(url, tls, token_file)
+        with advising(address):
+            why = asyncio.run(_ask(address, timeout, live=live))
     if why is not None:
         raise CallFailed(url, f"the server is not {state}" + (f": {printable(why)}" if why else ""))
     typer.echo(f"{url}: {state}")

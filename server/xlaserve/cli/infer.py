@@ -28,6 +28,7 @@ from xlaserve.cli.connection import (
 from xlaserve.dialing.address import ServerAddress, TlsFiles
 from xlaserve.dialing.dial import dial
 from xlaserve.dialing.interface import InferenceResult, ModelTensors, asked
+from xlaserve.dialing.spoken import advising
 from xlaserve.errors import InvalidRequest, UnknownTensor
 from xlaserve.serving.inference import RequestedOutput
 from xlaserve.serving.inputs.output_forms import CLASSES
@@ -83,7 +84,8 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     # Where its own labels are given, or all values are wanted, the server need not classify.
     most = 0 if names or as_json or output else classes or _TOP
     question = _Question(model, model_version, image, values, most, only_labelled=not classes)
-    result, specs = asyncio.run(_ask(address, timeout, question))
+    with advising(address):
+        result, specs = asyncio.run(_ask(address, timeout, question))
     if output is not None:
         infer_display.write_npz(output, result)
     if as_json:

@@ -20,5 +20,5 @@ def token(
     """
     made = new_token()
     typer.echo(made)
-    entry = f"[[caller]]\nname = {json.dumps(name)}\nallow = []\n" if name else ""
+    entry = f'[[caller]]\nname = {json.dumps(name)}\nallow = ["infer"]\n' if name else ""
     typer.echo(f'{entry}token = "{digest_of(made)}"')

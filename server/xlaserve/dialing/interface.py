@@ -21,6 +21,10 @@ class CallFailed(XlaserveError):
         """Name of the gRPC status, or of the one that an HTTP status stands for; empty for none."""
 
 
+class NotReached(CallFailed):
+    """Nothing that speaks the protocol of the URL answers there."""
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
     """The result of one inference."""

@@ -18,6 +18,7 @@ from xlaserve.dialing.interface import (
     InferenceResult,
     Json,
     ModelTensors,
+    NotReached,
     asked,
 )
 from xlaserve.grpc.infer.parameters import read_parameters, write_parameters
@@ -72,7 +73,10 @@ class Client:
     def failure(self, error: BaseException | None) -> CallFailed | None:
         """Return the error to raise for one of the connection or of the server; None for others."""
         problem = _problem(error)
-        return None if problem is None else CallFailed(self._url, problem, _status(error))
+        if problem is None:
+            return None
+        refused = isinstance(error, GRPCError | TimeoutError)
+        return (CallFailed if refused else NotReached)(self._url, problem, _status(error))
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""

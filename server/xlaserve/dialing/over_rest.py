@@ -19,6 +19,7 @@ from xlaserve.dialing.interface import (
     InferenceResult,
     Json,
     ModelTensors,
+    NotReached,
     asked,
 )
 from xlaserve.dialing.rest_stream import events, read_event, write_generate
@@ -101,7 +102,10 @@ class RestClient:
             return None
         problem = _problem(error)
         status = "DEADLINE_EXCEEDED" if isinstance(error, TimeoutError) else "UNAVAILABLE"
-        return None if problem is None else CallFailed(self._url, problem, status)
+        if problem is None:
+            return None
+        made = CallFailed if isinstance(error, TimeoutError) else NotReached
+        return made(self._url, problem, status)
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""

@@ -1,10 +1,11 @@
 """The bodies of requests, typed: every field that is obeyed, and with which values."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from xlaserve.errors import InvalidBody
 from xlaserve.generation.asking import MOST_LOGPROBS
@@ -200,7 +201,7 @@ def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) 
     except msgspec.ValidationError as error:
         # It may come before the place where the body is no JSON at all.
         _check_json(body)
-        raise _invalid(str(error), body) from None
+        raise _invalid(str(error), body, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
     except RecursionError:
@@ -215,7 +216,7 @@ def _check_json(body: memoryview) -> None:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
 
 
-def _invalid(text: str, body: memoryview) -> InvalidField:
+def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
     """Say in the words of this server what msgspec found."""
     match = _PLACE.fullmatch(text)
     what, path = (match[1], match[2] or "") if match else (text, "")
@@ -226,9 +227,40 @@ def _invalid(text: str, body: memoryview) -> InvalidField:
     if missing:
         return InvalidField(inside + missing[1], "a value", "none")
     if what.startswith("Invalid "):
-        return InvalidField(path, "a value that docs/openai.md lists", _quoted(body, path))
+        values = " or ".join(msgspec.json.encode(one).decode() for one in _values(kind, path))
+        expected = values or "a value that docs/openai.md lists"
+        return InvalidField(path, expected, _quoted(body, path))
     expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
     return InvalidField(path, expected, _quoted(body, path))
+
+
+def _values(kind: Any, path: str) -> list[Any]:
+    """Return the values that a type has at a path; none where they are no choice."""
+    found = list(_members(inspect.type_info(kind)))
+    for name, index in _STEPS.findall(path):
+        found = [member for one in found for member in _inner(one, name, index)]
+    return list(dict.fromkeys(v for one in found for v in getattr(one, "values", ())))
+
+
+def _members(found: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(found, inspect.Metadata):
+        yield from _members(found.type)
+    elif isinstance(found, inspect.UnionType):
+        for one in found.types:
+            yield from _members(one)
+    else:
+        yield found
+
+
+def _inner(found: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]:
+    if index and isinstance(found, inspect.ListType | inspect.VarTupleType):
+        yield from _members(found.item_type)
+    elif name and isinstance(found, inspect.StructType):
+        if name == found.tag_field:
+            yield inspect.LiteralType((found.tag,))
+        for field in found.fields:
+            if name == field.encode_name:
+                yield from _members(field.type)
 
 
 def _quoted(body: memoryview, path: str) -> str:

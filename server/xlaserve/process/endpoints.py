@@ -138,9 +138,10 @@ def listen(
         return _listen_tcp(setting, host, endpoint.port or 0, backlog)
     except OSError as error:
         where = f"unix:{endpoint.path}" if endpoint.path else f"{host}, port {endpoint.port}"
-        raise InvalidSettings(
-            setting, f"an address to listen on ({error.strerror or error})", where
-        ) from error
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE and endpoint.path is None:
+            reason += "; port:0 takes a free port"
+        raise InvalidSettings(setting, f"an address to listen on ({reason})", where) from error
 
 
 def _identity(file: os.stat_result) -> tuple[int, int, int]:

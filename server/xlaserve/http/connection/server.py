@@ -24,6 +24,7 @@ from xlaserve.http.connection.request import Request
 from xlaserve.http.connection.sending import Stream, joined, send
 from xlaserve.http.edge import error_response, translate_errors
 from xlaserve.http.headers import ReadHeaders
+from xlaserve.http.hints import hint
 from xlaserve.http.messages import HTML_TYPE, NO_STORE, HttpRequest, HttpResponse, HttpStream
 from xlaserve.http.routing import Match, Route, RouteTable
 from xlaserve.http.threads import OffLoop
@@ -235,10 +236,10 @@ class HttpServer:
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
         shape = self._routes.shape_of_errors(path)
         if allowed:
-            text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
+            text = f"{method} is not a method of this path, it has {', '.join(allowed)}{hint(path)}"
             return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), shape=shape)
         return error_response(
-            f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, shape=shape
+            f"there is nothing at '{path[:200]}'{hint(path)}", HTTPStatus.NOT_FOUND, shape=shape
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:

@@ -1,0 +1,110 @@
+"""Finds the protocol of a port that a call failed at: gRPC or HTTP, over TLS or not."""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+
+from xlaserve.dialing.address import ServerAddress
+from xlaserve.dialing.interface import NotReached
+
+SECONDS = 2.0
+"""The longest wait for each of the two questions: who asked wants the error."""
+_QUESTION = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_HTTP = b"HTTP/1"
+_SETTINGS = b"\x04"
+"""Type of the frame that an HTTP/2 server sends first (RFC 9113, 6.5), behind its length."""
+_ALERT = b"\x15"
+"""Type of the TLS record that refuses something which is no TLS (RFC 8446, 5.1)."""
+
+
+class Spoken(StrEnum):
+    """What answers, by the scheme of its URLs."""
+
+    GRPC = "grpc"
+    GRPCS = "grpcs"
+    HTTP = "http"
+    HTTPS = "https"
+    NOBODY = ""
+    """Nothing listens there, or it answers neither question."""
+
+
+def spoken(address: ServerAddress) -> Spoken:
+    """Ask without TLS, then with it; waits for the network."""
+    with suppress(OSError):
+        answer = _answer(address)
+        if answer.startswith(_HTTP):
+            return Spoken.HTTP
+        if answer[3:4] == _SETTINGS:
+            return Spoken.GRPC
+        if not answer or answer.startswith(_ALERT):
+            return _over_tls(address)
+    return Spoken.NOBODY
+
+
+def _connected(address: ServerAddress) -> socket.socket:
+    if not address.socket_path:
+        return socket.create_connection((address.host, address.port), SECONDS)
+    found = socket.socket(socket.AF_UNIX)
+    found.settimeout(SECONDS)
+    try:
+        found.connect(address.socket_path)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _answer(address: ServerAddress) -> bytes:
+    with _connected(address) as connection:
+        connection.sendall(_QUESTION)
+        with suppress(ConnectionError, TimeoutError):
+            return connection.recv(64)
+    return b""
+
+
+def _over_tls(address: ServerAddress) -> Spoken:
+    # Nothing is sent but the greeting: whose certificate it is does not matter.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        _connected(address) as connection,
+        context.wrap_socket(connection, server_hostname=address.host or None) as tls,
+    ):
+        return Spoken.GRPCS if tls.selected_alpn_protocol() == "h2" else Spoken.HTTPS
+
+
+@contextmanager
+def advising(address: ServerAddress) -> Iterator[None]:
+    """Add the URL to type to the error of a server that was not reached within."""
+    try:
+        yield
+    except NotReached as error:
+        said = advice(address)
+        if not said:
+            raise
+        raise NotReached(error.url, f"{error.problem}; {said}", error.status) from error
+
+
+def advice(address: ServerAddress) -> str:
+    """Say which URL to type instead; empty where that would be no other."""
+    found = spoken(address)
+    asked = f"{'http' if address.rest else 'grpc'}{'s' if address.tls else ''}"
+    if found in (Spoken.NOBODY, asked):
+        return ""
+    if address.socket_path:
+        place = f"{'http+unix://' if found is Spoken.HTTP else 'unix:'}{address.socket_path}"
+    else:
+        place = f"{found}://{address.authority}"
+    return f"it seems to speak {_NAMES[found]}: try --url {place}"
+
+
+_NAMES = {
+    Spoken.GRPC: "gRPC",
+    Spoken.GRPCS: "gRPC over TLS",
+    Spoken.HTTP: "HTTP",
+    Spoken.HTTPS: "HTTP over TLS",
+}
