@@ -1,4 +1,4 @@
-"""Finds the protocol of a port that a call failed at: gRPC or HTTP, over TLS or not."""
+"""Finds out which protocol a port speaks, where a call to it failed."""
 
 import socket
 import ssl
