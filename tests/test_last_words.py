@@ -63,6 +63,7 @@ OTHERWISE = {
     "workers/worker_process.py": "a worker writes to the log itself",
     "process/children.py": "it starts those of others, which are here",
     "app/successor.py": "a successor writes to the log itself",
+    "local/process.py": "a server writes to the log itself",
 }
 
 

@@ -45,6 +45,7 @@ LIMITED, FORK = "language/limited.py: _started", "language/confining.py: _Fork._
 TEMPLATE = KINDS[LIMITED]
 NO_CHILDREN = {
     "app/successor.py: Successor.start": "it is the next server",
+    "local/process.py: ServerProcess.__init__": "it is a server, which ends when its stdin does",
     "process/children.py: start_deaf": "it starts those above that have a row",
     "process/endings.py: end_session_with_this": (
         "it looks for the end of its session, and ends then"

@@ -82,7 +82,7 @@ async def test_a_model_in_two_of_them_is_served_from_neither(
     assert {
         "a": ("READY", ""),
         "b": ("READY", ""),
-        "both": ("UNAVAILABLE", reason),
+        "both": ("UNAVAILABLE", f"failed to load 'both', {reason}"),
     } == found
     assert not is_ready
     assert any(line.get("reason") == reason and line["model"] == "both" for line in lines)

@@ -26,6 +26,7 @@ RUNS_CODE = {
     "cli/commands.py": "commands, by a table of its own",
     "tensors/content_types.py": "codecs, by a table of its own",
     "serving/observability/opentelemetry.py": "an optional package, by its name",
+    "serving/observability/gpus.py": "an optional package, by its name",
     "artifact/custom_calls.py": "libraries of jaxlib, by a table of its own",
     "runtime/loaders.py": "loaders, by a table of its own",
     "row_proofs/__init__.py": "rules, by a table of its own",

@@ -56,7 +56,8 @@ def test_its_facts_come_along(error: XlaserveError, attribute: str, expected: ob
 
 def test_what_has_no_form_stays_behind() -> None:
     error = LoadFailed("m", "a reason")
-    vars(error).update(call_record=object(), size=1 << 70)
+    vars(error).update(call_record=object(), size=1 << 70, is_noted=True)
+    vars(error).update(share=float("nan"), most=float("inf"), least=float("-inf"))
 
     assert {"reason": "a reason"} == vars(crossed(error))
 

@@ -84,6 +84,7 @@ UNGUARDED: Mapping[str, str] = {
     "residence.following:RepositoryFollower.poll": _OF_THREADS,
     "residence.load_runner:LoadRunner._discard": _OF_THREADS,
     "residence.platforms.predictions:FilesLook.__call__": _OF_THREADS,
+    "serving.observability.gpus:Gpus._ask": _OF_THREADS,
     "serving.access.key_set:_key": "a key, which is not used; all else is raised",
     "serving.inputs.image_files:_refusing": "a fault of an image; all else is raised",
     "language.template_process:answer": "a template's fault, in its own process",

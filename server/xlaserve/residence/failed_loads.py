@@ -10,6 +10,7 @@ from xlaserve.errors import (
     StillStarting,
     XlaserveError,
 )
+from xlaserve.errors.panics import ENDS
 from xlaserve.residence.lifecycle import State
 from xlaserve.serving.access.sight import seen_now, without_names
 
@@ -80,7 +81,9 @@ class FailedLoads:
             else:
                 self.note(model, str(error))
             raise
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             self.note(model, INTERNAL)
             raise
         self.forget(model)

@@ -4,7 +4,7 @@ from xlaserve.python_models.process.errors import named, raised
 from xlaserve.workers.messages import Failure
 
 _MOST = 2**63 - 1
-"""The largest number that a record can have."""
+"""The largest number that a record can have; infinity is none, nor is what is not a number."""
 _OURS = "Exception", "BaseException"
 """Names of errors that are no fact of the server's: a fault of it."""
 
@@ -22,7 +22,9 @@ def _facts(error: BaseException) -> dict[str, str | int | float]:
     for name, value in vars(error).items():
         if isinstance(value, str):
             found[name] = sayable(value)
-        elif isinstance(value, float) or (isinstance(value, int) and abs(value) <= _MOST):
+        elif isinstance(value, bool):
+            continue  # What this process has done about it, as `is_noted`, others have not done.
+        elif isinstance(value, int | float) and abs(value) <= _MOST:
             found[name] = value
     return found
 

@@ -187,7 +187,7 @@ def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded)
 
     assert str(told.value).startswith(
         f"parameter '{parameter}': expected one that is compiled within 0.05 seconds of the "
-        "processor and 268435456 bytes of memory (model 'story'): a simpler one"
+        "processor and 536870912 bytes of memory (model 'story'): a simpler one"
     )
     assert greedy(prompt_of(5), 6) == neighbour.tokens
     assert re.fullmatch("[ab]{3}c", text_of(behind.tokens))
