@@ -24,7 +24,7 @@ PARAMS, INPUTS = {"w": np.ones((2, 2), np.float32)}, {"x": ("FP32", [-1, 2])}
 raising = Exportable(raises, PARAMS, INPUTS)
 few = Exportable(arity, PARAMS, INPUTS)
 branching = Exportable(branches, PARAMS, INPUTS)
-wrong = Exportable(arity, PARAMS, {"x": "FP32"})
+wrong = Exportable(arity, PARAMS, INPUTS, compiled_shapes=7)
 """
 
 
@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
         ("branching", ':8, in branches: `return {"y": x if', "Attempted boolean conversion of"),
         ("factory", ':10, in factory: `return {}["none"]`', ": KeyError: 'none'"),
         ("silent", ":12, in silent: `raise RuntimeError`", ": RuntimeError"),
-        ("wrong", ":wrong", ": ValueError: "),
+        ("wrong", ":wrong", ": TypeError: "),
     ],
 )
 def test_an_exception_is_one_line_that_names_the_authors(

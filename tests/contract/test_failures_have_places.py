@@ -234,6 +234,28 @@ async def test_every_failure_is_shown_with_its_reason(
     assert {} == {kind: shown.get(kind) for kind in KINDS if said[kind] not in shown.get(kind, "")}
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("a%2F..%2Fb", {}),
+        ("nowhere", {}),
+        ("elsewhere", {"parameters": {"config": 7}}),
+        ("elsewhere", {"parameters": {"file:1/model.onnx": "no base64"}}),
+        ("elsewhere", {"parameters": {"file:../x": ""}}),
+    ],
+)
+async def test_what_only_a_client_says_has_no_place(
+    server: RunningServer, name: str, body: Mapping[str, Any]
+) -> None:
+    """It chooses the names, which others would read."""
+    path = LOAD.format(name)
+    refused = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
+    names = {row["name"] for row in json.loads(await http(server, "POST", "/v2/repository/index"))}
+
+    assert refused.status in (400, 404)
+    assert set(KINDS) == names
+
+
 async def test_the_index_has_one_row_of_a_failure(server: RunningServer) -> None:
     rows = json.loads(await http(server, "POST", "/v2/repository/index"))
 

@@ -4,15 +4,26 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from xlaserve.errors import (
+    BudgetExhausted,
+    InvalidRequest,
     LoadCancelled,
     ModelNotFound,
+    Overloaded,
     ShuttingDown,
     StillStarting,
+    TooLarge,
     XlaserveError,
 )
 from xlaserve.errors.panics import ENDS
 from xlaserve.residence.lifecycle import State
 from xlaserve.serving.access.sight import seen_now, without_names
+
+NOT_OF_THE_MODEL = (
+    *(LoadCancelled, ShuttingDown, StillStarting),
+    *(InvalidRequest, TooLarge, Overloaded, BudgetExhausted),
+)
+"""Failures that say nothing of a model: its load was ended, or its client asked for what cannot be,
+as a name that no model may have."""
 
 MOST_MODELS = 1000
 """Models whose failures are kept: clients choose names. The oldest go first."""
@@ -73,7 +84,7 @@ class FailedLoads:
         """Load a model, and keep why that failed if no version does; raises what `load` does."""
         try:
             await load()
-        except (LoadCancelled, ShuttingDown, StillStarting):
+        except NOT_OF_THE_MODEL:
             raise
         except XlaserveError as error:
             if error.is_noted or isinstance(error, ModelNotFound):
