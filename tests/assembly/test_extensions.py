@@ -143,7 +143,7 @@ async def test_models_answer(cut: Running) -> None:
     given = triton.InferInput("x", [2], "FP32")
     given.set_data_from_numpy(array)
     async with triton.InferenceServerClient(cut.server.url) as client:
-        answer = await client.infer("fp32", [given])
+        answer: Any = await client.infer("fp32", [given])
 
     assert (200, True) == (status, '"data":[1.0,2.0]' in text)
     assert array.tolist() == answer.as_numpy("y").tolist()

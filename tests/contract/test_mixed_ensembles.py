@@ -135,7 +135,8 @@ async def streamed(client: Client, name: str, **inputs: Any) -> list[Any]:
 
     found: list[Any] = []
     async with asyncio.timeout(60):
-        async for result, error in client.grpc.stream_infer(requests()):
+        answers: Any = client.grpc.stream_infer(requests())
+        async for result, error in answers:
             if error is not None:
                 return [*found, str(error.message())]
             response = result.get_response()

@@ -360,6 +360,7 @@ def _is_alike(one: Array, other: Array) -> bool:
 def table(path: Path) -> Mapping[str, Mapping[str, str]]:
     """Read samples, and below each what is said of its results and of which operands."""
     found: dict[str, dict[str, str]] = {}
+    rows: dict[str, str] = {}
     for line in path.read_text().splitlines():
         if not line.startswith(" "):
             rows = found[line] = {}
