@@ -230,6 +230,7 @@ H2 = {
     "compressed in a way that is not known": INTERNAL,
     "an empty DATA frame before the message": UNIMPLEMENTED,
     "two messages": OK,
+    "headers over the limit": CLOSED,
     "no :scheme": OK,
     "a line break in a value": OK,
     "a NUL in a value": OK,
