@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from xlaserve.cli import plan_display
+from xlaserve.cli.offline import plan_display
 from xlaserve.offline.device_plan import DevicePlan, PlannedLoad, PlannedVersion
 from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
 from xlaserve.runtime.devices.target_kinds import named

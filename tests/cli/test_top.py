@@ -22,11 +22,12 @@ from rich.cells import cell_len
 from support.process import command
 from typer.testing import CliRunner
 
-from xlaserve.cli import application, top_rates
+from xlaserve.cli import application
 from xlaserve.cli.terminal import keys_of
-from xlaserve.cli.top_rates import Rates
-from xlaserve.cli.top_screen import frame, table
-from xlaserve.cli.top_view import Key, View
+from xlaserve.cli.top import rates
+from xlaserve.cli.top.rates import Rates
+from xlaserve.cli.top.screen import frame, table
+from xlaserve.cli.top.view import Key, View
 
 
 def row(name: str, answers: int, ns: int, *, failed: int = 0, memory: int = 0) -> dict[str, Any]:
@@ -50,10 +51,10 @@ def test_rates_are_of_what_was_counted_in_between() -> None:
     after = [row("a", 30, 50_000_000, failed=4), row("reloaded", 2, 4_000_000), row("new", 0, 0)]
 
     assert [
-        top_rates.Rates("a", "1", 10.0, 2.0, 2.0, 1.0, 4.0, 0),
-        top_rates.Rates("reloaded", "1", 1.0, 0.0, 2.0, 1.0, 4.0, 0),
-        top_rates.Rates("new", "1", 0.0, 0.0, 0.0, 0.0, 0.0, 0),
-    ] == list(top_rates.rates(before, after, 2.0))
+        rates.Rates("a", "1", 10.0, 2.0, 2.0, 1.0, 4.0, 0),
+        rates.Rates("reloaded", "1", 1.0, 0.0, 2.0, 1.0, 4.0, 0),
+        rates.Rates("new", "1", 0.0, 0.0, 0.0, 0.0, 0.0, 0),
+    ] == list(rates.rates(before, after, 2.0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from xlaserve.artifact import manifest
 from xlaserve.artifact.target_sizes import TargetSizes
-from xlaserve.cli import application, recorded
+from xlaserve.cli import application
+from xlaserve.cli.offline import recorded
 from xlaserve.errors import InvalidModel
 from xlaserve.offline.targets import recording
 from xlaserve.offline.targets.jobs import Compiled, Job, Problem, Reserved
