@@ -65,7 +65,7 @@ async def test_one_frame_is_sorted_by_a_key(sort: str, order: list[str]) -> None
 
     async def _statistics(_: web.Request) -> web.Response:
         busy = row("busy", 50 * next(looks), 1, memory=1000)
-        return web.json_response({"model_stats": [busy, row("large", 0, 0, memory=2_000_000)]})
+        return web.json_response({"model_stats": [busy, row("large", 0, 0, memory=2 << 20)]})
 
     async def _metrics(_: web.Request) -> web.Response:
         return web.Response(text='xlaserve_held_bytes{kind="a"} 3000\nxlaserve_held_bytes 2e3\n')
@@ -81,7 +81,7 @@ async def test_one_frame_is_sorted_by_a_key(sort: str, order: list[str]) -> None
         )
 
     assert 0 == result.exit_code, result.exception
-    assert f"{url}  2 versions  held for clients 5 kB" == result.output.splitlines()[0].rstrip()
+    assert f"{url}  2 versions  held for clients 4.88 KiB" == result.output.splitlines()[0].rstrip()
     assert order == [line.split()[0] for line in result.output.splitlines()[2:]]
     assert "\x1b" not in result.output
 
@@ -181,7 +181,7 @@ def test_a_frame_fits_its_screen(size: tuple[int, int], keys: str) -> None:
 
 def test_eighty_columns_have_rates_times_and_memory() -> None:
     """Without a terminal names are whole, however long."""
-    long = rate("n" * 60, rate=12.5, memory=2_000_000)
+    long = rate("n" * 60, rate=12.5, memory=2 << 20)
     head, line = table([long], Key.RATE, 80)
     whole = table([long], Key.RATE, None)
 
@@ -197,7 +197,7 @@ def test_eighty_columns_have_rates_times_and_memory() -> None:
         "rows",
     ] == (head.split())
     assert "n…" in line
-    assert ["n" * 60, "12.5", "2", "MB", "1"] == whole[1].split()
+    assert ["n" * 60, "12.5", "2", "MiB", "1"] == whole[1].split()
     assert ["model", "answers/s*"] == table([long], Key.RATE, 25)[0].split()
 
 

@@ -70,5 +70,5 @@ def test_export_records_what_it_is_asked_for(
     done = CliRunner().invoke(application(), [*asked, "--target", "h100"])
 
     assert 0 == done.exit_code
-    assert "h100: 7.07 kB" in done.stdout
+    assert "h100: 6.9 KiB" in done.stdout
     assert {"h100"} == set(manifest.read(tmp_path / "simple" / "1").sizes)
