@@ -81,6 +81,32 @@ def test_a_build_without_a_repository_may_be_told(
     assert "" == build.commit_of(source / "elsewhere")
 
 
+@pytest.mark.parametrize(
+    ("distributions", "expected"),
+    [
+        (["1.2.3"], "1.2.3"),
+        (["1.2.3+local.1"], "1.2.3+local.1"),
+        # What an update that was broken off leaves: the code is of neither for certain.
+        (["1.2.3", "1.3.0"], "7.0"),
+        ([], "7.0"),
+    ],
+)
+def test_the_number_is_that_of_the_distribution_or_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributions: list[str], expected: str
+) -> None:
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "packages/xlaserve/build.py"))
+    for each in distributions:
+        (tmp_path / f"packages/xlaserve-{each}.dist-info").mkdir(parents=True)
+    (tmp_path / "packages/xlaserve_other-5.0.dist-info").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('version = "7.0"\n')
+
+    assert expected == build.number.__wrapped__()
+
+    (tmp_path / "pyproject.toml").unlink()
+    if len(distributions) != 1:
+        assert build.UNKNOWN == build.number.__wrapped__()
+
+
 async def test_clients_log_and_manifests_are_told(tmp_path: Path, example_models: Path) -> None:
     said = await run(*command("--version"))
     async with served(example_models, *ONLY_IDENTITY) as server:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xlaserve.cli import application
-from xlaserve.cli.settings_file import read_file
+from xlaserve.cli.serve.settings_file import read_file
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import Device, ModelControlMode

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlaserve.cli.packaged_models import PACKAGED as KNOWN
+from xlaserve.cli.importing.packaged_models import PACKAGED as KNOWN
 
 TRAINED = ""
 """The package of models that are trained on the spot."""

@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from xlaserve import build
-
 if TYPE_CHECKING:
     from xlaserve.authoring.cpu.optimizing import optimize
     from xlaserve.authoring.export import Exportable, export_model
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from xlaserve.serving.models_api import Models
     from xlaserve.tensors import content_types
 
-__version__ = build.number()
+    __version__: str
 
 __all__ = [
     "__version__",
@@ -64,6 +62,8 @@ _MODULES = {"content_types": "xlaserve.tensors.content_types"}
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: whoever only serves or asks must not wait for jax.
+    if name == "__version__":
+        return import_module("xlaserve.build").number()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in _MODULES:

@@ -17,7 +17,7 @@ from support import tiny_language
 from support.server import Serve
 from typer.testing import CliRunner
 
-from xlaserve.cli.bench import bench
+from xlaserve.cli.bench.command import bench
 from xlaserve.errors import XlaserveError
 from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve_proto import inference as pb

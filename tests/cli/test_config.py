@@ -8,7 +8,7 @@ from support.process import command, run
 from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
-from xlaserve.cli.settings_file import merged
+from xlaserve.cli.serve.settings_file import merged
 from xlaserve.errors import InvalidSettings
 
 

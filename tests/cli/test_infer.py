@@ -16,10 +16,10 @@ from support.server import Serve
 from support.tls import write_certificate
 from typer.testing import CliRunner
 
-from xlaserve.cli.bench import bench
-from xlaserve.cli.connection import TOKEN_FILE
+from xlaserve.cli.asking.connection import TOKEN_FILE
+from xlaserve.cli.asking.infer import infer
+from xlaserve.cli.bench.command import bench
 from xlaserve.cli.health import health
-from xlaserve.cli.infer import infer
 from xlaserve.client import AsyncClient
 from xlaserve.dialing.address import InvalidToken
 from xlaserve.errors import XlaserveError

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from xlaserve.app.display import ModelRow
-from xlaserve.cli import infer_display
+from xlaserve.cli.asking import infer_display
+from xlaserve.cli.asking.infer_display import Classes
 from xlaserve.cli.display import model_table
-from xlaserve.cli.infer_display import Classes
 from xlaserve.dialing.interface import InferenceResult
 from xlaserve.errors import InvalidRequest
 from xlaserve.residence.catalog import IndexEntry

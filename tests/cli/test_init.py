@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 import zoo_rows
 from xlaserve.artifact import manifest
 from xlaserve.artifact.manifest import Manifest
-from xlaserve.cli import application, init_client, packaged
-from xlaserve.cli.packaged_models import PACKAGED
+from xlaserve.cli import application
+from xlaserve.cli.importing import packaged
+from xlaserve.cli.importing.packaged_models import PACKAGED
+from xlaserve.cli.init import client
 from xlaserve.errors import InvalidModel, InvalidRequest
 from xlaserve.tensors import DATATYPES, TensorSpec
 
@@ -132,7 +134,7 @@ def test_a_function_is_exported_and_its_client_is_a_program(
 def test_a_client_has_an_array_of_every_datatype(name: str, tmp_path: Path) -> None:
     spec = TensorSpec('a "quoted" name', DATATYPES[name], (-1, 2))
     described = Manifest((spec,), (), 0, (), 0, {}, (), "", "")
-    text = init_client.of_model("m", described).partition("with Client")[0]
+    text = client.of_model("m", described).partition("with Client")[0]
     (tmp_path / "client.py").write_text(text)
     (value,) = runpy.run_path(str(tmp_path / "client.py"))["inputs"].values()
 

@@ -19,7 +19,8 @@ from support.process import command
 from support.server import RunningServer, serving
 from typer.testing import CliRunner, Result
 
-from xlaserve.cli import application, models_display
+from xlaserve.cli import application
+from xlaserve.cli.asking import models_display
 from xlaserve.client import AsyncClient
 from xlaserve.dialing.interface import CallFailed, IndexEntry
 

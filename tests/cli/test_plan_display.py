@@ -4,13 +4,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from xlaserve.cli import plan_display
+from xlaserve.cli.offline import plan_display
 from xlaserve.offline.device_plan import DevicePlan, PlannedLoad, PlannedVersion
 from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
 from xlaserve.runtime.devices.target_kinds import named
 from xlaserve.runtime.programs.footprint import Footprint
 
-MB = 1_000_000
+MB = 1 << 20
 
 
 def _version(name: str, megabytes: int) -> PlannedVersion:
@@ -45,10 +45,10 @@ def test_a_program_takes_parameters_what_is_in_flight_and_code(tmp_path: Path) -
     shown = _shown(plan, tmp_path)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines()]
 
-    assert "h100: 84.9 GB each, 100 MB of it for models" in shown
+    assert "h100: 79.1 GiB each, 100 MiB of it for models" in shown
     assert "2 x" in shown
-    assert ["a", "1", "8", "20 MB", "10 MB", "1 MB", "31 MB", "1.5 s"] in rows
-    assert ["a", "1", "20 MB", "10 MB", "1 MB", "31 MB", "7 MB", "does not load"] in rows
+    assert ["a", "1", "8", "20 MiB", "10 MiB", "1 MiB", "31 MiB", "1.5 s"] in rows
+    assert ["a", "1", "20 MiB", "10 MiB", "1 MiB", "31 MiB", "7 MiB", "does not load"] in rows
 
 
 def test_what_does_not_fit_together_is_said_by_name(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_what_does_not_lower_names_the_operation_and_the_line(tmp_path: Path) ->
     assert "a/1 does not load: lapack_sgees_ffi (model.py:12): not implemented" in shown
     assert "b\\n: no model" in shown
     assert "Ensembles take what their steps take: both" in shown
-    assert "ModelMesh is told of 90 MB (runtimeStatus)." in shown
+    assert "ModelMesh is told of 90 MiB (runtimeStatus)." in shown

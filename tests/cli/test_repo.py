@@ -7,7 +7,7 @@ from support.lasting import without_stablehlo
 from typer.testing import CliRunner, Result
 
 from xlaserve.artifact import manifest
-from xlaserve.cli.repo import repo
+from xlaserve.cli.repo.group import repo
 
 
 def _migrate(*arguments: object) -> Result:

@@ -10,7 +10,7 @@ from support.object_server import serving_objects
 from typer.testing import CliRunner, Result
 
 from xlaserve.artifact import weights
-from xlaserve.cli.repo import repo
+from xlaserve.cli.repo.group import repo
 
 Row = tuple[str, str, str, str, str]
 

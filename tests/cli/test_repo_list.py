@@ -10,7 +10,7 @@ import pytest
 from support.object_server import serving_objects
 from typer.testing import CliRunner, Result
 
-from xlaserve.cli.repo import repo
+from xlaserve.cli.repo.group import repo
 
 
 def _list(*arguments: object) -> Result:

@@ -149,3 +149,15 @@ async def test_a_path_of_another_server_says_where_to_send_it(serve: Serve, tmp_
     for path, text in PATHS.items():
         assert told[path][0] in (404, 405)
         assert told[path][1].endswith(text)
+
+
+async def test_a_wrong_method_where_metrics_are_is_not_sent_elsewhere(
+    serve: Serve, tmp_path: Path
+) -> None:
+    async with (
+        serve(tmp_path, http_endpoint="port:0") as server,
+        aiohttp.ClientSession(f"http://{server.http}") as session,
+        session.post("/metrics", data=b"{}") as answer,
+    ):
+        assert 405 == answer.status
+        assert (await answer.json())["error"].endswith("it has GET")

@@ -22,11 +22,12 @@ from rich.cells import cell_len
 from support.process import command
 from typer.testing import CliRunner
 
-from xlaserve.cli import application, top_rates
+from xlaserve.cli import application
 from xlaserve.cli.terminal import keys_of
-from xlaserve.cli.top_rates import Rates
-from xlaserve.cli.top_screen import frame, table
-from xlaserve.cli.top_view import Key, View
+from xlaserve.cli.top import rates
+from xlaserve.cli.top.rates import Rates
+from xlaserve.cli.top.screen import frame, table
+from xlaserve.cli.top.view import Key, View
 
 
 def row(name: str, answers: int, ns: int, *, failed: int = 0, memory: int = 0) -> dict[str, Any]:
@@ -50,10 +51,10 @@ def test_rates_are_of_what_was_counted_in_between() -> None:
     after = [row("a", 30, 50_000_000, failed=4), row("reloaded", 2, 4_000_000), row("new", 0, 0)]
 
     assert [
-        top_rates.Rates("a", "1", 10.0, 2.0, 2.0, 1.0, 4.0, 0),
-        top_rates.Rates("reloaded", "1", 1.0, 0.0, 2.0, 1.0, 4.0, 0),
-        top_rates.Rates("new", "1", 0.0, 0.0, 0.0, 0.0, 0.0, 0),
-    ] == list(top_rates.rates(before, after, 2.0))
+        rates.Rates("a", "1", 10.0, 2.0, 2.0, 1.0, 4.0, 0),
+        rates.Rates("reloaded", "1", 1.0, 0.0, 2.0, 1.0, 4.0, 0),
+        rates.Rates("new", "1", 0.0, 0.0, 0.0, 0.0, 0.0, 0),
+    ] == list(rates.rates(before, after, 2.0))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ async def test_one_frame_is_sorted_by_a_key(sort: str, order: list[str]) -> None
 
     async def _statistics(_: web.Request) -> web.Response:
         busy = row("busy", 50 * next(looks), 1, memory=1000)
-        return web.json_response({"model_stats": [busy, row("large", 0, 0, memory=2_000_000)]})
+        return web.json_response({"model_stats": [busy, row("large", 0, 0, memory=2 << 20)]})
 
     async def _metrics(_: web.Request) -> web.Response:
         return web.Response(text='xlaserve_held_bytes{kind="a"} 3000\nxlaserve_held_bytes 2e3\n')
@@ -80,7 +81,7 @@ async def test_one_frame_is_sorted_by_a_key(sort: str, order: list[str]) -> None
         )
 
     assert 0 == result.exit_code, result.exception
-    assert f"{url}  2 versions  held for clients 5 kB" == result.output.splitlines()[0].rstrip()
+    assert f"{url}  2 versions  held for clients 4.88 KiB" == result.output.splitlines()[0].rstrip()
     assert order == [line.split()[0] for line in result.output.splitlines()[2:]]
     assert "\x1b" not in result.output
 
@@ -180,7 +181,7 @@ def test_a_frame_fits_its_screen(size: tuple[int, int], keys: str) -> None:
 
 def test_eighty_columns_have_rates_times_and_memory() -> None:
     """Without a terminal names are whole, however long."""
-    long = rate("n" * 60, rate=12.5, memory=2_000_000)
+    long = rate("n" * 60, rate=12.5, memory=2 << 20)
     head, line = table([long], Key.RATE, 80)
     whole = table([long], Key.RATE, None)
 
@@ -196,7 +197,7 @@ def test_eighty_columns_have_rates_times_and_memory() -> None:
         "rows",
     ] == (head.split())
     assert "n…" in line
-    assert ["n" * 60, "12.5", "2", "MB", "1"] == whole[1].split()
+    assert ["n" * 60, "12.5", "2", "MiB", "1"] == whole[1].split()
     assert ["model", "answers/s*"] == table([long], Key.RATE, 25)[0].split()
 
 

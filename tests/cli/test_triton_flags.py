@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from support.process import command, run, served
 
-from xlaserve.cli.triton_flags import FLAGS, translate
+from xlaserve.cli.serve.triton_flags import FLAGS, translate
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings.description import describe_settings

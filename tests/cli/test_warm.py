@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import xlaserve
 from xlaserve import cli
-from xlaserve.cli import warm
+from xlaserve.cli.offline import warm
 from xlaserve.runtime.programs.compilation_cache import CompilationCache, Entry, name_of
 from xlaserve.settings import Settings
 

@@ -189,6 +189,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "serving.observability.gpus:Gpus.asked": "metrics, which are absent without it",
     "serving.observability.tracing:Tracing._begin_to_write": "traces",
     "concurrency.sharing:Coalesced.__call__": "awaited by the function that begins it",
+    "cli.serve.page:PageOpener.started": "a browser, which nobody waits for",
     "concurrency.batches:BatchThread._hand_over": "spans and lines that nobody waits for",
     "concurrency.joining:ended": "the end of a pool, waited for within a limit",
     "concurrency.limited:LimitedCall.whenever": f"{_OF_OTHERS}the thread of the call",

@@ -175,7 +175,7 @@ LIVES: tuple[Life, ...] = (
 
 WORKERS: tuple[Worker, ...] = (
     Worker(
-        "cli/serve.py: _run_several",
+        "cli/serve/command.py: _run_several",
         "the loop of the parent, with `--processes`",
         "accepts connections and hands them to workers, which it starts and watches",
         "sockets that listen, channels to workers; no model",
@@ -259,7 +259,14 @@ WORKERS: tuple[Worker, ...] = (
         "the return value",
     ),
     Worker(
-        "cli/serve.py: _run",
+        "cli/serve/page.py: PageOpener.started",
+        "`open-page`",
+        "opens the status page in a browser, with `--open`",
+        "a browser",
+        "-",
+    ),
+    Worker(
+        "cli/serve/command.py: _run",
         "the event loop",
         "reads and writes sockets, decides, executes models that are quick",
         "everything but what is below",
@@ -568,9 +575,15 @@ WORKERS: tuple[Worker, ...] = (
         "its pipes",
         "a future",
     ),
-    Worker("cli/bench.py: bench", "the loop of `xlaserve bench`", "loads a server", "sockets", "-"),
     Worker(
-        "cli/bench_generate.py: measure_generation",
+        "cli/bench/command.py: bench",
+        "the loop of `xlaserve bench`",
+        "loads a server",
+        "sockets",
+        "-",
+    ),
+    Worker(
+        "cli/bench/generate.py: measure_generation",
         "the loop of `xlaserve bench --generate`",
         "loads a generator",
         "sockets",
@@ -578,11 +591,13 @@ WORKERS: tuple[Worker, ...] = (
     ),
     Worker("cli/health.py: health", "the loop of `xlaserve health`", "asks once", "a socket", "-"),
     Worker(
-        "cli/connection.py: ask_server",
+        "cli/asking/connection.py: ask_server",
         "the loop of `xlaserve models` and `top`",
         "asks, or changes models",
         "a socket",
         "-",
     ),
-    Worker("cli/infer.py: infer", "the loop of `xlaserve infer`", "asks once", "a socket", "-"),
+    Worker(
+        "cli/asking/infer.py: infer", "the loop of `xlaserve infer`", "asks once", "a socket", "-"
+    ),
 )

@@ -1,13 +1,15 @@
 """The table of extensions: the server runs without any row that is taken out.
 
 Nothing of an extension is imported before the server that has it is put together, and nothing but
-this table imports one.
+this table imports one. Other packages add rows of their own, which a setting names.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 
 from xlaserve.app.core import Core
+from xlaserve.errors import InvalidSettings
 from xlaserve.grpc.runner import Runner
 from xlaserve.http.connection.exchange import OtherProtocol
 from xlaserve.http.routing import MakeError, Route
@@ -118,3 +120,27 @@ EXTENSIONS: tuple[Extension, ...] = (
     Extension("dashboard", pages=_dashboard),
 )
 """In the order in which their routes are looked at."""
+GROUP = "xlaserve.extensions"
+"""The group of entry points by which other packages name their rows."""
+
+
+def rows(names: Sequence[str]) -> Sequence[Extension]:
+    """Return all rows, those of other packages last; raises InvalidSettings."""
+    return [*EXTENSIONS, *(_installed(name) for name in names)]
+
+
+def _installed(name: str) -> Extension:
+    entries = metadata.entry_points(group=GROUP)
+    found = {entry.name: entry for entry in entries}.get(name)
+    if found is None:
+        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        raise InvalidSettings("extension", f"one that is installed ({known})", name)
+    try:
+        row = found.load()
+    except (Exception, SystemExit) as error:
+        text = f"{name}: {found.value}: {type(error).__name__}: {error}"
+        raise InvalidSettings("extension", "code that can be imported", text) from error
+    if not isinstance(row, Extension):
+        got = f"{name}: {found.value} is of {type(row).__name__}"
+        raise InvalidSettings("extension", "an object of Extension", got)
+    return row

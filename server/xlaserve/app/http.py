@@ -58,8 +58,8 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
 
 
 def _protocol(core: Core, grpc: Runner) -> OtherProtocol | None:
-    rows = (row.protocol for row in extensions.EXTENSIONS if row.protocol is not None)
-    make = next(rows, None)
+    rows = extensions.rows(core.settings.extension)
+    make = next((row.protocol for row in rows if row.protocol is not None), None)
     return None if make is None else make(core, grpc)
 
 
@@ -105,11 +105,12 @@ def http_routes(
         default_accept=core.settings.default_accept,
         json_rules=json_rules,
     )
+    added = extensions.rows(core.settings.extension)
     rows = [
         *HealthRoutes(core.control.follower).table(),
         *inference.table(),
         *generate.table(),
-        *(route for row in extensions.EXTENSIONS for route in row.http(core)),
+        *(route for row in added for route in row.http(core)),
         *repository.table(),
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
@@ -118,10 +119,10 @@ def http_routes(
             core.control.plane, core.tracing, core.engine, max_json_depth=depth
         ).table(),
     ]
-    for row in extensions.EXTENSIONS:
+    for row in added:
         rows += row.pages(core, Shown(rows, mesh, container))
     shapes: dict[str, MakeError] = {}
-    for row in extensions.EXTENSIONS:
+    for row in added:
         shapes |= row.errors()
     return RouteTable(rows, shapes)
 

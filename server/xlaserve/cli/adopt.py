@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli import recorded
+from xlaserve.cli.offline import recorded
 from xlaserve.cli.pairs import pairs_of, sizes_of
 from xlaserve.cli.rows import Independence, rows_shown
 from xlaserve.cli.sizes import format_bytes

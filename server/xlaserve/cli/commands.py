@@ -36,15 +36,15 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         "serve": Row(
             _SERVE,
             "Serve the models of a repository until told to stop.",
-            "serve",
+            "serve.command",
             "command",
             is_maker=True,
-            kind="serve_help.ServeCommand",
+            kind="serve.help.ServeCommand",
         ),
         "init": Row(
             _SERVE,
             "Make a repository with a model, a file of settings and a client that asks it.",
-            "init",
+            "init.command",
             "init",
         ),
         "doctor": Row(
@@ -55,17 +55,23 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         ),
         "config": Row(_SERVE, "Check and show settings.", "config", "config", is_maker=True),
         "infer": Row(
-            _ASK, "Run one inference and print the values of the outputs.", "infer", "infer"
+            _ASK, "Run one inference and print the values of the outputs.", "asking.infer", "infer"
         ),
         "models": Row(
-            _ASK, "Look after the models of a server.", "models", "models", is_maker=True
+            _ASK, "Look after the models of a server.", "asking.models", "models", is_maker=True
         ),
         "top": Row(
             _ASK,
             "Show the rates, times and memory of models, until q or Ctrl-C; in a pipe without"
             " keys.",
+            "top.command",
             "top",
-            "top",
+        ),
+        "events": Row(
+            _ASK,
+            "Show what happened on a server, and who asked for it: loads, unloads, failures.",
+            "asking.events",
+            "events",
         ),
         "health": Row(
             _ASK,
@@ -76,7 +82,7 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         "bench": Row(
             _ASK,
             "Measure latency and throughput of a model; exit with 1 if a request failed.",
-            "bench",
+            "bench.command",
             "bench",
         ),
         "export": Row(
@@ -88,7 +94,7 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
         "import": Row(
             _MAKE,
             "Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve.",
-            "import_onnx",
+            "importing.command",
             "import_onnx",
         ),
         "adopt": Row(
@@ -98,22 +104,37 @@ COMMANDS: Mapping[str, Row] = MappingProxyType(
             "adopt",
         ),
         "repo": Row(
-            _REPOSITORY, "Look after the models of a repository.", "repo", "repo", is_maker=True
+            _REPOSITORY,
+            "Look after the models of a repository.",
+            "repo.group",
+            "repo",
+            is_maker=True,
         ),
         "plan": Row(
             _REPOSITORY,
             "Compile a repository for devices that are not there, and say what fits on them.",
-            "plan",
+            "offline.plan",
             "plan",
         ),
         "warm": Row(
             _REPOSITORY,
             "Compile every model of a repository into a compilation cache, for servers to start"
             " with.",
-            "warm",
+            "offline.warm",
             "warm",
         ),
-        "cache": Row(_REPOSITORY, "Look after compiled programs.", "cache", "cache", is_maker=True),
+        "cache": Row(
+            _REPOSITORY, "Look after compiled programs.", "offline.cache", "cache", is_maker=True
+        ),
+        "logs": Row(
+            _OTHER,
+            "Show a server's log, which is lines of JSON, as one reads it.",
+            "logs",
+            "logs",
+        ),
+        "access": Row(
+            _OTHER, "Look after a file of access rules.", "access", "access", is_maker=True
+        ),
         "token": Row(
             _OTHER, "Make a token for the file of access rules (docs/access.md).", "token", "token"
         ),
@@ -159,7 +180,7 @@ def loaded(name: str) -> Any:
     if isinstance(command, typer.Typer):
         group.add_typer(command, name=name, rich_help_panel=row.panel)
     else:
-        kind = _imported(*row.kind.split(".")) if row.kind else None
+        kind = _imported(*row.kind.rsplit(".", 1)) if row.kind else None
         group.command(name, cls=kind, rich_help_panel=row.panel)(command)
     return get_group(group).commands[name]
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xlaserve.cli.printable import printable
-from xlaserve.cli.settings_file import merged, read_file
+from xlaserve.cli.serve.settings_file import merged, read_file
 from xlaserve.settings import Settings
 from xlaserve.settings.description import SettingDescription, describe_settings
 

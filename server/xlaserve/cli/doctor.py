@@ -20,7 +20,7 @@ from rich.text import Text
 
 from xlaserve import build
 from xlaserve.cli.printable import printable
-from xlaserve.cli.settings_file import merged
+from xlaserve.cli.serve.settings_file import merged
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.errors import XlaserveError
 from xlaserve.offline import probe

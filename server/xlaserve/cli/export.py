@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli import recorded
 from xlaserve.cli.author_errors import told_in_one_line
+from xlaserve.cli.offline import recorded
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xlaserve.app.probe import LIVE, READY
-from xlaserve.cli.connection import (
+from xlaserve.cli.asking.connection import (
     URL_HELP,
     TlsCa,
     TlsCertificate,

@@ -1,12 +1,14 @@
-"""Sizes as people read them."""
+"""Sizes as people read them, in the units of the status page."""
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_STEP = 1000
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+_MOST = 999.5
+"""From here on, three digits are of the next unit."""
 
 
 def format_bytes(count: int) -> str:
-    """Write a number of bytes with three digits and a decimal unit."""
+    """Write a number of bytes with three digits and a binary unit."""
     value, unit = float(count), 0
-    while value >= _STEP and unit < len(_UNITS) - 1:
+    while value >= _MOST and unit < len(_UNITS) - 1:
         value, unit = value / _STEP, unit + 1
     return f"{value:.3g} {_UNITS[unit]}" if unit else f"{count} B"

@@ -134,9 +134,11 @@ class Settings(Derived):
     """Directory that links and model paths may lead into, besides the repository; repeatable."""
     service: tuple[str, ...] = ()
     """A gRPC service of your own: file.py:factory or package.module:factory; may be repeated."""
+    extension: tuple[str, ...] = ()
+    """An extension of another package, by its name in the group xlaserve.extensions; repeatable."""
     allow_python_models: bool = False
-    """Run the code of models that are Python (model.py). It may do all that the server may: allow
-    it only where nobody else can write to the repository. Never what a client sends with a load."""
+    """Run Python models (model.py), which may do all that the server may, and which everybody who
+    can write to the repository can change. What a client sends with a load is never run."""
     python_process_seconds: float = 60.0
     """Seconds a Python model's process may be silent with requests until a restart; 0: any."""
     python_process_bytes: int = 0
@@ -147,8 +149,7 @@ class Settings(Derived):
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
     poll_unload_fraction: float = 0.5
-    """With poll: a look that finds more than this part of the models gone, or all of them, unloads
-    none: the next one decides."""
+    """With poll: a look that misses more than this part of the models does not unload any yet."""
     readiness: Readiness = Readiness.STARTUP
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
     exit_on_error: bool = False
@@ -226,8 +227,7 @@ class Settings(Derived):
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""
     max_on_demand_shapes: int = 64
-    """Most shapes that one model may have compiled when requests ask for them, if its parameter of
-    this name does; 0 refuses such models."""
+    """Most shapes on demand of a model that has a parameter of this name; 0 refuses such models."""
     max_sequences_per_model: int = 65_536
     """Most sequences that each replica of a model may have in progress; a configuration that asks
     for more is refused. Memory for the states of all of them is reserved with the load."""

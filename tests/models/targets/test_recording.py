@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from xlaserve.artifact import manifest
 from xlaserve.artifact.target_sizes import TargetSizes
-from xlaserve.cli import application, recorded
+from xlaserve.cli import application
+from xlaserve.cli.offline import recorded
 from xlaserve.errors import InvalidModel
 from xlaserve.offline.targets import recording
 from xlaserve.offline.targets.jobs import Compiled, Job, Problem, Reserved
@@ -69,5 +70,5 @@ def test_export_records_what_it_is_asked_for(
     done = CliRunner().invoke(application(), [*asked, "--target", "h100"])
 
     assert 0 == done.exit_code
-    assert "h100: 7.07 kB" in done.stdout
+    assert "h100: 6.9 KiB" in done.stdout
     assert {"h100"} == set(manifest.read(tmp_path / "simple" / "1").sizes)

@@ -236,10 +236,13 @@ class HttpServer:
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
         shape = self._routes.shape_of_errors(path)
         if allowed:
-            text = f"{method} is not a method of this path, it has {', '.join(allowed)}{hint(path)}"
+            advice = hint(path, is_there=True)
+            text = f"{method} is not a method of this path, it has {', '.join(allowed)}{advice}"
             return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, _allow(allowed), shape=shape)
         return error_response(
-            f"there is nothing at '{path[:200]}'{hint(path)}", HTTPStatus.NOT_FOUND, shape=shape
+            f"there is nothing at '{path[:200]}'{hint(path, is_there=False)}",
+            HTTPStatus.NOT_FOUND,
+            shape=shape,
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:

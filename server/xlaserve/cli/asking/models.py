@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import typer
 from rich.console import Console
 
-from xlaserve.cli import models_display
-from xlaserve.cli.advice import advised
-from xlaserve.cli.connection import Reach, ask_server, reaching
-from xlaserve.cli.model_facts import model_facts
+from xlaserve.cli.asking import models_display
+from xlaserve.cli.asking.advice import advised
+from xlaserve.cli.asking.connection import Reach, ask_server, reaching
+from xlaserve.cli.asking.model_facts import model_facts
 from xlaserve.cli.printable import printable
 from xlaserve.dialing.interface import CallFailed, IndexEntry, Json, ServerClient
 from xlaserve.errors import InvalidRequest
@@ -133,10 +133,28 @@ def load(
     config: Annotated[
         Path | None, typer.Option("--config", help="A configuration in JSON instead of its own.")
     ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Serve this version alone, with the configuration that the model answers with: a "
+            "rollback in one step. A load without it undoes that.",
+        ),
+    ] = None,
 ) -> None:
     """Load or reload models, one after the other, and say how each ended."""
     text = "" if config is None else _config_text(config)
-    ask_server(_each(reach, names, "loaded", lambda client, name: client.load(name, text)))
+
+    async def _load(client: ServerClient, name: str) -> None:
+        if version is None:
+            await client.load(name, text)
+            return
+        told = json.loads(text) if text else await client.configuration(name)
+        policy = {"specific": {"versions": [version]}}
+        await client.load(name, json.dumps(told | {"version_policy": policy}))
+
+    done = "loaded" if version is None else f"version {version} answers"
+    ask_server(_each(reach, names, done, _load))
 
 
 @reaching(_LOAD_SECONDS)

@@ -11,7 +11,16 @@ import uvloop
 
 from xlaserve.bench.errors import BenchmarkRefused
 from xlaserve.bench.load import Step, Timing
-from xlaserve.cli.bench_generate import (
+from xlaserve.cli.asking.connection import (
+    URL_HELP,
+    TlsCa,
+    TlsCertificate,
+    TlsInsecure,
+    TlsKey,
+    TokenFile,
+    server_address,
+)
+from xlaserve.cli.bench.generate import (
     LONGEST,
     VOCAB,
     Arrivals,
@@ -23,15 +32,6 @@ from xlaserve.cli.bench_generate import (
     Vocab,
     check_options,
     measure_generation,
-)
-from xlaserve.cli.connection import (
-    URL_HELP,
-    TlsCa,
-    TlsCertificate,
-    TlsInsecure,
-    TlsKey,
-    TokenFile,
-    server_address,
 )
 from xlaserve.dialing.address import TlsFiles
 from xlaserve.tensors import Shape
@@ -108,7 +108,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     from xlaserve.bench import run
     from xlaserve.bench.chart import latency_chart
     from xlaserve.bench.target import target
-    from xlaserve.cli.bench_display import BenchDisplay
+    from xlaserve.cli.bench.display import BenchDisplay
 
     tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
     address = server_address(url, tls, token_file)

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +15,8 @@ import typer
 import uvloop
 from rich.console import Console
 
-from xlaserve.cli.serve_help import CONFIG_HELP, POSITIONAL, WITHOUT_EFFECT, flags
-from xlaserve.cli.settings_file import merged
+from xlaserve.cli.serve.help import CONFIG_HELP, OPEN_HELP, POSITIONAL, WITHOUT_EFFECT, flags
+from xlaserve.cli.serve.settings_file import merged
 from xlaserve.errors import XlaserveError
 from xlaserve.process import log, signals
 from xlaserve.process.best_effort import best_effort, finish
@@ -31,17 +31,35 @@ _CONFIG = inspect.Parameter(
     default=None,
     annotation=Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)],
 )
+_OPEN = inspect.Parameter(
+    "open_page",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--open", help=OPEN_HELP)],
+)
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def command() -> Callable[..., None]:
     """Return the command with one parameter for each setting, for typer to read."""
 
-    def serve(*, context: typer.Context, config: Path | None, **values: Any) -> None:
+    def serve(
+        *, context: typer.Context, config: Path | None, open_page: bool, **values: Any
+    ) -> None:
         given = {name: value for name, value in values.items() if value not in (None, [])}
-        _serve(merged(config, given), context.meta.get(WITHOUT_EFFECT, ()))
+        asked = merged(config, given)
+        if open_page:
+            from xlaserve.cli.serve import page
 
-    parameters = [_CONTEXT, _CONFIG, *(_parameter(setting) for setting in describe_settings())]
+            page.check(asked)
+        _serve(asked, context.meta.get(WITHOUT_EFFECT, ()), opens_page=open_page)
+
+    parameters = [
+        _CONTEXT,
+        _CONFIG,
+        _OPEN,
+        *(_parameter(setting) for setting in describe_settings()),
+    ]
     serve.__doc__ = "Serve the models of a repository until told to stop."
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -63,7 +81,7 @@ def _parameter(setting: SettingDescription) -> inspect.Parameter:
     )
 
 
-def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
+def _serve(settings: Settings, without_effect: Sequence[str], *, opens_page: bool) -> None:
     in_terminal = best_effort(sys.stdout).isatty() and best_effort(sys.stderr).isatty()
     level = settings.log_level
     if level == "auto":
@@ -71,11 +89,18 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
         level = "warning" if in_terminal and settings.processes == 1 else "info"
     log.configure(level)
     with taken_stderr():
-        _serve_logged(settings, level, without_effect, in_terminal=in_terminal)
+        _serve_logged(
+            settings, level, without_effect, in_terminal=in_terminal, opens_page=opens_page
+        )
 
 
 def _serve_logged(
-    settings: Settings, level: str, without_effect: Sequence[str], *, in_terminal: bool
+    settings: Settings,
+    level: str,
+    without_effect: Sequence[str],
+    *,
+    in_terminal: bool,
+    opens_page: bool,
 ) -> None:
     signals.ignore()
     # A crash says where it was, past the queue of the log.
@@ -88,7 +113,7 @@ def _serve_logged(
         if settings.processes > 1:
             _run_several(replace(settings, log_level=level))
         else:
-            _run(settings, in_terminal=in_terminal)
+            _run(settings, in_terminal=in_terminal, opens_page=opens_page)
     except* XlaserveError as group:
         raise group.exceptions[0] from None
     except* OSError:
@@ -105,19 +130,24 @@ def _run_several(settings: Settings) -> None:
     uvloop.run(run(without_repositories_away(settings, systemd), systemd))
 
 
-def _run(settings: Settings, *, in_terminal: bool) -> None:
+def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
     # Imported only to serve: the other commands are quicker without.
+    from xlaserve.app.display import Display, NoDisplay
     from xlaserve.app.replacing import without_repositories_away
     from xlaserve.app.server import run
     from xlaserve.cli.display import TerminalDisplay
+    from xlaserve.cli.serve import page
 
     systemd = Systemd.of(os.environ)
     settings = without_repositories_away(settings, systemd)
-    if not in_terminal:
-        left = uvloop.run(run(settings, systemd=systemd))
-    else:
-        with TerminalDisplay(Console(file=best_effort(sys.stdout))) as display:
-            left = uvloop.run(run(settings, display, systemd))
+    with ExitStack() as stack:
+        display: Display = NoDisplay()
+        if in_terminal:
+            console = Console(file=best_effort(sys.stdout))
+            display = stack.enter_context(TerminalDisplay(console))
+        if opens_page:
+            display = page.PageOpener(display, is_tls=page.is_tls(settings))
+        left = uvloop.run(run(settings, display, systemd))
     if left:
         # The interpreter would wait for threads that do not end, or be torn down under them.
         for stream in (sys.stdout, sys.stderr):

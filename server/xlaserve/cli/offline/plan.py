@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from xlaserve.cli import plan_display
+from xlaserve.cli.offline import plan_display
 from xlaserve.cli.printable import printable
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.termination import unwinding_on_signals

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 
-from xlaserve.cli.packaged_models import PACKAGED
+from xlaserve.cli.importing.packaged_models import PACKAGED
 from xlaserve.errors import InvalidRequest
 
 _MODELS = (".onnx", ".pt2")

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from xlaserve.cli.triton_flags import translate
+from xlaserve.cli.serve.triton_flags import translate
 from xlaserve.settings.description import SettingDescription, describe_settings
 from xlaserve.settings.reading import successor
 
@@ -18,6 +18,9 @@ WITHOUT_EFFECT = "xlaserve.without_effect"
 
 CONFIG_HELP = "File of settings in TOML; the environment and flags go before it."
 """Help text of `--config`."""
+
+OPEN_HELP = "Open the status page in a browser once the server has started."
+"""Help text of `--open`."""
 
 POSITIONAL = "repository"
 """The setting that needs no flag."""
@@ -88,6 +91,7 @@ class ServeCommand(TyperCommand):
         """Write usage, purpose and every option."""
         formatter.write(f"{self.get_usage(ctx)}\n\n  {self.help}\n")
         formatter.write(f"  --config FILE\n      {CONFIG_HELP}\n")
+        formatter.write(f"  --open\n      {OPEN_HELP}\n")
         for line in help_lines(describe_settings(), formatter.width):
             formatter.write(f"{line}\n")
         formatter.write("\n  Flags of tritonserver are understood as well: docs/moving.md.\n")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli import init_sources
 from xlaserve.cli.author_errors import told_in_one_line
+from xlaserve.cli.init import sources
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidRequest
 from xlaserve.residence.repository.names import check_name
@@ -68,7 +68,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a repository with a model, a file of settings and a client that asks it."""
-    found = init_sources.find(source or f"{directory / _AUTHORED}:model", inputs or ())
+    found = sources.find(source or f"{directory / _AUTHORED}:model", inputs or ())
     model = check_name("model", name or (found.name if source else _EXAMPLE))
     names = (*(() if source else (_AUTHORED,)), _CLIENT, _CONFIG, _MODELS)
     there = [each for each in names if (directory / each).exists()]
@@ -81,7 +81,7 @@ def init(
             (directory / _AUTHORED).write_text(_MODEL)
         with unwinding_on_signals(), told_in_one_line(found.text, with_traceback=False):
             path = found.write(directory / _MODELS / model, options or ())
-        client = init_sources.client_of(path, model)
+        client = sources.client_of(path, model)
     except BaseException:
         # Nothing is left behind: the same command works once its fault is mended.
         if was_there:

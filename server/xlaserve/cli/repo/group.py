@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from xlaserve.cli import repo_check, repo_diff, repo_list
+from xlaserve.cli.repo import check, diff, listing
 from xlaserve.cli.termination import unwinding_on_signals
 
 _FAILED = 1
@@ -17,9 +17,9 @@ _FAILED = 1
 def repo() -> typer.Typer:
     """Return the group of commands."""
     group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
-    group.command("list")(repo_list.list_)
-    group.command("diff")(repo_diff.diff)
-    group.command("check")(repo_check.check)
+    group.command("list")(listing.list_)
+    group.command("diff")(diff.diff)
+    group.command("check")(check.check)
     group.command("migrate")(migrate)
     return group
 

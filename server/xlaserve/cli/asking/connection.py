@@ -88,16 +88,16 @@ def ask_server(asking: Coroutine[Any, Any, T]) -> T:
 
 
 def reaching(
-    seconds: float,
+    seconds: float, url: str = "127.0.0.1:8001"
 ) -> Callable[[Callable[Concatenate[Reach, P], None]], Callable[..., None]]:
     """Give a command the options for a server, of which it is handed a Reach first.
 
-    `seconds` is the default of `--timeout`.
+    `seconds` is the default of `--timeout`, `url` that of `--url`.
     """
 
     def _decorate(command: Callable[Concatenate[Reach, P], None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[1:]
-        parameters = [*own, *_server_parameters(seconds)]
+        parameters = [*own, *_server_parameters(seconds, url)]
 
         def _reached(**values: Any) -> None:
             tls = TlsFiles(*(values.pop(f"tls_{part}") for part in _TLS_PARTS))
@@ -117,9 +117,9 @@ def reaching(
 _TLS_PARTS = ("ca", "certificate", "key", "insecure")
 
 
-def _server_parameters(seconds: float) -> list[inspect.Parameter]:
+def _server_parameters(seconds: float, url: str) -> list[inspect.Parameter]:
     rows: tuple[tuple[str, Any, object], ...] = (
-        ("url", Annotated[str, typer.Option("--url", help=URL_HELP)], "127.0.0.1:8001"),
+        ("url", Annotated[str, typer.Option("--url", help=URL_HELP)], url),
         (
             "timeout",
             Annotated[float, typer.Option("--timeout", help="Seconds to wait for each answer.")],
@@ -141,12 +141,12 @@ def _server_parameters(seconds: float) -> list[inspect.Parameter]:
 
 def server_address(url: str, tls: TlsFiles, token_file: Path | None) -> ServerAddress:
     """Return where a server is, and what it is shown; raises InvalidAddress or InvalidToken."""
-    token = "" if token_file is None else _token(token_file)
+    token = "" if token_file is None else token_in(token_file)
     return parse_address(url, tls, token)
 
 
-def _token(path: Path) -> str:
-    """Return the token in a file, without the space around it."""
+def token_in(path: Path) -> str:
+    """Return the token in a file, without the space around it; raises InvalidRequest."""
     option = f"--token-file: '{path}'"
     try:
         with path.open("rb") as file:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli import recorded
+from xlaserve.cli.offline import recorded
 from xlaserve.cli.pairs import pairs_of, sizes_of
 from xlaserve.cli.rows import Independence
 from xlaserve.cli.termination import unwinding_on_signals
@@ -96,7 +96,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
 ) -> None:
     """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
     # With JAX: the other commands are quicker without.
-    from xlaserve.cli import import_display, import_pytorch
+    from xlaserve.cli.importing import display, pytorch
     from xlaserve.importers.onnx.importing import Options
     from xlaserve.importers.pt2.importing import Options as PytorchOptions
 
@@ -112,7 +112,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     _refuse(context, {"weights"}, f"is for language models, and '{model}' is a file")
     dimensions = pairs_of("--dim", dim, sizes_of)
     parameters = _of_images(resize, scale=scale, mean=mean, std=std)
-    if import_pytorch.is_program(model):
+    if pytorch.is_program(model):
         _refuse(context, _OF_ONNX, f"is for ONNX files, and '{model}' is a .pt2 file")
         program = PytorchOptions(
             version=version,
@@ -125,7 +125,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
             batch_independent=batch_independent,
         )
         with _said(), unwinding_on_signals():
-            path = import_pytorch.run(model, directory.absolute(), program)
+            path = pytorch.run(model, directory.absolute(), program)
             recorded.record(path, for_target)
         return
     options = Options(
@@ -144,7 +144,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         batch_independent=batch_independent,
     )
     with _said(), unwinding_on_signals():
-        path = import_display.run(model, directory.absolute(), options)
+        path = display.run(model, directory.absolute(), options)
         recorded.record(path, for_target)
 
 
@@ -187,9 +187,9 @@ def _import_encoder(
     max_batch_size: int | None,
     dimensions: Mapping[str, Sequence[int]],
 ) -> None:
-    from xlaserve.cli import import_encoder
+    from xlaserve.cli.importing import encoder
 
-    import_encoder.run(source, directory, version, max_batch_size, dimensions)
+    encoder.run(source, directory, version, max_batch_size, dimensions)
 
 
 def _import_language(

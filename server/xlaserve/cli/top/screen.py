@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from xlaserve.cli.models_display import model_lines
+from xlaserve.cli.asking.models_display import model_lines
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
-from xlaserve.cli.top_rates import Rates
-from xlaserve.cli.top_view import Key, View
+from xlaserve.cli.top.rates import Rates
+from xlaserve.cli.top.view import Key, View
 from xlaserve.dialing.interface import Json
 
 _MARKED, _PLAIN = "\x1b[7m", "\x1b[0m"

@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli.connection import Reach, ask_server, reaching
-from xlaserve.cli.model_facts import model_facts
+from xlaserve.cli.asking.connection import Reach, ask_server, reaching
+from xlaserve.cli.asking.model_facts import model_facts
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.terminal import Terminal
 from xlaserve.cli.termination import SIGNALLED
-from xlaserve.cli.top_rates import rates
-from xlaserve.cli.top_screen import frame, table
-from xlaserve.cli.top_view import Key, View
+from xlaserve.cli.top.rates import rates
+from xlaserve.cli.top.screen import frame, table
+from xlaserve.cli.top.view import Key, View
 from xlaserve.dialing.interface import CallFailed, Json, ServerClient
 
 _ASK_SECONDS = 30.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from xlaserve.cli.models_display import duration, memory_of, number
+from xlaserve.cli.asking.models_display import duration, memory_of, number
 from xlaserve.dialing.interface import Json
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xlaserve.cli.top_rates import Rates
+from xlaserve.cli.top.rates import Rates
 
 _MOST_WORDS = 80
 _PAGE = 10

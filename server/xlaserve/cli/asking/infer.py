@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from xlaserve.bench.inputs import make_inputs
-from xlaserve.cli import infer_display
-from xlaserve.cli.advice import advised
-from xlaserve.cli.connection import (
+from xlaserve.cli.asking import infer_display
+from xlaserve.cli.asking.advice import advised
+from xlaserve.cli.asking.connection import (
     URL_HELP,
     TlsCa,
     TlsCertificate,

@@ -9,8 +9,9 @@ from typing import Any
 
 import typer
 
-from xlaserve.cli import init_client, packaged
-from xlaserve.cli.import_onnx import import_onnx
+from xlaserve.cli.importing import packaged
+from xlaserve.cli.importing.command import import_onnx
+from xlaserve.cli.init import client
 from xlaserve.errors import InvalidModel, InvalidReference, InvalidRequest
 
 _PACKAGE = "pkg:"
@@ -96,8 +97,8 @@ def client_of(version: Path, model: str) -> str:
     from xlaserve.artifact import manifest
 
     if (version / record.FILE_NAME).is_file():
-        return init_client.of_generator(model, record.read(version))
-    return init_client.of_model(model, manifest.read(version))
+        return client.of_generator(model, record.read(version))
+    return client.of_model(model, manifest.read(version))
 
 
 def _refusing_inputs(source: Source, inputs: Sequence[str]) -> Source:

@@ -112,7 +112,7 @@ def measure_generation(
     """Measure a generator, print the figures, and exit with 1 if a request was not answered."""
     # With grpclib: the other commands are quicker without.
     from xlaserve.bench.generation import lengths, run, schedule
-    from xlaserve.cli.bench_generate_display import progress, show
+    from xlaserve.cli.bench.generate_display import progress, show
 
     if address.rest:
         raise BenchmarkRefused(f"{address.url}: --generate needs gRPC, as host:port")

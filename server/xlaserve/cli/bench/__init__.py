@@ -1,0 +1,1 @@
+"""`xlaserve bench`: measures a model of a running server."""

@@ -1,0 +1,1 @@
+"""`xlaserve import`: converts models of other frameworks."""

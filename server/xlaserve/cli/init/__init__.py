@@ -1,0 +1,1 @@
+"""`xlaserve init`: makes a repository to begin with."""

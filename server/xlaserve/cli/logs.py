@@ -1,0 +1,88 @@
+"""`xlaserve logs`: a server's log, lines of JSON, as one reads it."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from xlaserve.cli.printable import printable
+
+_FIRST = ("timestamp", "level", "event")
+_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+class Level(StrEnum):
+    """Levels of records, the lowest first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+_ORDER = (*Level, "critical")
+
+
+def logs(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The log; standard input if not given.")
+    ] = None,
+    level: Annotated[Level, typer.Option(help="Records of this level and above.")] = Level.DEBUG,
+    model: Annotated[str, typer.Option(help="Records of this model alone.")] = "",
+) -> None:
+    """Show a server's log, which is lines of JSON, as one reads it.
+
+    As in `kubectl logs --follow POD | xlaserve logs --level warning`. What is no JSON stays as it
+    is.
+    """
+    try:
+        if path is None:
+            _show(sys.stdin, level, model)
+        else:
+            with path.open(errors="replace") as file:
+                _show(file, level, model)
+    except KeyboardInterrupt:
+        return
+
+
+def _show(file: TextIO, level: Level, model: str) -> None:
+    for line in shown(file, level, model):
+        typer.echo(line)
+        sys.stdout.flush()
+
+
+def shown(lines: Iterable[str], level: Level = Level.DEBUG, model: str = "") -> Iterator[str]:
+    """Yield the lines of a log that are asked for, each for people."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or "event" not in record:
+            # Last words of a process, as a traceback: they are never left out but for a model.
+            if not model:
+                yield printable(line.rstrip("\n"))
+            continue
+        said = str(record.get("level", Level.INFO))
+        too_low = said in _ORDER and _ORDER.index(said) < _ORDER.index(level)
+        if not too_low and (not model or record.get("model") == model):
+            yield _line(record, said)
+
+
+def _line(record: dict[str, Any], level: str) -> str:
+    rest = " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in record.items()
+        if key not in _FIRST and key != "exception"
+    )
+    word = typer.style(f"{printable(level):8}", fg=_COLORS.get(level))
+    head = printable(f"{record.get('timestamp', '')} ").lstrip()
+    text = f"{head}{word} {printable(str(record['event']))}  {printable(rest)}".rstrip()
+    trace = record.get("exception")
+    if isinstance(trace, str):
+        return "\n".join([text, *(f"    {printable(one)}" for one in trace.splitlines())])
+    return text

@@ -1,0 +1,1 @@
+"""Commands that compile ahead of a server."""

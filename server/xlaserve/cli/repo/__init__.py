@@ -1,0 +1,1 @@
+"""`xlaserve repo`: looks after the models of a repository."""

@@ -1,0 +1,1 @@
+"""`xlaserve serve`: its options, settings files and start."""

@@ -1,0 +1,1 @@
+"""`xlaserve top`: shows a running server on a terminal."""
