@@ -87,6 +87,8 @@ def region() -> Any:
     key = f"/xlaserve-forms-{random.SystemRandom().getrandbits(64):x}"
     handle = shared_memory.create_shared_memory_region(REGION, key, REGION_BYTES)
     shared_memory.set_shared_memory_region(handle, [*answer_forms.IN_REGION.values()])
+    behind = answer_forms.LONG_OFFSET
+    shared_memory.set_shared_memory_region(handle, [answer_forms.LONG_IN_REGION], behind)
     yield key
     shared_memory.destroy_shared_memory_region(handle)
 

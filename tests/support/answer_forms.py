@@ -29,7 +29,7 @@ from support.http import chunked
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, from_bytes, from_elements, to_bytes
 
 LENGTH = "Inference-Header-Content-Length"
-REGION, REGION_BYTES = "forms", 4096
+REGION, REGION_BYTES = "forms", 1 << 19
 ORIGIN = "https://app.example"
 """Whose pages may ask."""
 OUT_OFFSET = 1024
@@ -317,6 +317,7 @@ def grpc_forms(seed: int) -> list[Form]:
         for offset in IN_REGION:
             name = f"input in shared memory at {offset}, contents {typed}"
             forms.append(Form(name, partial(_placed, typed=typed, offset=offset)))
+    forms.append(Form("raw, a long input in shared memory", _placed_long))
     return forms
 
 
@@ -362,6 +363,19 @@ def _placed(number: int, *, typed: bool, offset: int) -> Asked:
     return replace(asked, values={**asked.values, "x": IN_REGION[offset]})
 
 
+def _placed_long(number: int) -> Asked:
+    """Have an input in shared memory that a thread reads."""
+    request = pb.ModelInferRequest(model_name="FP32", id=f"r{number}")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=list(LONG_IN_REGION.shape))
+    _set(tensor.parameters["shared_memory_region"], REGION)
+    _set(tensor.parameters["shared_memory_byte_size"], LONG_IN_REGION.nbytes)
+    _set(tensor.parameters["shared_memory_offset"], LONG_OFFSET)
+    return Asked({"x": LONG_IN_REGION}, f"r{number}", request)
+
+
+LONG_OFFSET = 4096
+LONG_IN_REGION = np.arange(80_000, dtype=np.float32)
+"""What is there behind that offset, more than is read on the event loop."""
 IN_REGION = {at: np.array([[31.0, 32.0 + at]], np.float32) for at in (0, 8)}
 """What lies in the region, by its offset."""
 
