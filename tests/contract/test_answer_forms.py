@@ -1,7 +1,8 @@
 """What a request asks for survives every short cut: each answer of a form is as the first one is.
 
 Fast paths, layouts, heads, plans, answers that are kept, workers and front ends remember requests.
-Each form is asked for five times in random order between all others; see `answer_forms`.
+Each form is asked for several times in random order between all others, and over streams and
+gRPC-Web too; see `answer_forms`.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -12,19 +13,21 @@ import itertools
 import json
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
 import trustme
-from support import answer_forms, typed_contract
-from support.answer_forms import REGION, REGION_BYTES, Answer, Asked, Form
+from support import answer_forms, grpc_web, typed_contract
+from support.answer_forms import ORIGIN, REGION, REGION_BYTES, Answer, Asked, Form
+from support.answer_models import MODELS, NOT_HERE
 from support.http import SECONDS, Connection, message
 from support.server import serving
 from support.several import several
@@ -32,24 +35,44 @@ from support.tls import write_certificate
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import shared_memory
 
+from xlaserve.app.server import Application
+from xlaserve.serving.parameters import INPUT, OUTPUT, REQUEST
+from xlaserve.serving.stations.table import KINDS as STATIONS
+from xlaserve.serving.stations.table import WRAPPINGS, Candidate
+from xlaserve.settings.choices import Http2Engine, ProcessRoles, TypedAnswerForm
+from xlaserve_proto import inference as proto
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 SEED = 20261
-TIMES = 5
 CONNECTIONS = 3
 AUTHORITY = trustme.CA()
-EVERYTHING = ("--model-control-mode", "explicit", "--load-model", "*")
+EVERYTHING = (
+    *("--model-control-mode", "explicit", "--load-model", "*", "--cors-origin", ORIGIN),
+    *("--http2-engine", "own"),
+)
 
 
 @dataclass(frozen=True)
 class Server:
     """A server of one kind, and connections to it."""
 
+    kind: str
+    application: Application | None
+    """Where it is in this process."""
     channels: Sequence[grpc.aio.Channel]
     connections: Sequence[Connection]
-    has_compression: bool = True
-    """Whether messages of gRPC may be compressed."""
+
+    @property
+    def has_compression(self) -> bool:
+        """Tell whether messages of gRPC may be compressed."""
+        return self.settings.get("http2_engine") != "h2"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return LOCAL.get(self.kind, {})
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +86,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def region() -> Any:
     key = f"/xlaserve-forms-{random.SystemRandom().getrandbits(64):x}"
     handle = shared_memory.create_shared_memory_region(REGION, key, REGION_BYTES)
-    shared_memory.set_shared_memory_region(handle, [answer_forms.IN_REGION])
+    shared_memory.set_shared_memory_region(handle, [*answer_forms.IN_REGION.values()])
+    behind = answer_forms.LONG_OFFSET
+    shared_memory.set_shared_memory_region(handle, [answer_forms.LONG_IN_REGION], behind)
     yield key
     shared_memory.destroy_shared_memory_region(handle)
 
@@ -89,29 +114,53 @@ def _channels(url: str, *, is_tls: bool) -> list[grpc.aio.Channel]:
 
 
 @asynccontextmanager
-async def _running(kind: str, models: Path, scratch: Path) -> AsyncIterator[tuple[str, str]]:
-    """Run a server of a kind; yield where gRPC and HTTP are served."""
+async def _running(
+    kind: str, models: Path, scratch: Path
+) -> AsyncIterator[tuple[str, str, Application | None]]:
+    """Run a server of a kind; yield its addresses, and itself if it is here."""
     if kind in PROCESSES:
         async with several(models, *EVERYTHING, *PROCESSES[kind]) as server:
-            yield server.url, server.http
+            yield server.url, server.http, None
         return
-    settings = {"load_model": ("*",), "http_endpoint": "port:0", **LOCAL[kind]}
+    settings: dict[str, Any] = {
+        "load_model": ("*",),
+        "http_endpoint": "port:0",
+        "allow_python_models": True,
+        "cors_origin": (ORIGIN,),
+        **LOCAL[kind],
+    }
     if kind == "TLS":
         settings |= write_certificate(AUTHORITY, scratch)
+    if "trace_level" in settings:
+        settings |= {name: str(scratch / name) for name in ("access_log", "trace_file")}
     async with serving(scratch, models, **settings) as running:
-        yield running.url, str(running.http)
+        yield running.url, str(running.http), running.application
 
 
+OBSERVED = {"trace_level": "TIMESTAMPS", "trace_rate": 1}
+"""Has each request traced and in the access log."""
 LOCAL: Mapping[str, Mapping[str, Any]] = {
-    "own engine": {"http2_engine": "own"},
+    "own engine": {"http2_engine": "own", "typed_answers": "both"},
     "TLS": {"http2_engine": "own"},
     "h2": {"http2_engine": "h2"},
+    # Nothing is answered in the pass of the event loop in which it came.
+    "threads, observed": {
+        "inline_execution_seconds": 0,
+        "typed_answers": "typed",
+        "shared_memory_in_place": True,
+        **OBSERVED,
+    },
+    "raw, as it is": {"typed_answers": "raw", "compress_answers": False, "strict_json": True},
 }
 PROCESSES: Mapping[str, Sequence[str]] = {
-    "two workers": ("--http2-engine", "own"),
-    "front ends": ("--http2-engine", "own", "--process-roles", "front-ends"),
+    "two workers": ("--process-roles", "workers"),
+    "front ends": ("--process-roles", "front-ends"),
 }
 KINDS = [*LOCAL, "two workers", pytest.param("front ends", marks=pytest.mark.slow)]
+
+
+WITH_CONTENTS = [kind for kind in KINDS if LOCAL.get(str(kind), {}).get("typed_answers") != "raw"]
+"""Those that answer typed requests in typed contents."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
@@ -121,12 +170,13 @@ async def server(
     region: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Server]:
-    kind, is_tls = request.param, request.param == "TLS"
+    kind: str = request.param
+    is_tls = kind == "TLS"
     trust = ssl.create_default_context() if is_tls else None
     if trust is not None:
         AUTHORITY.configure_trust(trust)
     async with AsyncExitStack() as stack:
-        url, http = await stack.enter_async_context(
+        url, http, application = await stack.enter_async_context(
             _running(kind, models, tmp_path_factory.mktemp("scratch"))
         )
         channels = _channels(url, is_tls=is_tls)
@@ -139,7 +189,7 @@ async def server(
         path = f"/v2/systemsharedmemory/region/{REGION}/register"
         status, _, text = await _sent(connections[0], message("POST", path, body=body))
         assert 200 == status, text
-        yield Server(channels, connections, has_compression=kind != "h2")
+        yield Server(kind, application, channels, connections)
 
 
 async def _sent(connection: Connection, data: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -169,22 +219,70 @@ async def over_grpc(server: Server, which: int, asked: Asked) -> Answer:
     return answer_forms.answer_of_grpc(asked, found)
 
 
+async def over_stream(server: Server, which: int, asked: Asked) -> Answer:
+    """Ask in a stream of its own."""
+
+    async def sent() -> AsyncIterator[bytes]:
+        yield asked.message.SerializeToString(deterministic=True)
+
+    ask = server.channels[which].stream_stream(STREAM)
+    try:
+        stream = ask(
+            sent(), timeout=asked.timeout, metadata=asked.metadata, compression=asked.compression
+        )
+        return answer_forms.answer_of_stream(asked, [one async for one in stream])
+    except grpc.aio.AioRpcError as error:
+        return answer_forms.answer_of_grpc(asked, error)
+
+
+async def over_web(server: Server, which: int, asked: Asked) -> Answer:
+    body = grpc_web.frame(asked.message.SerializeToString(deterministic=True))
+    headers = {
+        "Content-Type": "application/grpc-web+proto",
+        "Origin": ORIGIN,
+        "X-Grpc-Web": "1",
+        "Grpc-Timeout": f"{asked.timeout:.0f}S",
+        **dict(asked.metadata),
+    }
+    data = message("POST", METHOD, *headers.items(), body=body)
+    _, _, found = await _sent(server.connections[which], data)
+    messages, trailers = grpc_web.read(found)
+    if trailers["grpc-status"] == "0":
+        return answer_forms.answer_of_grpc(asked, messages[0])
+    status = next(one for one in grpc.StatusCode if str(one.value[0]) == trailers["grpc-status"])
+    return {"status": status.name, "text": unquote(trailers["grpc-message"])}
+
+
 async def over_http(server: Server, which: int, asked: Asked) -> Answer:
-    request = message("POST", asked.path, *asked.headers, body=asked.body)
+    length = None if asked.chunks else -1
+    request = message("POST", asked.path, *asked.headers, body=asked.body, length=length)
     return answer_forms.answer_of_http(asked, *await _sent(server.connections[which], request))
 
 
+Ask = Callable[[Server, int, Asked], Coroutine[Any, Any, Answer]]
+
+
 async def every_answer(
-    server: Server, forms: Sequence[Form], ask: Callable[[Server, int, Asked], Any]
+    server: Server, forms: Sequence[Form], door: Ask, *others: Ask
 ) -> dict[str, list[Answer]]:
-    """Ask for each form five times, in random order and on each of the connections."""
-    turns = [(form, number) for form in forms for number in range(TIMES)]
+    """Ask for each form five times, in random order and on each of the connections.
+
+    Of other doors it is asked for once.
+    """
+    turns = [
+        (form, over_stream if form.streams_only else door, number)
+        for form in forms
+        for number in range(form.times)
+    ]
+    for other in others:
+        whole = [one for one in forms if not (other is over_web and one.own_engine_only)]
+        turns += [(form, other, 1) for form in whole if not form.streams_only]
     random.Random(SEED).shuffle(turns)
     found: dict[str, list[Answer]] = {form.name: [] for form in forms}
 
     async def take(which: int) -> None:
-        for form, number in turns[which::CONNECTIONS]:
-            found[form.name].append(await ask(server, which, form.ask(number)))
+        for form, through, number in turns[which::CONNECTIONS]:
+            found[form.name].append(await through(server, which, form.ask(number)))
 
     await asyncio.gather(*map(take, range(CONNECTIONS)))
     return found
@@ -222,7 +320,7 @@ async def test_every_answer_over_grpc_has_the_form_of_the_first(server: Server) 
         for form in answer_forms.grpc_forms(SEED)
         if server.has_compression or not form.own_engine_only
     ]
-    found = await every_answer(server, forms, over_grpc)
+    found = await every_answer(server, forms, over_grpc, over_stream, over_web)
 
     assert {} == {name: answers for name, answers in found.items() if differs(answers)}
     assert set(filter(is_to_be_refused, found)) == refused(found)
@@ -232,12 +330,15 @@ async def test_every_answer_over_grpc_has_the_form_of_the_first(server: Server) 
     for name, answers in found.items():
         # An output in shared memory has neither.
         filled = [set(output[-1]) for output in answers[0].get("outputs", ()) if output[-1]]
-        is_typed = "typed" in name.split()
+        is_typed = "typed" in name.split() and server.settings.get("typed_answers") != "raw"
         assert all(is_typed == bool(each - {"raw"}) for each in filled), (name, answers[0])
 
 
 def differs(answers: Sequence[Answer]) -> bool:
-    return any(answer != answers[0] for answer in answers)
+    """Tell whether they are not all alike; an error in a stream has no status."""
+    statuses = {answer["status"] for answer in answers if "status" in answer}
+    first, *others = [{**answer, "status": None} for answer in answers]
+    return len(statuses) > 1 or any(answer != first for answer in others)
 
 
 async def test_every_answer_over_http_has_the_form_of_the_first(server: Server) -> None:
@@ -265,6 +366,7 @@ def typed_fields() -> tuple[list[bytes], Callable[[Sequence[bytes]], bytes]]:
     return of_input, b"".join
 
 
+@pytest.mark.parametrize("server", WITH_CONTENTS, indirect=True)
 async def test_a_typed_request_is_answered_in_contents_whatever_the_order_of_its_fields(
     server: Server,
 ) -> None:
@@ -292,6 +394,7 @@ async def test_a_typed_request_is_answered_in_contents_whatever_the_order_of_its
     assert {("y", (2,), (1.5, -2.0))} == found
 
 
+@pytest.mark.parametrize("server", WITH_CONTENTS, indirect=True)
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 async def test_a_client_without_raw_fields_sees_its_tensors_beside_others_that_have_them(
     server: Server, datatype: str
@@ -322,3 +425,64 @@ async def test_a_client_without_raw_fields_sees_its_tensors_beside_others_that_h
         )
 
     assert [True] * 30 == seen
+
+
+# --- what there is to ask for ------------------------------------------------------------------
+
+
+def _said(parameters: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {name for one in parameters for name in one}
+
+
+async def test_all_that_a_request_may_say_is_asked_for() -> None:
+    """Each field of the messages, each kind of parameter, and each that the server obeys."""
+    requests = [form.ask(1).message for form in answer_forms.grpc_forms(SEED)]
+    inputs = [tensor for one in requests for tensor in one.inputs]
+    outputs = [output for one in requests for output in one.outputs]
+    values = [value for one in requests for value in one.parameters.values()]
+    messages: Mapping[type[Any], Sequence[Any]] = {
+        proto.ModelInferRequest: requests,
+        proto.ModelInferRequestInferInputTensor: inputs,
+        proto.ModelInferRequestInferRequestedOutputTensor: outputs,
+        proto.InferTensorContents: [tensor.contents for tensor in inputs],
+        proto.InferParameter: values,
+    }
+    never = {
+        f"{message.__name__}.{one.name}"
+        for message, asked in messages.items()
+        for one in fields(message)
+        if not any(one.name in {said.name for said, _ in each.ListFields()} for each in asked)
+    }
+    bodies = [form.ask(1) for form in answer_forms.http_forms(SEED)]
+    over_rest = " ".join(str(one.body) for one in bodies)
+
+    assert set() == never
+    assert set() == {*REQUEST} - _said(one.parameters for one in requests)
+    assert set() == {*INPUT} - {"binary_data_size"} - _said(one.parameters for one in inputs)
+    assert set() == {*OUTPUT} - _said(one.parameters for one in outputs)
+    assert [] == [name for name in {**REQUEST, **INPUT, **OUTPUT} if f'"{name}"' not in over_rest]
+
+
+async def test_all_ways_of_serving_have_a_server() -> None:
+    roles = {flags[flags.index("--process-roles") + 1] for flags in PROCESSES.values()}
+
+    assert {*Http2Engine} == {one.get("http2_engine", "own") for one in LOCAL.values()}
+    assert {*TypedAnswerForm} == {one.get("typed_answers", "both") for one in LOCAL.values()}
+    assert {*ProcessRoles} == roles | {"auto"}
+
+
+@pytest.mark.parametrize("server", ["own engine"], indirect=True)
+async def test_every_kind_of_station_has_a_model(server: Server) -> None:
+    """And so has every station that may be around one."""
+    assert server.application is not None
+    application, around, kinds = server.application, set(), {}
+    for model in MODELS:
+        _, instance = application.registry.resolve(model.name)
+        candidate = Candidate(application.stations, instance, None)
+        if model.kind != "inline":  # a busy machine may find another to be quicker
+            kinds[model.name] = next(one.name for one in STATIONS if one.fits(candidate))
+        around |= {one.name for one in WRAPPINGS if one.fits(candidate)}
+
+    assert {one.name for one in STATIONS} == {one.kind for one in MODELS} | NOT_HERE.keys()
+    assert {one.name: one.kind for one in MODELS if one.kind != "inline"} == kinds
+    assert {one.name for one in WRAPPINGS} == around

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import pytest_asyncio
+from support import identity_models
 from support.doubling import export_double
 from support.http import ask
 from support.server import RunningServer, serving
@@ -360,3 +361,18 @@ async def test_a_model_of_the_start_that_is_nowhere_is_named(tmp_path: Path) -> 
     assert 400 == ready.status
     assert f"1 model of the start not loaded: 'nowhere': {said}" == ready.json["reason"]
     assert {"nowhere": said} == shown
+
+
+async def test_what_nobody_has_loaded_is_told_alike_on_its_page_and_in_lists(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "models"
+    identity_models.write(root, "m", "FP32")
+    async with serving(tmp_path, root, http_endpoint="port:0") as server:
+        shown = json.loads(await http(server, "GET", "/page/models/m"))
+        listed = by_model(json.loads(await http(server, "POST", "/v2/repository/index")))
+        (row,) = json.loads(await http(server, "GET", "/status.json"))["models"]
+
+    assert ([], "not loaded") == (shown["versions"], shown["reason"])
+    assert {"m": "not loaded"} == listed
+    assert "not loaded" == row["reason"]

@@ -6,7 +6,6 @@ PROTOCOL-WEB.md of gRPC. `tests/interop/test_grpc_web.py` has the stock client.
 import asyncio
 import base64
 import json
-import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,6 +21,7 @@ from grpc_health.v1 import health_pb2
 from structlog.testing import capture_logs
 from support import echo_service, identity_models
 from support.conditions import until
+from support.grpc_web import frame, plain, read
 from support.http import connect, message
 from support.server import RunningServer, Serve, serving
 from tritonclient.grpc import service_pb2 as pb
@@ -59,35 +59,6 @@ class Answer:
     @property
     def text(self) -> str:
         return self.trailers.get("grpc-message", "")
-
-
-def frame(data: bytes, flag: int = 0, length: int | None = None) -> bytes:
-    return struct.pack(">BL", flag, len(data) if length is None else length) + data
-
-
-def read(body: bytes) -> tuple[list[bytes], dict[str, str]]:
-    """Take a body apart; the trailers are its last frame, and there is nothing behind them."""
-    messages, trailers = [], None
-    while body:
-        assert trailers is None
-        flag, length = struct.unpack_from(">BL", body)
-        data, body = body[5 : 5 + length], body[5 + length :]
-        assert length == len(data)
-        if flag == 0x80:
-            lines = data.decode().split("\r\n")
-            assert "" == lines.pop()
-            trailers = dict(line.split(":", 1) for line in lines)
-        else:
-            assert 0 == flag
-            messages.append(data)
-    assert trailers is not None
-    return messages, trailers
-
-
-def plain(body: bytes) -> bytes:
-    """Return what a text stands for, each part of it padded by itself."""
-    parts = [body[i : i + 4] for i in range(0, len(body), 4)]
-    return b"".join(base64.b64decode(part, validate=True) for part in parts)
 
 
 @dataclass

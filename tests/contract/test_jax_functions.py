@@ -5,7 +5,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,18 +87,18 @@ def any_types() -> Iterator[None]:
 
 
 async def _check_served(
-    root: Path, cache: Path, modules: Mapping[str, Calls], processes: Sequence[int]
+    root: Path, cache: Path, modules: Mapping[str, Calls], processes: int
 ) -> None:
     """Serve and ask three times: with an empty cache first, then out of it."""
-    for count in processes:
-        for _ in range(2):
-            flags = ("--compile-processes", str(count), "--scratch-directory", str(root.parent))
-            async with served(root, *flags, programs=str(cache / str(count))) as server:
-                for module, calls in modules.items():
-                    expected = _expected(calls)
-                    for _ in range(3):
-                        assert [] == _differing(expected, await _answers(server, module)), module
-                assert 0 == await server.stop()
+    expected = {module: _expected(calls) for module, calls in modules.items()}
+    flags = ("--compile-processes", str(processes), "--scratch-directory", str(root.parent))
+    for _ in range(2):
+        async with served(root, *flags, programs=str(cache)) as server:
+            for module in modules:
+                for _ in range(3):
+                    differing = _differing(expected[module], await _answers(server, module))
+                    assert [] == differing, module
+            assert 0 == await server.stop()
 
 
 @pytest.mark.usefixtures("any_types")
@@ -107,7 +107,7 @@ async def test_libraries_are_ready_in_a_process_that_lowers_nothing(tmp_path: Pa
     modules = _compact()
     _export(tmp_path / "models", modules)
 
-    await _check_served(tmp_path / "models", tmp_path / "cache", modules, (1,))
+    await _check_served(tmp_path / "models", tmp_path / "cache", modules, 1)
 
 
 _PART = 8
@@ -144,12 +144,15 @@ def _parts(name: str, calls: Calls) -> Iterator[tuple[str, Calls]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("any_types")
 @pytest.mark.parametrize("group", [*GROUPS, "others"])
-async def test_every_function_is_served_cold_and_from_its_cache(tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_every_function_is_served_cold_and_from_its_cache(
+    tmp_path: Path, processes: int, group: str
+) -> None:
     modules = {name: rows for name, rows in jax_functions.calls().items() if group == _group(name)}
     modules = {part: rows for name in modules for part, rows in _parts(name, modules[name])}
     _export(tmp_path / "models", modules)
 
-    await _check_served(tmp_path / "models", tmp_path / "cache", modules, (0, 1))
+    await _check_served(tmp_path / "models", tmp_path / "cache", modules, processes)
 
 
 @pytest.mark.slow

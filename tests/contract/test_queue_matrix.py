@@ -11,13 +11,13 @@ from typing import Any
 import grpc.aio
 import pytest
 import tritonclient.grpc.aio as triton
-from support.gated import ENSEMBLES, ROWS, Row, Station, gate
+from support.gated import ENSEMBLES, ROWS, SHORT_CUTS, Row, Station, gate
 from support.server import Serve
 from tritonclient.utils import InferenceServerException
 
 from xlaserve.model_config.config import DynamicBatching, QueuePolicy
 from xlaserve.residence.lifecycle import State
-from xlaserve.serving.stations.table import KINDS
+from xlaserve.serving.stations.table import KINDS, WRAPPINGS
 
 LEVELS: dict[str, Any] = {
     "priority_levels": 4,
@@ -83,12 +83,28 @@ async def a_level_has_so_many_at_most(station: Station) -> None:
     assert failed + 1 == station.statistics.fail_count
 
 
+async def a_queue_has_so_many_at_most(station: Station) -> None:
+    asked = await station.busy()
+    for number in (1, 2, 3):
+        asked.append(station.ask(number))
+        await station.pending(number)
+    text = await _refused(station.ask(4))
+    station.gate.free(99)
+    answers = await asyncio.gather(*asked)
+
+    assert text.startswith("RESOURCE_EXHAUSTED"), text
+    assert "(max_queue_size)" in text, text
+    assert [station.of.factor * number for number in (1, 2, 3)] == answers[-3:]
+
+
 async def a_request_expires_in_the_queue(station: Station) -> None:
     asked = await station.busy()
     failed = station.statistics.fail_count
-    text = await _refused(station.ask(1, priority=3))
+    late = station.ask(1, priority=3)
+    await station.refused(late)
     asked.append(station.ask(2))
     station.gate.free(99)
+    text = await _refused(late)
     await asyncio.gather(*asked)
 
     assert text.startswith("UNAVAILABLE" if not station.row.many else " "), text
@@ -99,9 +115,11 @@ async def a_request_expires_in_the_queue(station: Station) -> None:
 
 async def a_request_may_say_its_own_timeout(station: Station) -> None:
     asked = await station.busy()
-    text = await _refused(station.ask(1, priority=1, timeout=2000))
+    late = station.ask(1, priority=1, timeout=2000)
+    await station.refused(late)
     asked.append(station.ask(2, priority=1))
     station.gate.free(99)
+    text = await _refused(late)
     await asyncio.gather(*asked)
 
     if station.row.many and "DEADLINE_EXCEEDED" in text:  # of a generator it is that of its answers
@@ -179,6 +197,18 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 }
 """By the field that it is of."""
 
+IN_ORDER: dict[str, Any] = {
+    "default_queue_policy": {"max_queue_size": 3, "allow_timeout_override": True}
+}
+"""What a queue can be told whose answers keep their order: it has no levels."""
+
+IN_ORDER_CHECKS: tuple[Check, ...] = (
+    a_queue_has_so_many_at_most,
+    a_request_may_say_its_own_timeout,
+    who_cancels_leaves_the_queue,
+    a_deadline_passes_in_the_queue,
+)
+
 OF_BATCHES = {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}
 """Fields that tests below are of."""
 
@@ -187,6 +217,7 @@ def test_every_station_and_every_policy_has_a_row() -> None:
     named = {one.name for policy in (DynamicBatching, QueuePolicy) for one in fields(policy)}
 
     assert {kind.name for kind in KINDS} == {one.kind for one in ROWS} | NOT_HERE.keys()
+    assert {one.name for one in WRAPPINGS} == {one.around for one in SHORT_CUTS if one.around}
     assert named == {name for name in CHECKS if name[0] != "("} | OF_BATCHES
 
 
@@ -211,7 +242,7 @@ async def started(row: Row, serve: Serve, path: Path) -> AsyncIterator[tuple[Sta
     root.mkdir()
     async with (
         gate(path / "gate") as opened,
-        serve(root, allow_python_models=True) as server,
+        serve(root, allow_python_models=True, **row.settings) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         yield Station(server, client, opened, row), root
@@ -219,16 +250,20 @@ async def started(row: Row, serve: Serve, path: Path) -> AsyncIterator[tuple[Sta
 
 _ALL = [
     pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.is_slow else [])
-    for row in (*ROWS, *ENSEMBLES)
+    for row in (*ROWS, *SHORT_CUTS, *ENSEMBLES)
 ]
 
 
 @pytest.mark.parametrize("row", _ALL)
 async def test_policies_hold(row: Row, serve: Serve, tmp_path: Path) -> None:
     async with started(row, serve, tmp_path) as (station, root):
-        await station.load(root, **LEVELS)
+        policies, checks = LEVELS, [check for checks in CHECKS.values() for check in checks]
+        if row.batching:
+            policies, checks = IN_ORDER, [*IN_ORDER_CHECKS]
+        await station.load(root, **policies)
         assert station.of.kind == station.kind
-        for check in dict.fromkeys(check for checks in CHECKS.values() for check in checks):
+        assert bool(row.around) == hasattr(station.instance.station, "within")
+        for check in dict.fromkeys(checks):
             print(check.__name__)
             await check(station)
             await station.idle()

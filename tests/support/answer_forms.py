@@ -13,7 +13,7 @@ import itertools
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,33 +24,30 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from support import identity_models
+from support.answer_models import LABELS, MODELS, Model
+from support.http import chunked
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, from_bytes, from_elements, to_bytes
 
 LENGTH = "Inference-Header-Content-Length"
-REGION, REGION_BYTES = "forms", 4096
+REGION, REGION_BYTES = "forms", 1 << 19
+ORIGIN = "https://app.example"
+"""Whose pages may ask."""
 OUT_OFFSET = 1024
 """Where outputs go in the region; inputs are at its start."""
 PAIRS = 24
 """Pairs of properties that are tried together, drawn by the seed."""
-LABELS = ("cat", "d\u00f6g")
+MANY = 5000
+"""Elements of a long tensor, which threads read and write."""
+LONG = {"BOOL", "INT64", "FP32", "BYTES"}
+"""Datatypes whose long tensors are asked for too: one of each way to read them."""
 
 
 def write_models(root: Path) -> None:
-    """Write a model of each datatype, and `pair`, `cached` and `levels` of two inputs and rows."""
+    """Write a model of each datatype, and those of `answer_models`, of two inputs and rows."""
     for row in DATATYPES.values():
         identity_models.write(root, row.name, row.name)
-    more: Mapping[str, Mapping[str, Any]] = {
-        "pair": {},
-        "cached": {"response_cache": {"enable": True}},
-        "levels": {"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}},
-    }
-    for name, rest in more.items():
-        tensors = [{"data_type": "TYPE_FP32", "dims": [2], "name": n} for n in ("x", "z", "a", "b")]
-        outputs = [{**tensor, "label_filename": "labels.txt"} for tensor in tensors[2:]]
-        config = {"backend": "identity", "max_batch_size": 4, "input": tensors[:2], **rest}
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "config.json").write_text(json.dumps({**config, "output": outputs}))
-        (root / name / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    for model in MODELS:
+        model.write(root)
 
 
 # --- what is sent, and what is to come back ----------------------------------------------------
@@ -67,11 +64,17 @@ class Asked:
     """The message of gRPC."""
     metadata: tuple[tuple[str, str], ...] = ()
     compression: Any = None
+    has_final: bool = False
+    """Whether an answer without tensors may follow in a stream, to say that it was the last."""
+    is_batched: bool = True
+    """Whether its tensors have rows: else the classes are those of all elements."""
     timeout: float = 60.0
     path: str = ""
     """Of HTTP, with what follows."""
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
+    chunks: bool = False
+    """Whether the body is in chunks, and has no length."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,17 @@ class Form:
     """Makes the request of a number."""
     own_engine_only: bool = False
     """Whether grpclib over h2 has not got it: compressed messages."""
+    streams_only: bool = False
+    """Whether its model may give many answers."""
+    times: int = 5
+    """How often it is asked for."""
 
 
+OTHERS = [one for one in MODELS if one.name != "pair"]
+"""Models that a request asks by a property."""
 OUTPUT_OF = {"x": "a", "z": "b"}
 Answer: TypeAlias = Mapping[str, Any]
+Change: TypeAlias = Callable[[Asked, int], Asked]
 
 
 def values_of(row: Datatype, number: int, shape: tuple[int, ...]) -> Tensor:
@@ -161,12 +171,57 @@ def _of_version(asked: Asked, number: int) -> Asked:
     return asked
 
 
-def _of_model(name: str) -> Callable[[Asked, int], Asked]:
+_sequences = itertools.count(1)
+
+
+def _of_model(model: Model) -> Change:
     def change(asked: Asked, number: int) -> Asked:
-        asked.message.model_name = name
+        asked.message.model_name = model.name
+        if model.of_sequences:
+            one = {"sequence_start": True, "sequence_end": True}
+            _saying(sequence_id=next(_sequences), **one)(asked, number)
+        return replace(asked, is_batched=not model.many)
+
+    return change
+
+
+def _turned_inputs(asked: Asked, number: int) -> Asked:
+    request = asked.message
+    for field_of in (request.inputs, request.raw_input_contents):
+        turned = list(field_of)[::-1]
+        del field_of[:]
+        field_of.extend(turned)
+    return asked
+
+
+def _said_of_inputs(asked: Asked, number: int) -> Asked:
+    for tensor in asked.message.inputs:
+        _set(tensor.parameters["mine"], "yes")
+    return asked
+
+
+def _of_later(asked: Asked, number: int) -> Asked:
+    """Add a field that no version of the contract has."""
+    asked.message.MergeFromString(b"\xa2\x06\x03new")
+    return asked
+
+
+def _empty_final(asked: Asked, number: int) -> Asked:
+    _saying(triton_enable_empty_final_response=True)(asked, number)
+    return replace(asked, has_final=True)
+
+
+def _of_kind(kind: str, value: float) -> Change:
+    def change(asked: Asked, number: int) -> Asked:
+        setattr(asked.message.parameters["mine"], kind, value)
         return asked
 
     return change
+
+
+def _misnamed(asked: Asked, number: int) -> Asked:
+    asked.message.inputs[0].name = "w"
+    return asked
 
 
 def _placed_output(asked: Asked, number: int) -> Asked:
@@ -179,7 +234,6 @@ def _with(**options: Any) -> Callable[[Asked, int], Asked]:
     return lambda asked, number: replace(asked, **options)
 
 
-Change: TypeAlias = Callable[[Asked, int], Asked]
 GRPC: Mapping[str, Change] = {
     "id": _named,
     "version": _of_version,
@@ -189,31 +243,52 @@ GRPC: Mapping[str, Change] = {
     "classes": _choosing("a", "b", classification=1),
     "output in shared memory": _placed_output,
     "binary_data over gRPC": _choosing("a", "b", binary_data=True),
+    "inputs turned": _turned_inputs,
+    "parameters of inputs": _said_of_inputs,
+    "a field of later": _of_later,
     "parameter of one's own": _saying(mine="yes"),
+    "a number of one's own": _of_kind("double_param", 0.5),
+    "a number without a sign": _of_kind("uint64_param", 1 << 63),
     "priority": _saying(priority=1),
     "timeout": _saying(timeout=60_000_000),
     "sequence": _saying(sequence_id=7, sequence_start=True, sequence_end=True),
-    "empty final": _saying(triton_enable_empty_final_response=True),
+    "empty final": _empty_final,
     "binary_data_output over gRPC": _saying(binary_data_output=True),
-    "priority levels": _of_model("levels"),
-    "response cache": _of_model("cached"),
+    **{one.says: _of_model(one) for one in OTHERS},
     "deadline": _with(timeout=40.0),
     "headers": lambda asked, number: replace(asked, metadata=(("x-request-id", f"n{number}"),)),
     "gzip": _with(compression=grpc.Compression.Gzip),
     "deflate": _with(compression=grpc.Compression.Deflate),
     "no such output": _choosing("c"),
+    "no such input": _misnamed,
     "no such version": lambda asked, number: _version_of(asked, "7"),
 }
 """Properties of a request over gRPC."""
 _APART = (
     {"first output", "last output", "outputs turned", "classes", "output in shared memory"}
     | {"binary_data over gRPC", "no such output"},
-    {"priority levels", "response cache"},
+    {one.says for one in OTHERS} | {"no such version"},
     {"gzip", "deflate"},
     {"version", "no such version"},
-    {"priority", "sequence", "timeout"},
+    {"priority", "sequence", "sequences", "timeout"},
+    {"parameter of one's own", "a number of one's own", "a number without a sign"},
 )
 """Properties of which a request has one."""
+
+
+_OF_ANSWERS = (
+    "first output",
+    "last output",
+    "outputs turned",
+    "classes",
+    "output in shared memory",
+    "inputs turned",
+    "id",
+    "no such output",
+)
+_OF_MODELS = [(one.says, name) for one in OTHERS for name in _OF_ANSWERS]
+"""What decides the form of an answer, of each model."""
+_MANY = {one.says for one in MODELS if one.many}
 
 
 def _version_of(asked: Asked, version: str) -> Asked:
@@ -228,27 +303,37 @@ def grpc_forms(seed: int) -> list[Form]:
         for typed in (False, True) if row.contents else (False,):
             name = f"{row.name} {'typed' if typed else 'raw'}"
             forms.append(Form(name, _of_datatype(row, typed=typed)))
+            if row.name in LONG:
+                forms.append(Form(f"{name} & long", _of_datatype(row, typed=typed, count=MANY)))
     singles = [(name,) for name in GRPC]
-    for chosen in [(), *singles, *_pairs(GRPC, seed)]:
-        for typed in (False, True):
-            name = " & ".join(["typed" if typed else "raw", *chosen])
-            forms.append(
-                Form(
-                    name, _changed(chosen, typed=typed), not {"gzip", "deflate"}.isdisjoint(chosen)
-                )
-            )
+    for chosen in dict.fromkeys([(), *singles, *_pairs(GRPC, _APART, seed)]):
+        forms += [_form(chosen, typed=typed) for typed in (False, True)]
+    for number, pair in enumerate(_OF_MODELS):
+        forms.append(_form(pair, typed=bool(number % 2), times=3))
     for typed in (False, True):
         for rows in (2, 4, 5):
             name = f"{'typed' if typed else 'raw'} of {rows} rows"
             forms.append(Form(name, partial(_pair, typed=typed, rows=rows)))
-        name = f"input in shared memory, contents {typed}"
-        forms.append(Form(name, partial(_placed, typed=typed)))
+        for offset in IN_REGION:
+            name = f"input in shared memory at {offset}, contents {typed}"
+            forms.append(Form(name, partial(_placed, typed=typed, offset=offset)))
+    forms.append(Form("raw, a long input in shared memory", _placed_long))
     return forms
 
 
-def _of_datatype(row: Datatype, *, typed: bool) -> Callable[[int], Asked]:
+def _form(chosen: Sequence[str], *, typed: bool, times: int = 5) -> Form:
+    return Form(
+        " & ".join(["typed" if typed else "raw", *chosen]),
+        _changed(chosen, typed=typed),
+        own_engine_only=not {"gzip", "deflate"}.isdisjoint(chosen),
+        streams_only=not _MANY.isdisjoint(chosen),
+        times=times,
+    )
+
+
+def _of_datatype(row: Datatype, *, typed: bool, count: int = 3) -> Callable[[int], Asked]:
     def ask(number: int) -> Asked:
-        values = {"x": values_of(row, number, (3,))}
+        values = {"x": values_of(row, number, (count,))}
         return Asked(values, message=_message(row.name, values, row, typed=typed))
 
     return ask
@@ -264,7 +349,7 @@ def _changed(chosen: Sequence[str], *, typed: bool) -> Callable[[int], Asked]:
     return ask
 
 
-def _placed(number: int, *, typed: bool) -> Asked:
+def _placed(number: int, *, typed: bool, offset: int) -> Asked:
     """Have one input in shared memory, whose bytes never change, and the other in the message."""
     asked = _pair(number, typed=typed)
     request, (first, _) = asked.message, asked.message.inputs
@@ -273,18 +358,35 @@ def _placed(number: int, *, typed: bool) -> Asked:
         del request.raw_input_contents[0]
     _set(first.parameters["shared_memory_region"], REGION)
     _set(first.parameters["shared_memory_byte_size"], 8)
-    return replace(asked, values={**asked.values, "x": IN_REGION})
+    if offset:
+        _set(first.parameters["shared_memory_offset"], offset)
+    return replace(asked, values={**asked.values, "x": IN_REGION[offset]})
 
 
-IN_REGION = np.array([[31.0, 32.0]], np.float32)
-"""What lies at the start of the region."""
+def _placed_long(number: int) -> Asked:
+    """Have an input in shared memory that a thread reads."""
+    request = pb.ModelInferRequest(model_name="FP32", id=f"r{number}")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=list(LONG_IN_REGION.shape))
+    _set(tensor.parameters["shared_memory_region"], REGION)
+    _set(tensor.parameters["shared_memory_byte_size"], LONG_IN_REGION.nbytes)
+    _set(tensor.parameters["shared_memory_offset"], LONG_OFFSET)
+    return Asked({"x": LONG_IN_REGION}, f"r{number}", request)
 
 
-def _pairs(table: Iterable[str], seed: int) -> list[tuple[str, str]]:
+LONG_OFFSET = 4096
+LONG_IN_REGION = np.arange(80_000, dtype=np.float32)
+"""What is there behind that offset, more than is read on the event loop."""
+IN_REGION = {at: np.array([[31.0, 32.0 + at]], np.float32) for at in (0, 8)}
+"""What lies in the region, by its offset."""
+
+
+def _pairs(
+    table: Iterable[str], apart: Iterable[Collection[str]], seed: int
+) -> list[tuple[str, str]]:
     pairs = [
         pair
         for pair in itertools.combinations(table, 2)
-        if not any(len(group.intersection(pair)) > 1 for group in _APART)
+        if not any(len({*group}.intersection(pair)) > 1 for group in apart)
     ]
     return random.Random(seed).sample(pairs, PAIRS)
 
@@ -296,7 +398,27 @@ def answer_of_grpc(asked: Asked, found: bytes | grpc.aio.AioRpcError) -> Answer:
     """
     if isinstance(found, grpc.aio.AioRpcError):
         return {"status": found.code().name, "text": found.details()}
-    message = pb.ModelInferResponse.FromString(found)
+    return _answer(asked, pb.ModelInferResponse.FromString(found))
+
+
+def answer_of_stream(asked: Asked, found: Sequence[bytes]) -> Answer:
+    """Return the first answer of a stream as `answer_of_grpc`, if all others have no tensors."""
+    first, *rest = map(pb.ModelStreamInferResponse.FromString, found)
+    others = [one for one in rest if one.error_message or one.infer_response.outputs]
+    if others or not (first.error_message or asked.has_final or not rest):
+        return {"too many": str(others or rest)}
+    marked = [one.infer_response.parameters.pop(FINAL).bool_param for one in (first, *rest)]
+    if True in marked[:-1]:
+        return {"behind the last": marked}
+    if first.error_message:
+        return {"text": first.error_message}
+    return _answer(asked, first.infer_response)
+
+
+FINAL = "triton_final_response"
+
+
+def _answer(asked: Asked, message: Any) -> Answer:
     raw = list(message.raw_output_contents)
     outputs = []
     for at, output in enumerate(message.outputs):
@@ -326,6 +448,7 @@ def _as_sent(asked: Asked, output: str, tensor: Tensor) -> Any:
     wanted = inputs[output]
     if tensor.dtype == np.object_ and wanted.dtype != np.object_:
         wanted = np.array([[_best(scores)] for scores in wanted], np.object_)
+        wanted = wanted if asked.is_batched else wanted[0]
     same = tensor.shape == wanted.shape and tensor.dtype == wanted.dtype
     return bool(same and (tensor == wanted).all()) or repr(tensor)
 
@@ -352,34 +475,53 @@ class _Draft:
     fields: dict[str, Any] = field(default_factory=dict)
     headers: list[tuple[str, str]] = field(default_factory=list)
     coding: Callable[[bytes], bytes] | None = None
-    placed: bool = False
+    placed: int | None = None
+    """The offset of its first input in the region, where it is there."""
+    turned: bool = False
+    """Whether its last input is the first."""
+    of_inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of each input."""
+    fields_first: bool = False
+    """Whether its inputs are the last field."""
+    chunks: bool = False
 
     def asked(self) -> Asked:
         inputs, tail = [], b""
-        for at, (name, data) in enumerate(self.values.items()):
+        first = next(iter(self.values))
+        for name, data in sorted(self.values.items(), reverse=self.turned):
             tensor = {"name": name, "datatype": self.row.name, "shape": list(data.shape)}
-            if self.placed and not at:
-                size = {"shared_memory_region": REGION, "shared_memory_byte_size": 8}
-                inputs.append({**tensor, "parameters": size})
+            said = dict(self.of_inputs)
+            if self.placed is not None and name == first:
+                said |= {"shared_memory_region": REGION, "shared_memory_byte_size": 8}
+                said |= {"shared_memory_offset": self.placed} if self.placed else {}
             elif self.binary:
                 raw = bytes(to_bytes(self.row, data))
-                inputs.append({**tensor, "parameters": {"binary_data_size": len(raw)}})
+                said["binary_data_size"] = len(raw)
                 tail += raw
             else:
-                inputs.append({**tensor, "data": _listed(data)})
-        body = json.dumps({"inputs": inputs, **self.fields}).encode()
+                tensor["data"] = _listed(data)
+            inputs.append({**tensor, "parameters": said} if said else tensor)
+        whole = {"inputs": inputs, **self.fields}
+        if self.fields_first:
+            whole = {**self.fields, "inputs": inputs}
+        body = json.dumps(whole).encode()
         headers = [*self.headers]
         if self.binary:
             headers.append((LENGTH, str(len(body))))
         body += tail
         if self.coding is not None:
             body = self.coding(body)
+        if self.chunks:
+            body = chunked(body[:50], body[50:])
+            headers.append(("Transfer-Encoding", "chunked"))
         path = f"/v2/models/{self.model}{self.version}{self.suffix}"
         values = dict(self.values)
-        if self.placed:
-            values[next(iter(values))] = IN_REGION
+        if self.placed is not None:
+            values[first] = IN_REGION[self.placed]
         identity = self.fields.get("id", "")
-        return Asked(values, id=identity, path=path, headers=tuple(headers), body=body)
+        return Asked(
+            values, id=identity, path=path, headers=tuple(headers), body=body, chunks=self.chunks
+        )
 
 
 def _listed(data: Tensor) -> list[Any]:
@@ -418,6 +560,16 @@ def _one_binary(draft: _Draft, number: int) -> None:
     _wanting("b", binary_data=False)(draft, number)
 
 
+def _for_model(model: Model) -> Drawn:
+    def change(draft: _Draft, number: int) -> None:
+        draft.model = model.name
+        if model.of_sequences:
+            one = {"sequence_start": True, "sequence_end": True}
+            _said(sequence_id=next(_sequences), **one)(draft, number)
+
+    return change
+
+
 def _coded(name: str, coding: Callable[[bytes], bytes]) -> Drawn:
     def change(draft: _Draft, number: int) -> None:
         draft.coding = coding
@@ -444,13 +596,23 @@ HTTP: Mapping[str, Drawn] = {
     "classes": _wanting("a", "b", classification=1),
     "binary classes": _wanting("a", "b", classification=1, binary_data=True),
     "output in shared memory": _in_region,
-    "input in shared memory": _attribute("placed", True),
+    "input in shared memory": _attribute("placed", 0),
+    "input behind another in shared memory": _attribute("placed", 8),
     "parameter of one's own": _said(mine="yes"),
+    "empty final": _said(triton_enable_empty_final_response=True),
     "priority": _said(priority=1),
     "timeout": _said(timeout=60_000_000),
     "sequence": _said(sequence_id=7, sequence_start=True, sequence_end=True),
-    "priority levels": _attribute("model", "levels"),
-    "response cache": _attribute("model", "cached"),
+    **{one.says: _for_model(one) for one in OTHERS if not one.many},
+    "inputs turned": _attribute("turned", True),
+    "parameters of inputs": _attribute("of_inputs", {"mine": "yes"}),
+    "a field of later": lambda draft, number: draft.fields.update(new=[1, {"inputs": []}]),
+    "fields turned": _attribute("fields_first", True),
+    "body in chunks": _attribute("chunks", True),
+    "content type": _header("Content-Type", "application/json; charset=utf-8"),
+    "octets": _header("Content-Type", "application/octet-stream"),
+    "of a page": _header("Origin", ORIGIN),
+    "query": _attribute("suffix", "/infer?a=b"),
     "request id": _header("X-Request-Id", "n{number}"),
     "trace": _header(
         "traceparent", "00-4bf92f3577b34da6a3ce929d0e0e{number:04x}-00f067aa0ba902b7-01"
@@ -467,11 +629,12 @@ HTTP: Mapping[str, Drawn] = {
 _HTTP_APART = (
     {"first output", "outputs turned", "binary outputs", "one output binary", "classes"}
     | {"binary classes", "output in shared memory", "no such output"},
-    {"priority levels", "response cache"},
+    {one.says for one in OTHERS} | {"no such version"},
     {"gzip body", "deflate body"},
     {"version", "no such version"},
-    {"priority", "sequence", "timeout", "parameter of one's own", "binary_data_output"},
     {"accepts JSON", "accepts events"},
+    {"content type", "octets"},
+    {"input in shared memory", "input behind another in shared memory"},
 )
 
 
@@ -485,15 +648,18 @@ def http_forms(seed: int) -> list[Form]:
                 forms.append(Form(name, _datatype_over_http(row, binary=binary, answer=answer)))
     for name, accepted in (("gzip", "gzip"), ("deflate", "deflate"), ("identity", "identity")):
         forms.append(Form(f"long, {name}", _long(accepted)))
+    for name in sorted(LONG):
+        for binary in (False, True):
+            form = _datatype_over_http(DATATYPES[name], binary=binary, answer=binary, count=20_000)
+            forms.append(Form(f"{name}, long, binary {binary}", form))
     forms.append(Form("the body is the tensor", _bare))
     singles = [(name,) for name in HTTP]
-    pairs = [
-        pair
-        for pair in itertools.combinations(HTTP, 2)
-        if not any(len(group.intersection(pair)) > 1 for group in _HTTP_APART)
-    ]
-    for chosen in [(), *singles, *random.Random(seed).sample(pairs, PAIRS)]:
+    of_models = [pair for pair in _OF_MODELS if _MANY.isdisjoint(pair) and {*pair} <= {*HTTP}]
+    pairs = _pairs(HTTP, _HTTP_APART, seed)
+    for chosen in dict.fromkeys([(), *singles, *pairs]):
         forms.append(Form(" & ".join(chosen) or "plain", _drawn(chosen)))
+    for pair in of_models:
+        forms.append(Form(" & ".join(pair), _drawn(pair), times=3))
     return forms
 
 
@@ -507,9 +673,11 @@ def _drawn(chosen: Sequence[str]) -> Callable[[int], Asked]:
     return ask
 
 
-def _datatype_over_http(row: Datatype, *, binary: bool, answer: bool) -> Callable[[int], Asked]:
+def _datatype_over_http(
+    row: Datatype, *, binary: bool, answer: bool, count: int = 3
+) -> Callable[[int], Asked]:
     def ask(number: int) -> Asked:
-        draft = _Draft(row.name, {"x": values_of(row, number, (3,))}, row, binary=binary)
+        draft = _Draft(row.name, {"x": values_of(row, number, (count,))}, row, binary=binary)
         if answer:
             _wanting("y", binary_data=True)(draft, number)
         return draft.asked()

@@ -5,13 +5,14 @@ byte: so do threads of the server, and processes that it started.
 """
 
 import asyncio
+import itertools
 import json
 import socket
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,17 @@ def _hold_together(runner: Any, path: str) -> None:
     runner.together = together
 
 
+class _Busy:
+    """The other workers, none of which is idle (Helpers)."""
+
+    least_seconds = 0.0
+    most_bytes = 1 << 20
+    are_idle = False
+
+    def serve(self, instance: Any, model: Any, work: Any) -> None:
+        """Execute nothing of theirs."""
+
+
 class _Device:
     """Computes in the thread that fetches (a Dispatching)."""
 
@@ -364,6 +376,14 @@ class Row:
     """Whether its configuration may ask for two copies on the host."""
     step_of: str = ""
     """The row that is the step of this ensemble."""
+    around: str = ""
+    """The name of what is around its station, in the table of wrappings."""
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    """What its dynamic_batching says in any case."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its server."""
+    is_helped: bool = False
+    """Whether another worker would execute its batches, if that were idle."""
 
 
 def _python(name: str, code: str, *, process: bool = False, **more: Any) -> Row:
@@ -430,6 +450,27 @@ SEQUENCES = (
 )
 """Those whose requests are asked with the number of a sequence."""
 
+_JAX, _CODE = (next(one for one in ROWS if one.name == name) for name in ("jax", "own"))
+_IN_ORDER: dict[str, Any] = {
+    "around": "preserve_ordering",
+    "batching": {"preserve_ordering": True},
+}
+
+SHORT_CUTS = (
+    replace(_JAX, name="jax over a stream", many=True),
+    replace(_JAX, name="jax by itself", settings={"dynamic_batching": False}),
+    replace(_JAX, name="jax with a helper", is_helped=True),
+    replace(_JAX, name="jax in order", **_IN_ORDER),
+    replace(_CODE, name="own in order", **_IN_ORDER),
+    replace(
+        _JAX,
+        name="jax with kept answers",
+        around="response cache",
+        config={"response_cache": {"enable": True}},
+    ),
+)
+"""Ways around a station, or into its queue, on which its policies hold too."""
+
 ENSEMBLES = (
     Row("ensemble of jax", "ensemble", step_of="jax"),
     Row("ensemble of triton", "ensemble", step_of="triton"),
@@ -455,6 +496,7 @@ class Station:
         self.row = row
         self.of = row_of_step(row)
         """The row whose model has the queue."""
+        self._numbers = itertools.count()
 
     @property
     def model(self) -> str:
@@ -481,7 +523,7 @@ class Station:
         if not row.unbatched:
             config["max_batch_size"] = max_batch_size
         if "sequence_batching" not in config:
-            config["dynamic_batching"] = batching
+            config["dynamic_batching"] = {**row.batching, **batching}
         if copies > 1:
             config["instance_group"] = [{"count": copies, "kind": "KIND_CPU"}]
         version = directory / name / "1"
@@ -501,6 +543,8 @@ class Station:
 
     def _hold(self) -> None:
         instance, row = self.instance, self.of
+        if row.is_helped:
+            self.server.application.stations.helpers = _Busy()
         if row.device:
             instance.runner = _OnDevice(instance.runner, _Device(self.gate.path))
         else:
@@ -541,6 +585,9 @@ class Station:
         **parameters: Any,
     ) -> "asyncio.Task[float]":
         """Ask for a value times the factor; the task has the answer."""
+        if self.row.around == "response cache":
+            # Its own, so that its answer is no answer to another one.
+            parameters["parameters"] = {"n": next(self._numbers)}
         shape = [1] if self.row.unbatched else [1, 1]
         tensor = triton.InferInput("x", shape, "FP32")
         tensor.set_data_from_numpy(np.full(shape, value, np.float32))
@@ -575,6 +622,11 @@ class Station:
     async def pending(self, count: int) -> None:
         """Wait until so many requests wait in the queue, and as many as may have begun."""
         await self.until(lambda: self.instance.pending == count)
+
+    async def refused(self, asked: "asyncio.Task[float]") -> None:
+        """Wait until a request is refused, or would be if those before it were answered."""
+        behind: Mapping[Any, Any] = getattr(self.instance.station, "_results", {})
+        await self.until(lambda: asked.done() or bool(behind))
 
     async def in_progress(self, count: int) -> None:
         """Wait until so many requests have come and have not ended."""

@@ -1,11 +1,14 @@
 """Spans: which calls have them is decided when they begin, and of the others nothing is noted."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from xlaserve.serving.call import Call
 from xlaserve.serving.gates import Gates
@@ -39,13 +42,12 @@ async def at_once(work: Callable[[], Any]) -> Any:
 class World:
     """The tracer of a gate, and calls that are answered at once."""
 
-    def __init__(self, rate: int, count: int = -1) -> None:
+    def __init__(self, rate: int, count: int = -1, file: Path | None = None) -> None:
         self.spans = Spans()
         self.gates = Gates()
         start = TraceSetting(TIMESTAMPS, rate, count, 0)
-        self.tracing = Tracing(
-            self.gates, None, 0, at_once, start=start, spans=cast(OpenTelemetry, self.spans)
-        )
+        spans = cast(OpenTelemetry, self.spans) if file is None else None
+        self.tracing = Tracing(self.gates, file, 1 << 20, at_once, start=start, spans=spans)
 
     def begin(
         self, model: str, headers: Mapping[str, str], parent: Call | None = None
@@ -55,7 +57,7 @@ class World:
         call.found = cast(
             Any, SimpleNamespace(model=model, number="1", statistics=VersionStatistics())
         )
-        call.is_found = True
+        call.is_found, call.started_ns = True, 1
         self.gates.admit(call)
         return call
 
@@ -118,6 +120,23 @@ async def test_a_count_ends() -> None:
 
     assert not world.gates.are_watched
     assert ["0", "1"] == await world.traced()
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+async def test_traces_that_are_lost_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """Once: nothing is, as long as as many wait to be written as may."""
+    monkeypatch.setattr("xlaserve.serving.observability.tracing._MOST_PENDING", 3)
+    world = World(1, file=tmp_path / "traces")
+    for _ in range(3 + lost):
+        world.ask("m")
+    with capture_logs() as log:
+        await world.tracing.close()
+        await world.tracing.close()
+
+    assert [lost] * bool(lost) == [one["count"] for one in log if "were lost" in one["event"]]
+    assert {1, 2, 3} == {one["id"] for one in json.loads((tmp_path / "traces").read_text())}
 
 
 async def test_a_call_that_was_picked_is_traced_though_the_setting_changes() -> None:

@@ -353,8 +353,17 @@ async def test_a_body_may_come_after_its_head(address: str, general: list[bytes]
             async with connect(address) as other:
                 await other.ask(message("GET", "/hello"))
             assert body == (await client.ask(body)).body
+        # Nor is a timer left that would take the next body for one that does not come.
+        timers = [one for one in scheduled() if not one.cancelled()]
 
     assert 1 == sum(data.startswith(b"POST") for data in general)
+    assert [] == [one for one in timers if "hand_over" in repr(one)]
+
+
+def scheduled() -> list[asyncio.TimerHandle]:
+    """Return the timers of the loop of this test, which is that of the server too."""
+    loop: Any = asyncio.get_running_loop()
+    return list(loop._scheduled)
 
 
 async def test_a_body_that_does_not_come_is_refused_and_may_come_late(desk: Desk) -> None:
