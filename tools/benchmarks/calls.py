@@ -40,6 +40,7 @@ import uvloop
 from hpack import Encoder
 
 import xlaserve
+from xlaserve import Exportable
 from xlaserve.app.server import Application
 from xlaserve.grpc.http2.frames import (
     DATA,
@@ -72,8 +73,8 @@ _SECONDS = 60
 IDENTITY = {
     "backend": "identity",
     "max_batch_size": 8,
-    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}],
-    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [16]}],
 }
 CODE = """\
 from xlaserve import PythonModel
@@ -84,8 +85,16 @@ class Model(PythonModel):
 """
 
 
+def same(params: None, x: Any) -> Any:
+    """Return the input."""
+    return x
+
+
 def write_models(root: Path) -> None:
-    """Write a model that answers its input, and the same as Python code."""
+    """Write a model that answers its input, the same compiled by XLA, and as Python code."""
+    # Of one row, so that it is executed on the event loop, whatever the warm-up measured.
+    compiled = Exportable(same, None, {"x": ("FP32", [-1, SHAPE[1]])}, ["y"], 1)
+    compiled.write(root / "compiled" / "1")
     for name, config in (("identity", IDENTITY), ("code", IDENTITY | {"backend": "python"})):
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.json").write_text(json.dumps(config))
@@ -131,6 +140,7 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
                 allow_python_models=True,
                 compilation_cache_directory="none",
                 compile_processes=0,
+                inline_execution_seconds=60.0,
             )
         )
         async with application.running() as addresses:
@@ -323,6 +333,13 @@ class Unary(Client):
         self.connection.close()
 
 
+class Compiled(Unary):
+    """Asks the model that XLA executes."""
+
+    def make_message(self) -> bytes:
+        return infer_message("compiled")
+
+
 class Code(Unary):
     """Asks the model that is Python code."""
 
@@ -497,6 +514,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "grpc-fast": Kind(Unary, "ModelInfer, fast path", 60),
+    "grpc-compiled": Kind(Compiled, "the same, of a model that XLA executes at once", None),
     "grpc-stream": Kind(Stream, "ModelStreamInfer, a message and its answer", 70),
     "grpc-shared": Kind(Shared, "ModelInfer, input and output in shared memory", 80),
     "grpc-general": Kind(General, "ModelReady, general path", 150),

@@ -38,6 +38,8 @@ class Repeats:
         self._residents = residents
         self._gates = gates
         self._cache = cache
+        self.known = cache.written
+        """The answers that are known: without any nobody needs to ask."""
         self._clock = clock
 
     @classmethod

@@ -39,7 +39,7 @@ class Sender:
     """Turns answers into frames, as fast as the client takes them.
 
     Invariant: `parked` of each stream is its `unsent`, and both are in the ledger, whenever a
-    method returns; `_blocked` has the streams with unsent bytes, and no other.
+    method returns; `blocked` has the streams with unsent bytes, and no other.
     """
 
     def __init__(self, account: Account, conduct: Conduct, on_output: Callable[[], None]) -> None:
@@ -49,8 +49,8 @@ class Sender:
         """Whether frames are being handled: the output is written after that."""
         self._account = account
         self._conduct = conduct
-        self._blocked: dict[int, ServerStream] = {}
-        """The streams with unsent bytes, in the order of their next turn."""
+        self.blocked: dict[int, ServerStream] = {}
+        """The streams with unsent bytes, in the order of their next turn; always the same object."""
         self.output: list[Buffer] = []
         """Frames to be written."""
         self.output_bytes = 0
@@ -193,12 +193,12 @@ class Sender:
 
     def _keep(self, stream: ServerStream) -> None:
         if stream.unsent:
-            self._blocked[stream.id] = stream
+            self.blocked[stream.id] = stream
             if stream.keeps_more and self._is_blocked(stream):
                 stream.pending = deque(map(_detached, stream.pending or ()))
                 stream.keeps_more = False
         else:
-            self._blocked.pop(stream.id, None)
+            self.blocked.pop(stream.id, None)
         self._count(stream, stream.unsent)
 
     def _count(self, stream: ServerStream, size: int) -> None:
@@ -244,12 +244,12 @@ class Sender:
 
     def stalled(self, since: int) -> list[ServerStream]:
         """Return the streams whose own window has held back the rest since a tick (5.2)."""
-        return [s for s in self._blocked.values() if s.send_window <= 0 and s.tick < since]
+        return [s for s in self.blocked.values() if s.send_window <= 0 and s.tick < since]
 
     @property
     def is_held_back(self) -> bool:
         """Tell whether something waits for the window of the connection."""
-        return bool(self._blocked) and self.window <= 0
+        return bool(self.blocked) and self.window <= 0
 
     def _sent(self, stream: ServerStream, *, ended: bool) -> None:
         if stream.ending:
@@ -264,12 +264,12 @@ class Sender:
     def pump(self) -> None:
         """Send what is pending, each stream in its turn, as far as the windows allow."""
         moved = True
-        while moved and self._blocked and self.window > 0 and not self._full:
+        while moved and self.blocked and self.window > 0 and not self._full:
             moved = False
-            for stream in tuple(self._blocked.values()):
+            for stream in tuple(self.blocked.values()):
                 if stream.send_window > 0 and stream.unsent:
                     # Its next turn is behind all others, also where the window ends this round.
-                    self._blocked.pop(stream.id, None)
+                    self.blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
                     moved = True
@@ -291,7 +291,7 @@ class Sender:
 
     def discard(self, stream: ServerStream) -> None:
         """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""
-        self._blocked.pop(stream.id, None)
+        self.blocked.pop(stream.id, None)
         self._count(stream, 0)
         stream.unsent = 0
         stream.pending = None

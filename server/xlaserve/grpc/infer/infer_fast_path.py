@@ -132,8 +132,12 @@ class InferFastPath:
                 stream.call = call
                 self._long.await_for(call, self._inflate(call, stream, message))
                 return
-            if self.repeats is not None and self._is_answered_again(call, stream, message):
-                return
+            repeats = self.repeats
+            if repeats is not None and repeats.known:
+                answer = repeats.answer(call, message)
+                if answer is not None:
+                    self.send(stream, [answer], len(answer))
+                    return
             request = self._recognise(message)
             # Or it is counted, which is the same from here on.
             is_view = request is not None or len(message) > SHORT_BYTES
@@ -148,8 +152,8 @@ class InferFastPath:
             stream.call = call
             if not is_view:
                 hold_made(call, made_bytes(request.inputs))
-        elif self.repeats is not None and call.written is not None:
-            self.repeats.learn(call, message, request.model_version, call.written)
+        elif repeats is not None and call.written is not None:
+            repeats.learn(call, message, request.model_version, call.written)
 
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
@@ -219,15 +223,6 @@ class InferFastPath:
             return
         if request is not None:
             self._engine.begin(call, request)
-
-    def _is_answered_again(
-        self, call: "FastPathCall", stream: ServerStream, message: Buffer
-    ) -> bool:
-        assert self.repeats is not None
-        answer = self.repeats.answer(call, message)
-        if answer is not None:
-            self.send(stream, [answer], len(answer))
-        return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
         try:
