@@ -1,7 +1,7 @@
 """Count the Python calls of a warm request of each kind: they do not depend on the machine.
 
     python tools/benchmarks/calls.py                     a table of all kinds
-    python tools/benchmarks/calls.py --list grpc-fast    the own calls of one request, in their order
+    python tools/benchmarks/calls.py --list grpc-fast    the own calls of one request, in order
     python tools/benchmarks/calls.py --write             the table into docs/measurements/calls.md
     python tools/benchmarks/calls.py --system-calls      of 4 connections x 16 requests, by strace
     python tools/benchmarks/calls.py --json              for the check in tests/tools/test_calls.py
@@ -9,7 +9,7 @@
 A server runs in a thread of this process, and a client on plain sockets sends one request after the
 other. A profiler sees each function that the server's threads enter: own calls are those of this
 package, library calls all others, in Python or C. What is not called by every request (timers,
-sweeps) is left out: a count is that of each function by itself, divided by the requests and rounded.
+sweeps) is left out: the calls of each function are divided by the requests, and rounded.
 
 Allocations are the calls of Python's allocators (all three domains), counted by a few lines of C
 that `cc` compiles; without a compiler the column is empty.
@@ -95,7 +95,9 @@ def write_models(root: Path) -> None:
     # Of one row, so that it is executed on the event loop, whatever the warm-up measured.
     compiled = Exportable(same, None, {"x": ("FP32", [-1, SHAPE[1]])}, ["y"], 1)
     compiled.write(root / "compiled" / "1")
-    for name, config in (("identity", IDENTITY), ("code", IDENTITY | {"backend": "python"})):
+    wide = json.loads(json.dumps(IDENTITY).replace("[16]", "[-1]"))
+    configs = {"identity": IDENTITY, "wide": wide, "code": IDENTITY | {"backend": "python"}}
+    for name, config in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.json").write_text(json.dumps(config))
     (root / "code" / "1" / "model.py").write_text(CODE)
@@ -231,7 +233,9 @@ class Http2:
         self._encoder = Encoder()
         self._stream = -1
         self._buffer = b""
-        self._socket.sendall(PREFACE + settings({Setting.INITIAL_WINDOW_SIZE: 1 << 24}) + window_update(0, 1 << 30))
+        self._socket.sendall(
+            PREFACE + settings({Setting.INITIAL_WINDOW_SIZE: 1 << 24}) + window_update(0, 1 << 30)
+        )
 
     def headers(self, method: str) -> tuple[int, bytes]:
         """Open a stream; return its number and the frame."""
@@ -415,7 +419,7 @@ class Long(Client):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.connection = Http2(server.grpc)
-        self._message = prefixed(infer_message("identity", self.frames * FRAME_BYTES // 4))
+        self._message = prefixed(infer_message("wide", self.frames * FRAME_BYTES // 4))
 
     def ask(self) -> None:
         streams = [self.connection.headers("ModelInfer") for _ in range(2)]
@@ -599,7 +603,7 @@ void count(int is_on) { client = pthread_self(); on = is_on; if (is_on) calls = 
 
 
 class _Allocator(ctypes.Structure):
-    _fields_ = [("pointers", ctypes.c_void_p * 5)]  # noqa: RUF012
+    _fields_ = [("pointers", ctypes.c_void_p * 5)]
 
 
 def allocations(root: Path, names: Sequence[str]) -> dict[str, float]:
@@ -669,7 +673,9 @@ def system_calls() -> tuple[float, dict[str, float]]:
             connections = [Http2(port) for _ in range(CONNECTIONS)]
             message = infer_message("identity")
             for _ in range(WARM + rounds):
-                parts = [[one.headers("ModelInfer") for _ in range(IN_FLIGHT)] for one in connections]
+                parts = [
+                    [one.headers("ModelInfer") for _ in range(IN_FLIGHT)] for one in connections
+                ]
                 for one, streams in zip(connections, parts, strict=True):
                     data = [frame + one.data(n, prefixed(message)) for n, frame in streams]
                     one.send(b"".join(data))

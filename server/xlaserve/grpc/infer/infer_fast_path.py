@@ -133,11 +133,8 @@ class InferFastPath:
                 self._long.await_for(call, self._inflate(call, stream, message))
                 return
             repeats = self.repeats
-            if repeats is not None and repeats.known:
-                answer = repeats.answer(call, message)
-                if answer is not None:
-                    self.send(stream, [answer], len(answer))
-                    return
+            if repeats is not None and repeats.known and self._repeat(call, stream, message):
+                return
             request = self._recognise(message)
             # Or it is counted, which is the same from here on.
             is_view = request is not None or len(message) > SHORT_BYTES
@@ -223,6 +220,14 @@ class InferFastPath:
             return
         if request is not None:
             self._engine.begin(call, request)
+
+    def _repeat(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> bool:
+        """Send the answer to a request of the same bytes; false where none is known."""
+        assert self.repeats is not None
+        answer = self.repeats.answer(call, message)
+        if answer is not None:
+            self.send(stream, [answer], len(answer))
+        return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
         try:
