@@ -8,8 +8,8 @@
 
 A server runs in a thread of this process, and a client on plain sockets sends one request after the
 other. A profiler sees each function that the server's threads enter: own calls are those of this
-package, library calls all others, in Python or C. What is not called by every request (timers,
-sweeps) is left out: the calls of each function are divided by the requests, and rounded.
+package, library calls all others, in Python or C. Of each function the least of all requests
+counts, so that timers and sweeps do not: on a busy machine the counts are the same.
 
 Allocations are the calls of Python's allocators (all three domains), counted by a few lines of C
 that `cc` compiles; without a compiler the column is empty.
@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import ctypes
 import json
+import os
 import re
 import shutil
 import socket
@@ -66,7 +67,7 @@ FRAME_BYTES = 1 << 14
 SERVICE = "/inference.GRPCInferenceService/"
 SHAPE = (1, 16)
 TENSOR_BYTES = 64
-REGION = "/xlaserve_calls"
+REGION = f"/xlaserve_calls_{os.getpid()}"
 _SECONDS = 60
 """Longest wait for an answer."""
 
@@ -143,6 +144,7 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
                 compilation_cache_directory="none",
                 compile_processes=0,
                 inline_execution_seconds=60.0,
+                busy_poll_seconds=0.0,
             )
         )
         async with application.running() as addresses:
@@ -216,9 +218,10 @@ def _depth(frame: FrameType | None) -> int:
     return depth
 
 
-def per_request(counts: Mapping[Any, int], requests: int) -> int:
-    """Return the calls of one request, without what is not called by every one."""
-    return sum(round(count / requests) for count in counts.values())
+def of_each(counts: Sequence[Counter[Any]]) -> int:
+    """Return the calls of one request, without those that not every one makes."""
+    functions = set[Any]().union(*counts)
+    return sum(min(one[function] for one in counts) for function in functions)
 
 
 # --- clients on plain sockets ------------------------------------------------------------------
@@ -556,15 +559,17 @@ def count(profiler: Profiler, server: Server, client_class: type[Client]) -> Cou
         for _ in range(WARM):
             client.ask()
         server.settle()
-        profiler.begin()
+        own, library, orders = [], [], []
         for _ in range(COUNTED):
+            profiler.begin()
             client.ask()
             # The next one comes when the server sleeps: what a request costs by itself.
             server.settle()
-        profiler.is_on = False
-        own, library = (per_request(one, COUNTED) for one in (profiler.own, profiler.library))
-        share = len(profiler.order) // COUNTED
-        return Counts(own, library, order=profiler.order[-share:])
+            profiler.is_on = False
+            own.append(profiler.own.copy())
+            library.append(profiler.library.copy())
+            orders.append([*profiler.order])
+        return Counts(of_each(own), of_each(library), order=min(orders, key=len))
     finally:
         client.close()
 
@@ -669,7 +674,7 @@ def system_calls() -> tuple[float, dict[str, float]]:
             )
             assert process.stdin is not None
             assert process.stdout is not None
-            port = int(process.stdout.readline())
+            port = next(int(line[5:]) for line in process.stdout if line.startswith("port "))
             connections = [Http2(port) for _ in range(CONNECTIONS)]
             message = infer_message("identity")
             for _ in range(WARM + rounds):
@@ -697,7 +702,7 @@ def system_calls() -> tuple[float, dict[str, float]]:
 def serve(root: Path) -> None:
     """Serve until stdin ends; the port of gRPC is printed."""
     with serving(root) as server:
-        print(server.grpc, flush=True)
+        print("port", server.grpc, flush=True)
         sys.stdin.read()
 
 

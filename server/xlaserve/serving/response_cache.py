@@ -134,8 +134,7 @@ class ResponseCache:
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         """The one that was asked for last is the last."""
         self.written: dict[tuple[str, bytes], Written] = {}
-        """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them.
-        Always the same object."""
+        """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
 
     @classmethod

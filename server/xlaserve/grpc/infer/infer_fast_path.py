@@ -132,8 +132,7 @@ class InferFastPath:
                 stream.call = call
                 self._long.await_for(call, self._inflate(call, stream, message))
                 return
-            repeats = self.repeats
-            if repeats is not None and repeats.known and self._repeat(call, stream, message):
+            if self.repeats is not None and self._repeat(call, stream, message):
                 return
             request = self._recognise(message)
             # Or it is counted, which is the same from here on.
@@ -149,8 +148,8 @@ class InferFastPath:
             stream.call = call
             if not is_view:
                 hold_made(call, made_bytes(request.inputs))
-        elif repeats is not None and call.written is not None:
-            repeats.learn(call, message, request.model_version, call.written)
+        elif self.repeats is not None and call.written is not None:
+            self.repeats.learn(call, message, request.model_version, call.written)
 
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
