@@ -15,7 +15,7 @@ MOST = {
     "grpc-fast": (47, 52),
     "grpc-compiled": (54, 60),
     "grpc-stream": (69, 75),
-    "grpc-shared": (183, 195),
+    "grpc-shared": (123, 132),
     "grpc-general": (117, 120),
     "rest-json": (36, 39),
     "rest-binary": (88, 97),

@@ -150,8 +150,8 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
         async with application.running() as addresses:
             await application.load()
             assert addresses.http is not None
-            ports = (int(one.rpartition(":")[2]) for one in (addresses.grpc, addresses.http))
-            started.append(Server(*ports, asyncio.get_running_loop()))
+            grpc, http = (int(one.rpartition(":")[2]) for one in (addresses.grpc, addresses.http))
+            started.append(Server(grpc, http, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
@@ -163,7 +163,7 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
             ready.set()
 
     thread = threading.Thread(target=run, name="server")
-    threading.setprofile(hook)  # type: ignore[arg-type]
+    threading.setprofile(hook)
     try:
         thread.start()
         ready.wait()
@@ -171,7 +171,7 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
             raise SystemExit("the server has not started")
         yield started[0]
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         if started:
             started[0].loop.call_soon_threadsafe(stop.set)
         thread.join()
@@ -282,7 +282,7 @@ class Http2:
 
     def unary(self, method: str, message: bytes, count: int = 1) -> list[bytes]:
         """Send requests in one piece, and return the payloads of their answers."""
-        parts = []
+        parts: list[bytes] = []
         for _ in range(count):
             stream, frame = self.headers(method)
             parts += (frame, self.data(stream, prefixed(message)))
@@ -487,8 +487,9 @@ class RestBinary(Rest):
     """Sends the binary form, and asks for it."""
 
     def body(self) -> tuple[Any, ...]:
-        tensor = {"name": "x", "datatype": "FP32", "shape": list(SHAPE)}
-        tensor["parameters"] = {"binary_data_size": TENSOR_BYTES}
+        parameters = {"binary_data_size": TENSOR_BYTES}
+        shape = list(SHAPE)
+        tensor = {"name": "x", "datatype": "FP32", "shape": shape, "parameters": parameters}
         outputs = [{"name": "y", "parameters": {"binary_data": True}}]
         text = json.dumps({"inputs": [tensor], "outputs": outputs}).encode()
         body = text + bytes(TENSOR_BYTES)

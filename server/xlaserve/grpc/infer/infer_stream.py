@@ -253,6 +253,7 @@ class InferStream:
     async def _begin(self, message: bytes) -> StreamedInfer:
         """Begin a request; raises where its message cannot be read."""
         # One that is like another is views of the message, which is counted.
+        decoded: InferRequest | DecodedInfer
         known = self._recognise(message)
         is_long = known is None and len(message) > LONG_BYTES and not is_read_quickly(message)
         if is_long:
