@@ -93,6 +93,7 @@ async def test_what_a_known_form_names_in_shared_memory_is_read_and_found_anew(
     asked = request()
     place(asked.inputs[0], 0)
     place(asked.outputs[0], _BYTES)
+    assert memory.buf is not None
     view = np.frombuffer(memory.buf, np.float32)
     async with serve(tmp_path / "models", load_model=("echo",)) as server:
         async with grpc.aio.insecure_channel(server.url) as channel:
