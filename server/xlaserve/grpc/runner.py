@@ -48,6 +48,14 @@ class Accepted(Protocol):
         """
         ...
 
+    def send_now(self, message: bytes) -> bool:
+        """Send a message at once, without its prefix.
+
+        False, and nothing is sent, where nothing was sent before, where another one waits for its
+        client, and whatever else `send_message` is there for.
+        """
+        ...
+
     def reserve(self, count: int) -> bool:
         """Count so many bytes more; false where there is no memory."""
         ...

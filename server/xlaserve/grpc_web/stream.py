@@ -80,6 +80,10 @@ class WebStream:
         """Return 0: the whole body is counted until the request ends."""
         return 0
 
+    def send_now(self, message: bytes) -> bool:
+        """Return false: grpclib sends every message."""
+        return False
+
     def reserve(self, count: int) -> bool:
         """Count so many bytes more; false where there is no memory."""
         return self._exchange.held.account.reserve(count)

@@ -56,7 +56,7 @@ def respond(
 def _shaped(
     call: InferCall, outputs: tuple[InferOutput, ...], parameters: AnswerParameters | None = None
 ) -> InferResponse:
-    is_placed = any(isinstance(output, PlacedOutput) for output in outputs)
+    is_placed = PlacedOutput in map(type, outputs)
     if is_placed or parameters is not None:
         return _detailed(call, outputs, parameters or AnswerParameters())
     return InferResponse(call.found.model, call.found.number, call.id, outputs)

@@ -142,17 +142,21 @@ class Engine:
                 shared = SharedInputs(request, self.regions, call)
                 self._read_shared(call, instance, shared)
                 return
-        images = find_images(request, info, instance.config, self._image_limits)
-        instance.quick.parameters.check(request)
-        check_inputs(name, info, images.promised() if images else request)
+        is_known = request.form is not None and request.form.checked_by is instance.quick
+        images = None if is_known else self._check(call, instance, request)
         if request.outputs:
-            call.chosen = check_outputs(name, info, request.outputs)
+            if request.form is not None and is_known:
+                call.chosen = request.form.chosen
             if asks_for_form(request.outputs):
                 labels = partial(self._labels, instance)
                 call.shaping = OutputForms(
                     name, info, request.outputs, labels, regions=self.regions, call=call
                 )
-        instance.quick.parameters.note(request)
+        if not is_known:
+            instance.quick.parameters.note(request)
+            if request.form is not None and images is None:
+                request.form.chosen = call.chosen
+                request.form.checked_by = instance.quick
         if info.takes_tensor_parameters:
             call.tensor_parameters = of_tensors(request)
         call.inputs = {tensor.name: tensor.data for tensor in request.inputs}
@@ -162,6 +166,22 @@ class Engine:
             return
         _describe(call, info)
         instance.station.begin(call)
+
+    def _check(
+        self, call: InferCall, instance: Served, request: InferRequest
+    ) -> EncodedImages | None:
+        """Apply the rules for what a request is made of; return the images that it has.
+
+        All but these depends on its form alone: what is another of a form that was checked for
+        this instance is not checked again.
+        """
+        name, info = request.model_name, instance.info
+        images = find_images(request, info, instance.config, self._image_limits)
+        instance.quick.parameters.check(request)
+        check_inputs(name, info, images.promised() if images else request)
+        if request.outputs:
+            call.chosen = check_outputs(name, info, request.outputs)
+        return images
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
         """Return the labels of an output; those of an ensemble may be those of its steps."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from xlaserve.tensors import Datatype, Parameter, Shape, Tensor
+from xlaserve.tensors import Datatype, Parameter, Shape, Tensor, TensorSpec
 
 
 # None of them can be part of a cycle: the garbage collector need not look at them.
@@ -41,13 +41,17 @@ class Form:
     Requests that a transport reads as one form share this object.
     """
 
-    __slots__ = ("accepted_by", "rows")
+    __slots__ = ("accepted_by", "checked_by", "chosen", "rows")
 
     def __init__(self) -> None:
         self.accepted_by: object = None
         """The check of a model that has accepted the form last, and accepts it again."""
         self.rows = 0
         """Rows that it has found."""
+        self.checked_by: object = None
+        """The check of a model that every rule was applied for last, and found nothing wrong."""
+        self.chosen: tuple[TensorSpec, ...] | None = None
+        """The outputs that it has found to be asked for; None for all."""
 
 
 class InferRequest(msgspec.Struct, gc=False):

@@ -123,7 +123,7 @@ class Proxies:
 
 def came_through_a_proxy(headers: Headers) -> bool:
     """Tell whether a request has a header that a proxy has put into it."""
-    return any(headers.get(name) is not None for name in TRACES)
+    return {*map(headers.get, TRACES)} != {None}
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

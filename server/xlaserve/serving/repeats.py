@@ -52,7 +52,7 @@ class Repeats:
 
         None, with nothing changed, for a call that is to be read. Raises as the gates of a model.
         """
-        if type(message) is not bytes:
+        if not self._cache.written or type(message) is not bytes:
             return None
         written = self._cache.find_written(call.owner, message)
         # What an observer asks of a call that it has seen begin is not known here.

@@ -133,7 +133,7 @@ class ResponseCache:
         self._account = ledger.open()
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         """The one that was asked for last is the last."""
-        self._written: dict[tuple[str, bytes], Written] = {}
+        self.written: dict[tuple[str, bytes], Written] = {}
         """Keyed by owner and bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
 
@@ -164,7 +164,7 @@ class ResponseCache:
 
     def find_written(self, owner: str, message: bytes) -> Written | None:
         """Return the answer to a request of the same bytes and caller; None for none."""
-        return self._written.get((owner, message))
+        return self.written.get((owner, message))
 
     def keep_written(self, call: InferCall, message: bytes, version: str, answer: bytes) -> None:
         """Keep the answer to a call as it was written, for as long as its entry is kept."""
@@ -172,7 +172,7 @@ class ResponseCache:
         if (
             not isinstance(entry, Entry)
             or entry not in self._entries
-            or key in self._written
+            or key in self.written
             or len(entry.messages) >= _MOST_MESSAGES
         ):
             return
@@ -185,7 +185,7 @@ class ResponseCache:
         entry.size += size
         entry.messages.append(key)
         self._account.hold(size, Kind.CACHED)
-        self._written[key] = Written(entry, call.instance, call.model, version, call.rows, answer)
+        self.written[key] = Written(entry, call.instance, call.model, version, call.rows, answer)
 
     # --- as sections call it ---
 
@@ -217,7 +217,7 @@ class ResponseCache:
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry]
         for message in entry.messages:
-            del self._written[message]
+            del self.written[message]
         del entry.section.entries[entry.key]
         self._account.release(entry.size, Kind.CACHED)
 

@@ -26,7 +26,7 @@ from support.frames import (
 )
 from support.memory_client import REQUEST, MemoryClient, Streaming, Unary, answer, request
 
-from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, StreamingReader
 from xlaserve.grpc.http2.stream import ServerStream
 
 MOST = 50_000
@@ -71,10 +71,17 @@ def general(route: str = "unary", **limits: Any) -> MemoryClient:
     reader = core._reader
     reader._data.whole_message = lambda *frame: False
     reader._data.empty_end = lambda stream: False
+    reader._data.next_message = lambda *frame: False
     reader._data.run = lambda *frame: 0
     reader._headers.open_next = lambda stream_id, block: False
     sender = core._sender
     sender.answer = sender._long_answer
+
+    def parked(*given: Any) -> None:
+        sender._park(*given)
+        sender.wake()
+
+    sender._short_data = parked
     return client
 
 
@@ -94,6 +101,14 @@ def told(client: MemoryClient) -> dict[str, object]:
     }
 
 
+def _waiting(stream: ServerStream) -> tuple[object, ...]:
+    """What has come of a request of many messages, and is counted for it."""
+    reader = stream.reader
+    if not isinstance(reader, StreamingReader):
+        return ()
+    return bytes(reader.received), stream.charged, stream.reserved
+
+
 def _of(stream: ServerStream) -> tuple[object, ...]:
     # Nobody asks what has come of a request that has ended.
     received = () if stream.ended_by_client else (stream.received, stream.recv_window)
@@ -104,6 +119,7 @@ def _of(stream: ServerStream) -> tuple[object, ...]:
         received,
         stream.send_window,
         stream.unsent,
+        _waiting(stream),
     )
 
 
@@ -336,6 +352,53 @@ def test_under_pressure_a_short_message_is_reserved_like_any_other(end: Frame) -
     for client in (both.fast, both.general):
         client.ledger.is_pressed = True
     both.send(OPEN, data(1, SMALL), end)
+
+
+@pytest.mark.parametrize("reserved", [0, 3, 8, 100])
+def test_each_message_of_many_is_counted_and_kept(reserved: int) -> None:
+    """One that is a frame, behind one that has been taken, and behind one that has not."""
+    both = Both("streaming")
+    both.send(OPEN)
+    for taken in (True, True, False, False):
+        for client in (both.fast, both.general):
+            stream = client.route.streams[1]
+            assert stream.expect(reserved)
+        both.send(data(1, SMALL), data(1, SMALL))
+        for client in (both.fast, both.general):
+            reader = client.route.streams[1].reader
+            assert isinstance(reader, StreamingReader)
+            while taken and reader.next() is not None:
+                pass
+        both.compare()
+    both.send(END)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 16_383, 16_384, 16_385, 30_000])
+@pytest.mark.parametrize("paused", [False, True])
+def test_messages_of_an_answer_of_many_leave_in_their_order(size: int, paused: bool) -> None:
+    """Until the window of the stream is used up, and once there is a new one."""
+    both = Both("streaming")
+    both.send(OPEN, data(1, SMALL))
+    for number in range(6):
+        for client in (both.fast, both.general):
+            stream = client.route.streams[1]
+            if not number:
+                stream.send_headers(b"\x88")
+            if paused and number == 2:
+                client.core.pause()
+            octets = bytes((number,)) * size
+            assert stream.send_data((PREFIX.pack(0, size), octets), size + PREFIX_BYTES)
+        assert both.general.taken() == both.fast.taken()
+        both.compare()
+    if paused:
+        for client in (both.fast, both.general):
+            client.core.resume()
+    both.send(window_update(1, 200_000), window_update(0, 200_000))
+    for client in (both.fast, both.general):
+        client.route.streams[1].send_headers(b"\x88", end=True)
+    both.send(END)
+
+    assert not both.fast.core.streams
 
 
 # --- at random -----------------------------------------------------------------------------------

@@ -713,7 +713,7 @@ def test_a_client_that_says_goaway_still_gets_its_answers() -> None:
     """6.8."""
     client = MemoryClient()
     client.send(OPEN, data(1, MESSAGE, end_stream=True), goaway())
-    assert client.core.client_leaves
+    assert client.core.control.client_leaves
     answer(client.route.streams[1], b"abc")
 
     assert [Kind.HEADERS, Kind.DATA, Kind.HEADERS] == [frame.kind for frame in client.taken()]

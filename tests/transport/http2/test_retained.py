@@ -384,7 +384,7 @@ def test_ten_thousand_aborted_requests_keep_nothing(monkeypatch: pytest.MonkeyPa
 
     assert 0 == blocks
     assert 0 == client.ledger.held
-    assert {} == client.core._sender._blocked
+    assert {} == client.core.blocked
     assert not client.core.output
 
 

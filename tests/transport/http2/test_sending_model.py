@@ -150,7 +150,7 @@ class Model:
             sendable = min(self.windows[number], self.connection)
             assert not stream.unsent or sendable <= 0 or self.paused, "it is held back for nothing"
         assert core.account.held_for(Held.ANSWERS) == sum(unsent.values())
-        assert {n for n, size in unsent.items() if size} == set(core._sender._blocked)
+        assert {n for n, size in unsent.items() if size} == set(core.blocked)
         assert self.connection == core._sender.window
         assert set(core.streams) == set(self.windows) - self.ended - self.gone
 

@@ -122,6 +122,16 @@ class GrpclibStream:
         """Count so many bytes fewer."""
         self._stream.hold(-count)
 
+    def send_now(self, message: bytes) -> bool:
+        """Send a message at once; false where it has to wait, or be made ready before."""
+        stream = self._stream
+        if self._encoding or not stream.headers_sent or stream.unsent or not stream.open:
+            return False
+        size = len(message)
+        return stream.output.data(
+            stream, (PREFIX.pack(0, size), message), size + PREFIX_BYTES, end=False
+        )
+
     # --- as grpclib calls it ---
 
     async def recv_data(self, size: int) -> Buffer:
@@ -167,8 +177,9 @@ class GrpclibStream:
 
     async def _next(self, reader: StreamingReader) -> tuple[bool, Buffer] | None:
         stream = self._stream
-        stream.hold(-self._held)
-        self._held = 0
+        if self._held:
+            stream.hold(-self._held)
+            self._held = 0
         while True:
             got = reader.next()
             if isinstance(got, Problem):
@@ -176,25 +187,23 @@ class GrpclibStream:
                 raise self._refusal(got, size)
             if got is not None:
                 self._held = PREFIX_BYTES + len(got[1])
-                stream.expect(reader.missing)  # where there is no memory, the next call says so
+                # Where there is no memory, the next call says so.
+                stream.expect(reader.missing if reader.received else 0)
                 return got
             if stream.ended_by_client:
                 problem = reader.end()
                 if problem is not None:
                     raise self._refusal(problem)
                 return None
-            if not stream.expect(reader.missing):
+            if not stream.expect(reader.missing if reader.received else 0):
                 raise self._refusal(Problem.NO_MEMORY)
-            await self._wait()
-
-    async def _wait(self) -> None:
-        self._more = asyncio.get_running_loop().create_future()
-        self.waiting = True
-        try:
-            await self._more
-        finally:
-            self.waiting = False
-            self._more = None
+            self._more = asyncio.get_running_loop().create_future()
+            self.waiting = True
+            try:
+                await self._more
+            finally:
+                self.waiting = False
+                self._more = None
 
     def _refusal(self, problem: Problem, size: int = 0) -> GRPCError:
         return refuse(problem, self._stream.head.path, self.connection.limits, size)

@@ -294,6 +294,10 @@ class _Stream(Stream):
         self._charged -= count
         self.connection.account.release(count)
 
+    def send_now(self, message: bytes) -> bool:
+        """Return false: grpclib sends every message."""
+        return False
+
     def release_all(self) -> None:
         """Release all bytes: it has ended."""
         self.release(self._charged)

@@ -49,7 +49,8 @@ class ServerConnection:
         self._streams = Streams(limits, self.account, conduct, self._sender, self._windows)
         self.streams = self._streams.open
         self._headers = HeaderFrames(limits, router, self._streams, conduct)
-        self._control = ControlFrames(self._streams, self._sender, conduct)
+        self.control = ControlFrames(self._streams, self._sender, conduct)
+        """Knows whether the client has greeted, and whether it leaves."""
         self._reader = FrameReader(
             limits,
             buffer or ReceiveBuffer(),
@@ -57,12 +58,18 @@ class ServerConnection:
             (
                 DataFrames(limits, shared, self._streams, self._windows, conduct),
                 self._headers,
-                self._control,
+                self.control,
             ),
             now,
         )
         self.receive_buffer = self._reader.space
         """Returns where to put what comes next; `received` says that it has come."""
+        self.take_output = self._sender.take
+        """Returns what is to be written next; `pump` makes more where there is."""
+        self.pump = self._sender.pump
+        """Makes more output of what is pending, as far as windows allow it."""
+        self.blocked = self._sender.blocked
+        """The streams with something pending: without any `pump` makes nothing."""
         self.failed: ConnectionFailure | None = None
         """Why the connection ends; a GOAWAY says so in the output."""
         self.unsent: list[deque[Buffer]] = []
@@ -103,7 +110,8 @@ class ServerConnection:
             return True
         finally:
             self._sender.receives = False
-            self._streams.settle()
+            if self._streams.uncounted:
+                self._streams.settle()
 
     def proceed(self) -> bool:
         """Go on with what an earlier pass has left; false as for `received`."""
@@ -128,14 +136,6 @@ class ServerConnection:
     def output(self) -> bool:
         """Tell whether there is something to write."""
         return bool(self._sender.output)
-
-    def take_output(self) -> list[Buffer]:
-        """Return what is to be written next; `pump` makes more where there is."""
-        return self._sender.take()
-
-    def pump(self) -> None:
-        """Make more output of what is pending, as far as windows allow it."""
-        self._sender.pump()
 
     def pause(self) -> None:
         """Make no more DATA: backpressure of the transport."""
@@ -166,12 +166,7 @@ class ServerConnection:
     @property
     def greeted(self) -> bool:
         """Tell whether the client has sent its preface, and the SETTINGS behind it (3.4)."""
-        return self._control.settled
-
-    @property
-    def client_leaves(self) -> bool:
-        """Tell whether the client has sent a GOAWAY (6.8)."""
-        return self._control.client_leaves
+        return self.control.settled
 
     def sweep(self, ticks_for_a_message: int, ticks_for_an_answer: int) -> None:
         """End what has taken too long; called at even intervals."""
@@ -194,7 +189,7 @@ class ServerConnection:
         """
         if self.leaves or self.failed is not None:
             return  # a later GOAWAY must not name a later stream (6.8)
-        self._control.on_round_trip = self.leave
+        self.control.on_round_trip = self.leave
         self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
 
     def leave(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
@@ -202,7 +197,7 @@ class ServerConnection:
         if self.leaves or self.failed is not None:
             return
         self.leaves = True
-        self._control.on_round_trip = None
+        self.control.on_round_trip = None
         self._streams.max_streams = 0
         self._write_goaway(code, reason)
 

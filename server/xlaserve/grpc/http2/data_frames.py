@@ -5,7 +5,7 @@ from xlaserve.grpc.http2.flow_control import ReceiveWindows
 from xlaserve.grpc.http2.frames import END_STREAM, HEADER_BYTES, ErrorCode
 from xlaserve.grpc.http2.limits import Conduct, Http2Limits, Shared
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem, StreamingReader, UnaryReader
-from xlaserve.grpc.http2.states import Input
+from xlaserve.grpc.http2.states import Input, State
 from xlaserve.grpc.http2.stream import ServerStream
 from xlaserve.grpc.http2.streams import Streams
 
@@ -81,6 +81,36 @@ class DataFrames:
             return False
         stream.advance(Input.DATA_END)
         stream.begin()
+        return True
+
+    def next_message(self, stream: ServerStream, view: memoryview, start: int, stop: int) -> bool:
+        """Take a message of many that is one frame; false when it is not as simple."""
+        size = stop - start
+        reader = stream.reader
+        if (
+            type(reader) is not StreamingReader
+            or reader.received
+            or stream.reserved
+            or stream.state is not State.OPEN
+            or not PREFIX_BYTES <= size < stream.recv_window
+            or stream.head.content_length is not None
+            or stream.problem is not None
+            or size - PREFIX_BYTES > self._max_message_bytes
+            or self._ledger.is_pressed
+        ):
+            return False
+        if PREFIX.unpack_from(view, start) != (0, size - PREFIX_BYTES):
+            return False
+        windows = self._windows
+        windows.left -= size
+        if windows.left < windows.low:
+            windows.widen()
+        stream.recv_window -= size
+        stream.received += size
+        stream.charged += size
+        self._streams.account.hold(size)
+        reader.received += view[start:stop]
+        reader.on_data()
         return True
 
     # Many clients put 16 KB into a frame: 64 MB have four thousand of them. The function is this

@@ -206,6 +206,7 @@ class FrameReader:
                     and (
                         (stream.fresh and data.whole_message(stream, view, start, stop, flags))
                         or (start == stop and flags and data.empty_end(stream))
+                        or (not flags and data.next_message(stream, view, start, stop))
                     )
                 ):
                     position = stop

@@ -126,50 +126,51 @@ class UnaryReader:
 class StreamingReader:
     """Keeps what came of the messages of a streaming request until they are asked for."""
 
-    __slots__ = ("_limit", "_received", "on_data")
+    __slots__ = ("_limit", "on_data", "received")
 
     def __init__(self, limit: int, on_data: Callable[[], None]) -> None:
         self._limit = limit
-        self._received = bytearray()
+        self.received = bytearray()
+        """Bytes of messages that nobody has asked for yet."""
         self.on_data = on_data
         """Called when there is more, or no more to come."""
 
     def feed(self, chunk: memoryview) -> Problem | None:
         """Take what came."""
-        self._received += chunk
+        self.received += chunk
         self.on_data()
         return None
 
     @property
     def missing(self) -> int:
         """Return how many bytes the message that comes next lacks, as far as is known."""
-        if len(self._received) < PREFIX_BYTES:
+        if len(self.received) < PREFIX_BYTES:
             return 0
-        length: int = PREFIX.unpack_from(self._received)[1]
+        length: int = PREFIX.unpack_from(self.received)[1]
         if length > self._limit:
             return 0
-        return max(0, PREFIX_BYTES + length - len(self._received))
+        return max(0, PREFIX_BYTES + length - len(self.received))
 
     def next(self) -> "tuple[bool, bytes] | Problem | None":
         """Take the next message, and whether it is compressed; None when it is not there yet."""
-        if len(self._received) < PREFIX_BYTES:
+        if len(self.received) < PREFIX_BYTES:
             return None
-        flag, length = PREFIX.unpack_from(self._received)
+        flag, length = PREFIX.unpack_from(self.received)
         if flag > 1:
             return Problem.FLAG
         if length > self._limit:
             return Problem.TOO_LARGE
         end = PREFIX_BYTES + length
-        if len(self._received) < end:
+        if len(self.received) < end:
             return None
-        message = bytes(memoryview(self._received)[PREFIX_BYTES:end])
-        del self._received[:end]
+        message = bytes(memoryview(self.received)[PREFIX_BYTES:end])
+        del self.received[:end]
         return flag == 1, message
 
     def declared(self) -> int:
         """Return how long the next message says that it is; its prefix is there."""
-        return int(PREFIX.unpack_from(self._received)[1])
+        return int(PREFIX.unpack_from(self.received)[1])
 
     def end(self) -> Problem | None:
         """Say what is wrong with a request that ends now."""
-        return Problem.TRUNCATED if self._received else None
+        return Problem.TRUNCATED if self.received else None

@@ -137,18 +137,20 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Write what is due, as much as the transport takes."""
         self._flush_due = False
-        core = self.core
+        core, transport = self.core, self.transport
         writes = 0
-        while core.output and not self._closing and not self.transport.is_closing():
-            if writes == _WRITES_OF_A_TURN:
-                self.wake()  # others have their turn before the rest
-                return
-            writes += 1
-            self.transport.writelines(core.take_output())
-            core.pump()
+        while not self._closing and not transport.is_closing() and (output := core.take_output()):
+            transport.writelines(output)
+            if core.blocked:
+                core.pump()
             if not core.streams:
                 self._poll.answered()
-        if core.failed is not None or ((core.leaves or core.client_leaves) and not core.streams):
+            writes += 1
+            if writes == _WRITES_OF_A_TURN and core.output:
+                self.wake()  # others have their turn before the rest
+                return
+        leaves = core.leaves or core.control.client_leaves
+        if core.failed is not None or (leaves and not core.streams):
             self._close()
 
     def wake(self) -> None:

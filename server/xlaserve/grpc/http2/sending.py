@@ -39,7 +39,7 @@ class Sender:
     """Turns answers into frames, as fast as the client takes them.
 
     Invariant: `parked` of each stream is its `unsent`, and both are in the ledger, whenever a
-    method returns; `_blocked` has the streams with unsent bytes, and no other.
+    method returns; `blocked` has the streams with unsent bytes, and no other.
     """
 
     def __init__(self, account: Account, conduct: Conduct, on_output: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Sender:
         """Whether frames are being handled: the output is written after that."""
         self._account = account
         self._conduct = conduct
-        self._blocked: dict[int, ServerStream] = {}
+        self.blocked: dict[int, ServerStream] = {}
         """The streams with unsent bytes, in the order of their next turn."""
         self.output: list[Buffer] = []
         """Frames to be written."""
@@ -160,6 +160,17 @@ class Sender:
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
         """Send DATA; false, and nothing is sent, when it may not be parked."""
+        if (
+            0 < size <= _JOINED_BYTES
+            and size <= self.window
+            and size <= stream.send_window
+            and self.output_bytes < FLUSH_BYTES
+            and (stream.state is State.OPEN or stream.state is State.HALF_CLOSED_REMOTE)
+            and not (end or stream.ending or stream.unsent or self.paused)
+            and stream.on_sent is None
+        ):
+            self._short_data(stream, parts, size)
+            return True
         if not stream.open:
             return True
         if not self._may_park(stream, size):
@@ -168,6 +179,19 @@ class Sender:
         self._park(stream, parts, size)
         self.wake()
         return True
+
+    def _short_data(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
+        """Send a frame that nothing holds back: what `_park` comes to, without parking."""
+        self.window -= size
+        stream.send_window -= size
+        stream.tick = stream.owner.tick
+        output = self.output
+        is_first = not output and not self.receives  # as in `answer`
+        output.append(b"".join((HEADER.pack(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
+        self.output_bytes += size
+        self._conduct.served += 1
+        if is_first:
+            self._on_output()
 
     # --- parking: `_count` alone changes the ledger ---
 
@@ -193,12 +217,12 @@ class Sender:
 
     def _keep(self, stream: ServerStream) -> None:
         if stream.unsent:
-            self._blocked[stream.id] = stream
+            self.blocked[stream.id] = stream
             if stream.keeps_more and self._is_blocked(stream):
                 stream.pending = deque(map(_detached, stream.pending or ()))
                 stream.keeps_more = False
         else:
-            self._blocked.pop(stream.id, None)
+            self.blocked.pop(stream.id, None)
         self._count(stream, stream.unsent)
 
     def _count(self, stream: ServerStream, size: int) -> None:
@@ -244,12 +268,12 @@ class Sender:
 
     def stalled(self, since: int) -> list[ServerStream]:
         """Return the streams whose own window has held back the rest since a tick (5.2)."""
-        return [s for s in self._blocked.values() if s.send_window <= 0 and s.tick < since]
+        return [s for s in self.blocked.values() if s.send_window <= 0 and s.tick < since]
 
     @property
     def is_held_back(self) -> bool:
         """Tell whether something waits for the window of the connection."""
-        return bool(self._blocked) and self.window <= 0
+        return bool(self.blocked) and self.window <= 0
 
     def _sent(self, stream: ServerStream, *, ended: bool) -> None:
         if stream.ending:
@@ -264,12 +288,12 @@ class Sender:
     def pump(self) -> None:
         """Send what is pending, each stream in its turn, as far as the windows allow."""
         moved = True
-        while moved and self._blocked and self.window > 0 and not self._full:
+        while moved and self.blocked and self.window > 0 and not self._full:
             moved = False
-            for stream in tuple(self._blocked.values()):
+            for stream in tuple(self.blocked.values()):
                 if stream.send_window > 0 and stream.unsent:
                     # Its next turn is behind all others, also where the window ends this round.
-                    self._blocked.pop(stream.id, None)
+                    self.blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
                     moved = True
@@ -291,7 +315,7 @@ class Sender:
 
     def discard(self, stream: ServerStream) -> None:
         """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""
-        self._blocked.pop(stream.id, None)
+        self.blocked.pop(stream.id, None)
         self._count(stream, 0)
         stream.unsent = 0
         stream.pending = None

@@ -283,7 +283,9 @@ class ServerStream:
             if not self.reserve(more):
                 return False
             self.reserved = count
-        self.grant(count)
+        owner = self.owner
+        if self.recv_window < count or self.recv_window < owner.stream_window >> 1:
+            owner.grant(self, count)  # which looks closer: most requests end here
         return True
 
     def hold(self, count: int) -> None:

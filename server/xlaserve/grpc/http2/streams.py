@@ -203,9 +203,8 @@ class Streams:
 
     def settle(self) -> None:
         """Hold what short messages were charged with: once for all of a read."""
-        if self.uncounted:
-            count, self.uncounted = self.uncounted, 0
-            self.account.hold(count)
+        count, self.uncounted = self.uncounted, 0
+        self.account.hold(count)
 
     def reserve(self, stream: ServerStream, count: int) -> bool:
         """Count so many bytes for a stream that are to come; false where there is no memory."""

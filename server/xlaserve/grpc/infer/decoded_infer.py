@@ -49,6 +49,16 @@ class Head(NamedTuple):
     """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded, and
     IN_SHARED_MEMORY where there are none."""
 
+    def shared(self) -> SharedInput:
+        """Return the input, whose elements are in shared memory."""
+        nothing = np.empty(0, self.dtype)
+        return SharedInput(self.name, self.datatype, nothing, self.parameters, self.shape)
+
+    @property
+    def is_known_to_be_shared(self) -> bool:
+        """Tell whether its elements are in shared memory, and have the shape that it says."""
+        return self.plain_bytes == IN_SHARED_MEMORY and self.datatype is not BYTES
+
 
 @dataclass(slots=True)
 class Structure:
@@ -85,8 +95,7 @@ class Structure:
             elif stop - start == plain_bytes:
                 tensor = np.ndarray(shape, dtype, data, start)
             elif plain_bytes == IN_SHARED_MEMORY:
-                nothing = np.empty(0, dtype)
-                inputs.append(SharedInput(name, datatype, nothing, parameters, shape))
+                inputs.append(head.shared())
                 continue
             elif datatype is BYTES:
                 tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])

@@ -93,7 +93,10 @@ class InferDecoder:
     # --- a request like one before ---
 
     def recognise(self, message: bytes | memoryview) -> InferRequest | None:
-        """Return a request like one before whose elements are as numpy has them; else None."""
+        """Return a request like one before; else None, and where elements have to be decoded.
+
+        Its elements are as numpy has them in the message, or in shared memory.
+        """
         layout = self._find(message) if type(message) is bytes and len(message) > 1 else None
         if layout is None or layout.plain is None:
             return None
@@ -109,6 +112,8 @@ class InferDecoder:
                 np.ndarray(head.shape, head.dtype, message, start),
                 head.parameters,
             )
+            if head.plain_bytes != IN_SHARED_MEMORY
+            else head.shared()
             for head, start in layout.plain
         ]
         structure = layout.structure
@@ -213,7 +218,7 @@ class InferDecoder:
             plain = [
                 (head, start)
                 for head, (start, stop, _) in zip(heads, contents, strict=True)
-                if stop - start == head.plain_bytes
+                if stop - start == head.plain_bytes or head.is_known_to_be_shared
             ]
             all_plain = plain if len(plain) == len(heads) else None
             self._keep(

@@ -132,7 +132,7 @@ class InferFastPath:
                 stream.call = call
                 self._long.await_for(call, self._inflate(call, stream, message))
                 return
-            if self.repeats is not None and self._is_answered_again(call, stream, message):
+            if self.repeats is not None and self._repeat(call, stream, message):
                 return
             request = self._recognise(message)
             # Or it is counted, which is the same from here on.
@@ -220,9 +220,8 @@ class InferFastPath:
         if request is not None:
             self._engine.begin(call, request)
 
-    def _is_answered_again(
-        self, call: "FastPathCall", stream: ServerStream, message: Buffer
-    ) -> bool:
+    def _repeat(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> bool:
+        """Send the answer to a request of the same bytes; false where none is known."""
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:

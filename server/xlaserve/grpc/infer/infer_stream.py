@@ -130,6 +130,8 @@ class StreamedInfer(InferCall):
             return
         if self.record is not None:
             self.record.sent(len(message))
+        if self._stream.has_sent(self, message, last=last):
+            return
         if self._stream.reserve(len(message)):
             self._enqueue(message, len(message))
         else:
@@ -167,6 +169,7 @@ class InferStream:
         self._engine = streams.engine
         self._gates = streams.gates
         self._decode = streams.codec.decode
+        self._recognise = streams.codec.recognise
         self._threads = streams.threads
         self._limits = streams.limits
         self._stream = stream
@@ -178,6 +181,8 @@ class InferStream:
         """Bytes of answers that wait, of all of them."""
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._is_sending = False
+        """Whether the task that sends is in the middle of an answer."""
         self._reading: asyncio.Task[None] | None = None
         self._is_read = False
         """Whether no more requests will be read."""
@@ -247,11 +252,14 @@ class InferStream:
 
     async def _begin(self, message: bytes) -> StreamedInfer:
         """Begin a request; raises where its message cannot be read."""
-        is_long = len(message) > LONG_BYTES and not is_read_quickly(message)
+        # One that is like another is views of the message, which is counted.
+        decoded: InferRequest | DecodedInfer
+        known = self._recognise(message)
+        is_long = known is None and len(message) > LONG_BYTES and not is_read_quickly(message)
         if is_long:
             decoded = await self._threads.run(partial(self._decode, message))
         else:
-            decoded = self._decode(message)
+            decoded = known or self._decode(message)
         call = StreamedInfer(self, self._stream.call, self._stream.accepted.keep())
         call.id = decoded.id
         self._calls.append(call)
@@ -259,14 +267,10 @@ class InferStream:
             self._gates.admit(call)
             if call.record is not None:
                 call.record.received(len(message))
-            size = decoded.elements_bytes
-            if size or is_long:
-                reserve_made(call, size)
-                request = await self._read_in_thread(call, decoded)
+            if isinstance(decoded, InferRequest):
+                request = decoded
             else:
-                request = self._read(call, decoded)
-            if not size:
-                reserve_made(call, made_bytes(request.inputs))
+                request = await self._read(call, decoded, is_long=is_long)
         except asyncio.CancelledError:
             call.fail(ShuttingDown())  # unless the stream has ended
             raise
@@ -277,26 +281,30 @@ class InferStream:
             return call
         call.wants_empty_final = request.parameters.get(_EMPTY_FINAL) is True
         self._engine.begin(call, request)
-        if call.is_found and call.instance.info.is_decoupled and not call.has_ended:
+        if not call.has_ended and call.is_found and call.instance.info.is_decoupled:
             call.is_decoupled = True
             self._calls.remove(call)
             self._decoupled[call] = None
         return call
 
-    async def _read_in_thread(self, call: StreamedInfer, decoded: DecodedInfer) -> InferRequest:
+    async def _read(
+        self, call: StreamedInfer, decoded: DecodedInfer, *, is_long: bool
+    ) -> InferRequest:
+        """Read the tensors, in a thread where that may take long, and count what is made."""
+        size = decoded.elements_bytes
+        reserve_made(call, size)
         try:
-            return await self._threads.run(decoded.request)
-        except InvalidRequest:
-            self._engine.find(call, decoded.model_name, decoded.model_version)  # as in `_read`
-            raise
-
-    def _read(self, call: StreamedInfer, decoded: DecodedInfer) -> InferRequest:
-        try:
-            return decoded.request()
+            if size or is_long:
+                request = await self._threads.run(decoded.request)
+            else:
+                request = decoded.request()
         except InvalidRequest:
             # That there is no such model matters more; and the request is counted as its failure.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
+        if not size:
+            reserve_made(call, made_bytes(request.inputs))
+        return request
 
     # --- answers ---
 
@@ -307,6 +315,33 @@ class InferStream:
         if self._calls and self._calls[0] is call:
             return call.answer_bytes < self._limits.max_bytes
         return not call.answers
+
+    # Most answers come when nothing is to be sent before them. The fast path sends these without
+    # waking the task that sends, nor counting what does not wait; it only accepts.
+
+    def has_sent(self, call: StreamedInfer, message: bytes, *, last: bool) -> bool:
+        """Send an answer at once if it is its turn; false where it has to wait.
+
+        With the last one the request is forgotten.
+        """
+        whole, calls = self._stream, self._calls
+        if (
+            self._is_sending
+            or call.answers
+            or not (call.is_decoupled or (calls and calls[0] is call))
+            or whole.call.record is not None  # notes all that `send_message` sends
+            or not whole.accepted.send_now(message)
+        ):
+            return False
+        if last:
+            if call.is_decoupled:
+                self._decoupled.pop(call, None)
+            else:
+                calls.popleft()
+            self._forget(call)
+            if calls or self._is_read:
+                self.wake()  # the next one may be answered, or this was the end
+        return True
 
     def reserve(self, count: int) -> bool:
         """Count bytes of an answer that waits; false, and nothing is, where there is no memory."""
@@ -345,7 +380,9 @@ class InferStream:
             message, counted = call.answers.popleft()
             # The connection counts what waits from here on.
             self._stream.accepted.release(counted)
+            self._is_sending = True
             await self._stream.send_message(message)
+            self._is_sending = False
             self._answer_bytes -= counted
             call.answer_bytes -= len(message)
             self._resume(call)

@@ -20,7 +20,11 @@ Labels: TypeAlias = Callable[[str], Sequence[bytes]]
 
 def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:
     """Tell whether an output is wanted otherwise than as it is computed."""
-    return any(REGION in output.parameters or output.parameters.get(CLASSES) for output in outputs)
+    for output in outputs:
+        parameters = output.parameters
+        if parameters and (REGION in parameters or parameters.get(CLASSES)):
+            return True
+    return False
 
 
 class OutputForms:
@@ -59,7 +63,9 @@ class OutputForms:
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
         """Return outputs in their forms; raises an InvalidRequest for one that has no room."""
-        return self._places.write([self._classified(output) for output in outputs])
+        if self._classes:
+            outputs = [self._classified(output) for output in outputs]
+        return self._places.write(outputs)
 
     def _classified(self, output: InferOutput) -> InferOutput:
         count = self._classes.get(output.name)

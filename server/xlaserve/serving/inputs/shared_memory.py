@@ -136,7 +136,8 @@ class Region:
 
     def check(self, offset: int, size: int) -> None:
         """Raise InvalidRegion unless so many bytes at an offset are within the region."""
-        check_within(self.name, self.byte_size, offset, size)
+        if offset + size > self.byte_size:
+            check_within(self.name, self.byte_size, offset, size)
 
     def read(self, offset: int, memory: Octets) -> None:
         """Fill memory with the bytes at an offset; raises InvalidRegion where some are missing."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from msgspec import structs
 
@@ -22,7 +21,6 @@ from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
 from xlaserve.tensors import (
     BYTES,
     Buffer,
-    Datatype,
     Parameter,
     TensorDataError,
     aligned_bytes,
@@ -76,31 +74,24 @@ class SharedInputs:
     def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
         """Raises an InvalidRequest for what is not within a region, or cannot be the tensor."""
         self._request = request
-        self._in_place = regions.policy.in_place
-        self._places: dict[int, Place] = {}
-        finder = _Finder(request.model_name, regions, call)
+        self._places: dict[int, tuple[Place, bool]] = {}
+        """Where each input is, and whether it is read in place."""
+        self.copied_bytes = 0
+        """Bytes of memory that it takes to read them."""
+        self.has_views = False
+        """Whether some are read in place, where their client may change them."""
+        finder, in_place = _Finder(request.model_name, regions, call), regions.policy.in_place
         for index, tensor in enumerate(request.inputs):
             if isinstance(tensor, SharedInput):
                 place = finder.find("input", tensor.name, tensor.parameters)
                 self._check_size(tensor, place.size)
-                self._places[index] = place
-
-    @cached_property
-    def copied_bytes(self) -> int:
-        """Return how many bytes of memory it takes to read them."""
-        return sum(
-            place.size
-            for index, place in self._places.items()
-            if not self._is_view(self._request.inputs[index].datatype, place)
-        )
-
-    @property
-    def has_views(self) -> bool:
-        """Tell whether some are read in place, where their client may change them."""
-        return any(
-            self._is_view(self._request.inputs[index].datatype, place)
-            for index, place in self._places.items()
-        )
+                # Elements of BYTES are copied from the whole of them, which may not change then.
+                is_view = in_place and place.region.can_map and tensor.datatype is not BYTES
+                self._places[index] = place, is_view
+                if is_view:
+                    self.has_views = True
+                else:
+                    self.copied_bytes += place.size
 
     def read(self) -> InferRequest:
         """Return the request with the tensors that are in shared memory now; for any thread.
@@ -108,15 +99,15 @@ class SharedInputs:
         Raises InvalidRegion for a region that was truncated, InvalidTensor for bytes that are no
         such tensor.
         """
-        inputs = tuple(
-            self._read(tensor, self._places[index]) if isinstance(tensor, SharedInput) else tensor
-            for index, tensor in enumerate(self._request.inputs)
-        )
-        return structs.replace(self._request, inputs=inputs)
+        inputs = [*self._request.inputs]
+        for index, (place, is_view) in self._places.items():
+            inputs[index] = self._read(inputs[index], place, is_view=is_view)
+        return structs.replace(self._request, inputs=tuple(inputs))
 
-    def _read(self, tensor: SharedInput, place: Place) -> InferInput:
+    def _read(self, tensor: InferInput, place: Place, *, is_view: bool) -> InferInput:
+        assert isinstance(tensor, SharedInput)
         try:
-            if self._is_view(tensor.datatype, place):
+            if is_view:
                 data = place.region.view(place.offset, place.size)
             else:
                 data = aligned_bytes(place.size)
@@ -129,10 +120,6 @@ class SharedInputs:
         except TensorDataError as error:
             raise self._invalid(tensor, error) from error
         return InferInput(tensor.name, tensor.datatype, array, tensor.parameters)
-
-    def _is_view(self, datatype: Datatype, place: Place) -> bool:
-        # Elements of BYTES are copied from the whole of them, which may not change meanwhile.
-        return self._in_place and place.region.can_map and datatype is not BYTES
 
     def _check_size(self, tensor: SharedInput, size: int) -> None:
         if tensor.datatype is BYTES:
@@ -171,11 +158,12 @@ class OutputPlaces:
         Raises InvalidTensor where one is longer than its place, InvalidRegion where the file is too
         short by now.
         """
+        places = self._places
         return tuple(
-            self._write(output, self._places[output.name])
-            if output.name in self._places
-            else output
-            for output in outputs
+            [
+                self._write(output, places[output.name]) if output.name in places else output
+                for output in outputs
+            ]
         )
 
     def _write(self, output: InferOutput, place: Place) -> PlacedOutput:
