@@ -54,6 +54,39 @@ async def test_a_hangup_reloads_and_ends_nothing() -> None:
     assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
 
 
+class Replaced:
+    """A server whose replacement serves."""
+
+    has_taken_over = True
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def test_whoever_stops_a_server_that_was_replaced_has_sent_one_signal() -> None:
+    """It drains for its own; the first of somebody else would cut off what is in flight."""
+    replaced = Replaced()
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    with signals.handled(task, lambda: None, replaced):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    drains = asyncio.ensure_future(asyncio.Event().wait())
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+    assert 1 == replaced.closed
+    assert not drains.done()
+    drains.cancel()
+
+
 def test_the_first_process_of_a_container_is_ended_too() -> None:
     """For process 1 the kernel has no default action: SIGTERM would do nothing."""
     code = (

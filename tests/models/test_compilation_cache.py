@@ -340,6 +340,22 @@ def test_full_disk_is_logged_once_and_is_no_failure(
     assert 1 == printed.count("compiled programs are not kept")
 
 
+def test_a_disk_that_is_full_again_is_logged_again(
+    cache: CompilationCache, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("one", "two"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", refuse)
+            cache.write(TARGET, name, ENTRY)
+        cache.write(TARGET, name, ENTRY)
+
+    assert 2 == "".join(capfd.readouterr()).count("compiled programs are not kept")
+    assert ENTRY == cache.read(TARGET, "one") == cache.read(TARGET, "two")
+
+
 def test_lookups_and_writes_are_counted(cache: CompilationCache) -> None:
     """By what was found, and with the bytes of the programs."""
     cache.write(TARGET, "one", ENTRY)

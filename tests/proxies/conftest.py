@@ -61,6 +61,8 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
                 access_log=str(log),
                 max_message_bytes=64 << 20,
                 execution_seconds=300,
+                # A stream that is silent behind each proxy has one of them.
+                execute_threads=16,
                 **shown,
             ) as server,
             AsyncExitStack() as stack,

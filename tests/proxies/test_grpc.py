@@ -126,6 +126,27 @@ async def no_method(place: Place) -> None:
     assert grpc.StatusCode.UNIMPLEMENTED == error.code()
 
 
+async def early_refusals(place: Place) -> None:
+    """What is refused while its client sends it is refused with its status, all the same."""
+    long = of_array(np.zeros(LARGE, np.float32))
+    # More than the server takes: 72 MB.
+    too_long = of_array(np.zeros(3 * LARGE, np.float32))
+    async with place.channel() as channel:
+        as_bytes = pb.ModelInferRequest.SerializeToString
+        path = "/inference.GRPCInferenceService/Nothing"
+        unknown = await fails(channel.unary_unary(path, as_bytes)(long, timeout=SECONDS))
+        large = await fails(stub(channel).ModelInfer(too_long, timeout=SECONDS))
+        stream = stub(channel).ModelStreamInfer(timeout=SECONDS)
+        await stream.write(too_long)
+        streamed = await fails(stream.read())
+
+    assert [grpc.StatusCode.UNIMPLEMENTED, *[grpc.StatusCode.RESOURCE_EXHAUSTED] * 2] == [
+        error.code() for error in (unknown, large, streamed)
+    ]
+    assert "max_message_bytes" in str(large.details())
+    assert large.details() == streamed.details()
+
+
 async def metadata(place: Place) -> None:
     """Names with underscores are read, and binary ones are not spoilt."""
 
@@ -323,6 +344,7 @@ CHECKS = {
     "statuses with their text": errors_with_text,
     "long texts, and errors behind messages": long_errors,
     "a method that is not there": no_method,
+    "refusals of what is still being sent": early_refusals,
     "metadata, with underscores and binary": metadata,
     "health": health,
     "a stream of answers": server_streams,

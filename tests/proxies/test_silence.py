@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from proxies.conftest import Placed
 from proxies.test_grpc import request, stub, values_of
 from proxies.test_rest import body_of
-from support import tiny_chat
+from support import generating, tiny_chat
 from support.conditions import until
 from support.proxy_place import Place
 from support.proxy_programs import PROXIES
@@ -31,6 +32,9 @@ CHAT = {
     "max_tokens": 6,
     "temperature": 0,
 }
+
+
+EVENTS = f"/v2/models/{generating.PREFIX}/infer"
 
 
 class Silence:
@@ -75,6 +79,21 @@ async def kept_client(place: Place, silence: Silence) -> None:
     assert [[1, 2], [3, 4]] == [one.json["outputs"][0]["data"] for one in (first, second)]
 
 
+async def silent_events(place: Place, silence: Silence) -> None:
+    """Server-sent events: the second comes long after the first."""
+    async with place.client() as client:
+        accept = ("Accept", "text/event-stream")
+        await client.send("POST", EVENTS, accept, body=body_of(2, 2))
+        status, _ = await client.head()
+        chunks = client.chunks()
+        first = await anext(chunks)
+        await silence.keep()
+        rest = b"".join([chunk async for chunk in chunks])
+
+    # The last one says that there are no more.
+    assert (200, [1, 2]) == (status, [part.count(b"\n\n") for part in (first, rest)])
+
+
 async def silent_stream(place: Place, silence: Silence) -> None:
     async with place.channel() as channel:
         stream = stub(channel).ModelStreamInfer(timeout=LIMIT_SECONDS)
@@ -85,6 +104,32 @@ async def silent_stream(place: Place, silence: Silence) -> None:
         found.append(values_of((await stream.read()).infer_response))
 
     assert [[1, 2], [3, 4]] == found
+
+
+async def silent_answers(place: Place, silence: Silence) -> None:
+    """The client has said all; the server is silent."""
+    async with place.channel() as channel:
+        stream = stub(channel).ModelStreamInfer(timeout=LIMIT_SECONDS)
+        await stream.write(request(2, 2, model=generating.PREFIX))
+        await stream.done_writing()
+        found = [values_of((await stream.read()).infer_response)]
+        await silence.keep()
+        found.append(values_of((await stream.read()).infer_response))
+
+    assert [[0, 0], [1, 1]] == found
+
+
+async def silent_watch(place: Place, silence: Silence) -> None:
+    """Nothing ever comes behind the first answer, and the call lasts."""
+    async with place.channel() as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        stream = watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_SECONDS)
+        answer = await stream.read()
+        await silence.keep()
+        is_over = stream.done()
+        stream.cancel()
+
+    assert (health_pb2.HealthCheckResponse.SERVING, False) == (answer.status, is_over)
 
 
 async def kept_channel(place: Place, silence: Silence) -> None:
@@ -98,9 +143,12 @@ async def kept_channel(place: Place, silence: Silence) -> None:
 
 REST: Mapping[str, Check] = {
     "a kept connection, idle for 80 s": kept_client,
+    "events behind 80 s of silence": silent_events,
 }
 GRPC: Mapping[str, Check] = {
     "a stream behind 80 s of silence": silent_stream,
+    "answers behind 80 s of silence": silent_answers,
+    "a watch that is silent for 80 s": silent_watch,
     "a channel that was idle for 80 s": kept_channel,
 }
 
@@ -112,6 +160,7 @@ async def test_silence_ends_nothing(placed: Placed) -> None:
             for place in places
         }
         silence = Silence(sum(map(len, tried.values())))
+        places[0].generation.may_go_on.clear()  # that of the one server
         trying = [
             asyncio.ensure_future(place.try_one(name, _silently(check, silence), LIMIT_SECONDS))
             for place in places
@@ -119,6 +168,7 @@ async def test_silence_ends_nothing(placed: Placed) -> None:
         ]
         await silence.last()
         silence.end()
+        places[0].generation.may_go_on.set()
         await asyncio.gather(*trying)
 
     for place in places:

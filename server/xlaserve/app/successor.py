@@ -81,6 +81,8 @@ class Successor:
         self._is_ready = is_ready
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self.has_taken_over = False
+        """Whether this process stops since the new one serves."""
         self._channel: socket.socket | None = None
         self._is_given_changes = False
         self._working: asyncio.Task[None] | None = None
@@ -186,8 +188,10 @@ class Successor:
                 if count:
                     _log.warning("not handed over", what=what, count=count, to_do=TO_DO[what])
         finally:
-            # From here on all is as after SIGTERM.
-            os.kill(os.getpid(), signal.SIGTERM)
+            # From here on all is as after SIGTERM; a second one would cut off what is in flight.
+            if not self._is_closed:
+                self.has_taken_over = True
+                os.kill(os.getpid(), signal.SIGTERM)
 
     async def _failed(self, process: "subprocess.Popen[bytes]") -> None:
         status = await asyncio.to_thread(process.wait)

@@ -23,6 +23,11 @@ _INIT = 1
 class Replacing(Protocol):
     """Replaces the server by a new process."""
 
+    @property
+    def has_taken_over(self) -> bool:
+        """Tell whether the new one serves in the place of this one, which stops by itself."""
+        ...
+
     def start(self) -> None:
         """Start the new one."""
 
@@ -38,14 +43,21 @@ def handled(
 ) -> Iterator[None]:
     """Have the first signal to stop cancel a task, SIGHUP reload, and SIGUSR2 replace, in a block.
 
-    Behind the block the two are ignored, and the next signal to stop ends the process.
+    Behind the block the two are ignored, and the next signal to stop ends the process. That with
+    which a replaced server stops itself does not count: whoever stops it too has sent one only.
     """
     loop = asyncio.get_running_loop()
+    is_stopping = False
 
     def stop() -> None:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-            end_at_once(number)
+        nonlocal is_stopping
+        if is_stopping or replacing is None or not replacing.has_taken_over:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+                end_at_once(number)
+        if is_stopping:
+            return
+        is_stopping = True
         if replacing is not None:
             replacing.close()
         task.cancel()

@@ -21,6 +21,8 @@ from xlaserve.storage.objects import FetchCancelled, Store
 from xlaserve.storage.units import Unit, Wanted
 
 SETTING = "remote_cache_directory"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The error numbers of a file system, or a quota, without room for what others write either."""
 _LOCK = "lock"
 _BUSY_SECONDS = 0.05
 _LOOK_SECONDS = 0.2
@@ -197,7 +199,7 @@ class ModelCache:
             raise
         except BaseException as error:
             self.counts.add(failures=1)
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            if isinstance(error, OSError) and error.errno in _FULL:
                 # It would keep everybody from writing; to fetch it again later is cheaper.
                 unit.remove()
             raise

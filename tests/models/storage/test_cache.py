@@ -276,11 +276,12 @@ def test_leftovers_that_nobody_can_resume_are_removed_at_the_start(
     assert not left.exists()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
 def test_a_full_disk_leaves_nothing_behind(
-    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, "No space left on device")
 
     store, made = of(MIB), make()
     with monkeypatch.context() as patch:

@@ -899,18 +899,6 @@ def test_what_was_on_its_way_to_a_stream_that_we_have_reset_is_ignored(late: Fra
     assert client.alive
 
 
-def test_a_request_that_is_answered_early_need_not_be_sent_to_its_end() -> None:
-    """8.1: RST_STREAM with NO_ERROR behind the answer."""
-    client = MemoryClient(Streaming())
-    client.send(OPEN, data(1, MESSAGE))
-    answer(client.route.streams[1], b"abc")
-    frames = client.taken()
-
-    assert ["RST_STREAM 1 NO_ERROR"] == told(frames)
-    assert frames[-2].ends_stream
-    assert [] == client.send(data(1, MESSAGE, end_stream=True))
-
-
 @pytest.mark.parametrize("cut", [10, 14, 20, 60])
 def test_an_answer_within_the_last_frame_of_a_request_resets_nothing(cut: int) -> None:
     """8.1: the client has said that it ends; the rest of the frame is dropped as it comes."""

@@ -266,17 +266,6 @@ def test_an_empty_end_is_a_frame_of_its_own(client: Client) -> None:
     assert (Kind.DATA, Flag.END_STREAM, b"") == (last.kind, last.flags, last.payload)
 
 
-def test_an_answer_before_the_end_of_the_request_lets_the_client_stop(client: Client) -> None:
-    """RFC 9113, 8.1: RST_STREAM with NO_ERROR; what was on its way is ignored."""
-    client.send(headers(1, REQUEST), data(1, b"\0\xff\xff\xff\xff"))
-    client.streams[1].send_headers(TRAILERS, end=True)
-    frames = client.sent()
-
-    assert [Kind.HEADERS, Kind.RST_STREAM] == [f.kind for f in frames]
-    assert bytes(4) == frames[-1].payload
-    assert [] == client.send(data(1, b"more", end_stream=True))
-
-
 def test_nothing_is_sent_on_a_stream_that_is_over(client: Client) -> None:
     stream = client.request(1)
     client.send(rst_stream(1))

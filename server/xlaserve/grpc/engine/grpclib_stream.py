@@ -256,7 +256,7 @@ class GrpclibStream:
         return not self._transport.is_closing() and self._stream.state in _NOT_OVER
 
 
-_NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE, State.HALF_CLOSED_LOCAL))
+_NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE))
 
 NO_ROOM_FOR_ANSWERS = "too many bytes wait for clients to read them (max_held_bytes), try again"
 

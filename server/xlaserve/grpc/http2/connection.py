@@ -172,6 +172,7 @@ class ServerConnection:
         """End what has taken too long; called at even intervals."""
         streams = self._streams
         streams.tick += 1
+        streams.reset_answered()
         oldest = streams.tick - ticks_for_a_message
         if self._headers.open_block and self._headers.open_since < oldest:  # 10.5.1
             self.end(ErrorCode.ENHANCE_YOUR_CALM, "a header block did not come to its end")

@@ -172,6 +172,7 @@ class DataFrames:
             self._streams.fail(failure)
             return None
         if stream is None:
+            self._streams.drop(stream_id, length, padding)
             return None
         stream.recv_window -= length
         if stream.recv_window < 0:  # 6.9.1

@@ -16,7 +16,7 @@ class State(IntEnum):
     HALF_CLOSED_REMOTE = 2
     """The client has sent all; we have not."""
     HALF_CLOSED_LOCAL = 3
-    """We have sent all; the client has not. Lasts until the RST_STREAM that follows at once."""
+    """We have sent all; the client has not, and what it still sends is dropped."""
     CLOSED = 4
     RESET = 5
     """Closed by a RST_STREAM of ours: what the client sent before it knew is ignored."""
@@ -92,8 +92,15 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
             Input.CONNECTION_END: State.CLOSED,
         },
         State.HALF_CLOSED_LOCAL: {
+            Input.HEADERS: Reaction.MALFORMED,  # 8.1, too
+            Input.HEADERS_END: State.CLOSED,
+            Input.DATA: State.HALF_CLOSED_LOCAL,
+            Input.DATA_END: State.CLOSED,
+            Input.WINDOW_UPDATE: State.HALF_CLOSED_LOCAL,
+            Input.RST_STREAM: State.CLOSED,
             # 8.1: the client need not send the rest of a request that was answered.
             Input.SEND_RST: State.RESET,
+            Input.CONNECTION_END: State.CLOSED,
         },
         State.CLOSED: {
             # 5.1, closed: after END_STREAM a connection error; after RST_STREAM it might be a

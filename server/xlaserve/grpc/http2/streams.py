@@ -1,6 +1,7 @@
 """The open and closed streams of one connection (RFC 9113, 5.1)."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from xlaserve.grpc.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.grpc.http2.flow_control import ReceiveWindows
@@ -14,13 +15,27 @@ from xlaserve.net.ledger import Account
 
 _REMEMBERED = 1024
 """Streams that we reset, of which frames may still be on their way; and gaps between ids."""
+ANSWERED_SECONDS = 5.0
+"""Seconds that a client has to end a request that was answered before its end, until RST_STREAM
+tells it to (RFC 9113 8.1). HAProxy drops the answers that a RST_STREAM follows at once, and tells
+their client CANCELLED. Clients that have read the status end their request by themselves."""
+
+
+@dataclass(slots=True)
+class _Answered:
+    """What is kept of a stream that was answered, and that its client has not ended."""
+
+    until: float
+    """When it is reset."""
+    window: int
+    """Bytes that the client may still send; it is granted no more."""
 
 
 class Streams:
     """Opens streams, takes their steps through the table, and keeps nothing of those closed.
 
-    Invariant: a stream is in `open` from its HEADERS until it is CLOSED or RESET, and what it
-    holds of the ledger is released as it leaves.
+    Invariant: a stream is in `open` from its HEADERS until it was answered, is CLOSED or RESET, and
+    what it holds of the ledger is released as it leaves.
     """
 
     def __init__(
@@ -43,6 +58,9 @@ class Streams:
         self.stream_window = limits.stream_window_bytes
         self.max_streams = limits.max_streams
         """Streams that the client may have open (5.1.2)."""
+        self._answered: dict[int, _Answered] = {}
+        """Those that are HALF_CLOSED_LOCAL, in the order in which they are reset."""
+        self._most_answered = limits.max_streams
         self._conduct = conduct
         self.sender = sender
         self._windows = windows
@@ -80,6 +98,9 @@ class Streams:
         if stream is None:
             state = self.state_of(stream_id)
             reaction = NEXT[state][happening]
+            if state is State.HALF_CLOSED_LOCAL and type(reaction) is State:
+                self._end_answered(stream_id, happening, reaction)
+                return None
         else:
             reaction = stream.advance(happening)
             if type(reaction) is State:
@@ -101,6 +122,8 @@ class Streams:
         """Return the state of a stream that is not open (5.1, 5.1.1)."""
         if stream_id in self._reset:
             return State.RESET
+        if stream_id in self._answered:
+            return State.HALF_CLOSED_LOCAL
         if not stream_id & 1 or stream_id > self.highest:
             return State.IDLE
         return State.CLOSED
@@ -126,14 +149,16 @@ class Streams:
     def write_reset(self, stream_id: int, code: ErrorCode) -> None:
         """Send a RST_STREAM, and remember that what comes for the stream is ignored (5.1)."""
         self.sender.write(rst_stream(stream_id, code))
+        self._answered.pop(stream_id, None)
         if len(self._reset) >= _REMEMBERED:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
 
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
-        """Close a stream at once with a RST_STREAM, unless it is closed."""
-        if stream.advance(Input.SEND_RST) is not State.RESET:
+        """Close a stream at once with a RST_STREAM, unless it was answered or is closed."""
+        if self.open.get(stream.id) is not stream:
             return
+        stream.advance(Input.SEND_RST)
         self._discard(stream)
         self.write_reset(stream.id, code)
         self.sender.wake()
@@ -144,16 +169,47 @@ class Streams:
         stream.cancel(reason)
 
     def complete(self, stream: ServerStream) -> None:
-        """Take the step of a frame with END_STREAM that was sent, and close the stream.
+        """Take the step of a frame with END_STREAM that was sent, and keep nothing of the stream.
 
-        The client need not send the rest of a request that was answered before (8.1).
+        Where the client has yet to end its request, it has some time to do so.
         """
         reached = stream.advance(Input.SEND_END)
         if reached is not State.CLOSED:
             assert reached is State.HALF_CLOSED_LOCAL, (stream.state, stream.id)
-            stream.advance(Input.SEND_RST)
-            self.write_reset(stream.id, ErrorCode.NO_ERROR)
+            if len(self._answered) >= self._most_answered:
+                self.write_reset(next(iter(self._answered)), ErrorCode.NO_ERROR)
+            until = self.now() + ANSWERED_SECONDS
+            self._answered[stream.id] = _Answered(until, stream.recv_window)
         self._discard(stream)
+
+    # --- answered before their end: what is dropped is within the window that they had ---
+
+    def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
+        """Take a step of a stream that was answered."""
+        if reached is not State.HALF_CLOSED_LOCAL:
+            # Once for each stream, as its end would have come: it counts as none of the rest.
+            del self._answered[stream_id]
+        elif happening is not Input.DATA:
+            self._conduct.count_control()
+
+    def drop(self, stream_id: int, length: int, padding: int) -> None:
+        """Charge a DATA frame to a stream that was answered, if it is to one."""
+        answered = self._answered.get(stream_id)
+        if answered is None:
+            return
+        answered.window -= length
+        if answered.window < 0:  # 6.9.1
+            self.fail(StreamFailure(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "past the window"))
+        elif padding == length:  # 10.5
+            self._conduct.count_control()
+
+    def reset_answered(self) -> None:
+        """Have the clients stop that go on with requests which were answered a while ago (8.1)."""
+        if not self._answered:
+            return
+        now = self.now()
+        for stream_id in [i for i, answered in self._answered.items() if answered.until <= now]:
+            self.write_reset(stream_id, ErrorCode.NO_ERROR)
 
     def reset_by_client(self, stream_id: int, code: int) -> None:
         """Close a stream that the client has reset, and cancel its call (5.4.2, 6.4)."""
@@ -169,6 +225,7 @@ class Streams:
         Return what was still to be sent: to let go of all of it at once may take long.
         """
         unsent = []
+        self._answered.clear()
         for stream in tuple(self.open.values()):
             stream.advance(Input.CONNECTION_END)
             if stream.pending:

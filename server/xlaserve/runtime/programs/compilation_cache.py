@@ -216,7 +216,8 @@ class CompilationCache:
     def write(self, target: str, name: str, entry: Entry) -> None:
         """Keep an entry, in place of one of this name; best effort. Blocks.
 
-        A failure is logged, once. Least recently used entries are evicted where bytes run short.
+        Of failures in a row the first is logged. Least recently used entries are evicted where
+        bytes run short.
         """
         key = Key.of(entry)
         text = msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n"
@@ -234,6 +235,7 @@ class CompilationCache:
                     _replace(directory, _key_name(name), text)
                 self._bytes += size
                 self._is_written = True
+                self._is_refusing = False
                 self.counts.add(written=1, written_bytes=len(entry.executable))
             except OSError as error:
                 self.counts.add(failures=1)

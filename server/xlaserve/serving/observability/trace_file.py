@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,11 +45,27 @@ class TraceFile:
         begun = path in self._bytes
         if self._written + len(data) + 2 > self._max_bytes:
             return False
-        with path.open("r+b" if begun else "wb") as file:
-            if begun:
-                file.seek(self._bytes[path] - 1)  # over the bracket at its end
-            file.write((b"," if begun else b"[") + data + b"]")
-            after = file.tell()
+        try:
+            with path.open("r+b" if begun else "wb") as file:
+                if begun:
+                    file.seek(self._bytes[path] - 1)  # over the bracket at its end
+                file.write((b"," if begun else b"[") + data + b"]")
+                after = file.tell()
+        except OSError:
+            self._restore(path)
+            raise
         self._written += after - self._bytes.get(path, 0)
         self._bytes[path] = after
         return True
+
+    def _restore(self, path: Path) -> None:
+        """Have a file end as before a write that failed: with a full disk half of it may be there.
+
+        The bracket is written over a byte that the file has, which takes no space.
+        """
+        size = self._bytes.get(path, 0)
+        with suppress(OSError), path.open("r+b", buffering=0) as file:
+            file.truncate(size)
+            if size:
+                file.seek(size - 1)
+                file.write(b"]")

@@ -1,0 +1,56 @@
+"""A server whose replacement serves stops itself, once, and not where it is being stopped."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve.app import successor
+from xlaserve.app.successor import Successor
+from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
+from xlaserve.process.systemd import Systemd
+from xlaserve.settings import Settings
+
+
+class Changes:
+    """Those of no client; what is left behind is said when it may be."""
+
+    def __init__(self) -> None:
+        self.may_say = asyncio.Event()
+
+    async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
+        return ()
+
+    def go_on(self) -> None:
+        """Take changes again."""
+
+    def files_of(self, change: ChangeText) -> Mapping[str, bytes]:
+        return {}
+
+    async def replies(self, question: str) -> Sequence[Any]:
+        await self.may_say.wait()
+        return ()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_server_that_was_replaced_sends_itself_no_second_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+) -> None:
+    """The second would end it at once, with what is in flight."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(successor.os, "kill", lambda *one: sent.append(one))
+    changes = Changes()
+    made = Successor(Settings(repository=tmp_path), (), Systemd(), changes, lambda: True)
+    replaced = asyncio.ensure_future(made._replaced(1))
+    await asyncio.sleep(0)
+    if is_stopped:
+        made.close()
+    changes.may_say.set()
+    await replaced
+
+    assert ([] if is_stopped else [(os.getpid(), signal.SIGTERM)]) == sent
+    assert made.has_taken_over is not is_stopped
