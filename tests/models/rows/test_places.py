@@ -30,6 +30,10 @@ def flat(x: Any) -> Any:
     return x.reshape(-1, *x.shape[2:])
 
 
+def spread(x: Any) -> Any:
+    return x.reshape(-1)
+
+
 def wrapped(index: Any, size: Any) -> Any:
     return jnp.where(index < 0, index + size, index)
 
@@ -172,6 +176,16 @@ OTHERS: dict[str, tuple[Model, Inputs]] = {
             )
         ],
         X_AND_INDEX,
+    ),
+    "counted by the size of the batch, and cut": (
+        lambda x: (
+            x[:, :3, 0] + spread(jnp.broadcast_to(jnp.arange(K)[:, None], (K, x.shape[0])))[:3] * 2
+        ),
+        X,
+    ),
+    "counted to the end of the batch": (
+        lambda x: x[:, :3, 0] + jnp.arange(x.shape[0] + 2)[x.shape[0] - 1 :] * 2,
+        X,
     ),
     "put a row further": (
         lambda x: jnp.zeros((x.shape[0], F)).at[rows(x) + 1].set(x[:, 0], mode="drop"),
