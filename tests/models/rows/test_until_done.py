@@ -3,6 +3,8 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +190,24 @@ def while_below(
     return found
 
 
+def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
+    """Halve rows, in a loop of more bounds than are looked at, which other rows may end too."""
+
+    def goes_on(s: tuple[Array, ...]) -> Array:
+        i, v, n = s
+        bounds = [i < jnp.int32(100 + number) for number in range(70)]
+        first = [(n > 0).any()] if is_asked_first else []
+        return functools.reduce(operator.and_, [*first, *bounds, (v > 1).any()])
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, v, n = s
+        return i + 1, jnp.where(v > 1, v * 0.5, v), jnp.where(n > 0, n - 1, n)
+
+    begun: Any = (jnp.int32(0), x * 100, jnp.abs(x[:, 0]).astype(jnp.int32))
+    found: Array = lax.while_loop(goes_on, step, begun)[1]
+    return found
+
+
 def positive(x: Array) -> Array:
     return x[:, :1] > 0
 
@@ -253,6 +273,7 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     ),
     "below each length": while_below,
     "below each length, by twos": lambda x: while_below(x, step=lambda i: i + 2),
+    "halved within many bounds": lambda x: bounded_often(x, is_asked_first=False),
     "gamma distribution": lambda x: jax.scipy.stats.gamma.cdf(jnp.abs(x), 2.0),
     "beta distribution": lambda x: jax.scipy.special.betainc(
         jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x)
@@ -377,6 +398,7 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
         x, put=lambda t, done, *rest: pad_is_put(t, done, *rest) + (~done)[:, None]
     )[1],
     "further in the first trips, while all rows go on": lambda x: at_first_further(x)[1],
+    "halved until others end, beside many bounds": lambda x: bounded_often(x, is_asked_first=True),
     "the trips": lambda x: generated(x, put=pad_is_put)[0] + x,
     "the cache": lambda x: generated(x, put=pad_is_put)[4],
     "done no more": lambda x: generated(x, put=pad_is_put, ends=lambda done, new: new == END)[1],
