@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant, compared, folded
 from xlaserve.row_proofs.sizes import Size, fitted, product, quotient
 
@@ -117,6 +118,26 @@ def test_constants_are_the_same_where_all_elements_are(other: object, is_same: b
 
     assert (one == other) == is_same
     assert (other == one) == is_same
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_inside"),
+    [
+        (Size(0, 1), Size(1, 2), True),
+        (Size(0, 2), Size(1, 1), True),
+        (Size(0, 0), Size(1, 2), False),
+        (Size(0, 1), Size(1, 3), False),
+        (Size(0, 1), Size(2, 0), False),
+        (Size(-1, 1), Size(1, 2), False),
+        (Size(0, 0), Size(1, 3), False),
+    ],
+)
+def test_a_range_is_within_another_where_both_ends_are(
+    low: Size, high: Size, is_inside: bool
+) -> None:
+    outer = ranges.Range(Size(0, 1), Size(1, 2))
+
+    assert ranges.is_within(ranges.Range(low, high), outer) == is_inside
 
 
 def test_what_wraps_around_is_not_known() -> None:

@@ -166,6 +166,10 @@ OTHERS: dict[str, tuple[Model, Inputs]] = {
         lambda x, n: flat(x)[rows(x) * K + jnp.clip(n, 0, K)],
         X_AND_N,
     ),
+    "flat, from one below, and not wrapped": (
+        lambda x, n: jnp.take(flat(x), rows(x) * K + jnp.clip(n, -1, K - 1), axis=0, mode="clip"),
+        X_AND_N,
+    ),
     "flat, another stride": (lambda x: flat(x)[rows(x) * (K - 1) + 1], X),
     "flat, of all other elements": (
         # Where an index is negative, those in other places need not be.
