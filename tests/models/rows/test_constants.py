@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant, compared, folded
 from xlaserve.row_proofs.sizes import Size, fitted, product, quotient
 
@@ -62,6 +63,81 @@ def test_what_is_computed_is_so_at_every_size(
     if found is not None:
         for b in BATCHES:
             assert at(found, b) == computed(at(left, b), at(right, b))
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "right", "expected"),
+    [
+        ("divide", Size(4, 2), Size(0, 2), Size(2, 1)),
+        ("divide", Size(6, 0), Size(0, 3), Size(2, 0)),
+        ("divide", Size(0, -7), Size(0, 2), Size(0, -3)),
+        ("divide", Size(0, 7), Size(0, -2), Size(0, -3)),
+        ("divide", Size(4, 1), Size(0, 2), None),
+        ("divide", Size(3, 4), Size(0, 2), None),
+        ("divide", Size(4, 2), Size(0, 0), None),
+        ("divide", Size(4, 2), Size(1, 0), None),
+        ("remainder", Size(4, 3), Size(0, 2), Size(0, 1)),
+        ("remainder", Size(0, -7), Size(0, 4), Size(0, -3)),
+        ("remainder", Size(3, 3), Size(0, 2), None),
+        ("remainder", Size(4, -1), Size(0, 2), None),
+        ("remainder", Size(4, 3), Size(0, 0), None),
+        ("multiply", Size(3, 1), Size(0, -2), Size(-6, -2)),
+        ("multiply", Size(0, -2), Size(3, 1), Size(-6, -2)),
+        ("multiply", Size(1, 0), Size(1, 0), None),
+        ("maximum", Size(1, 0), Size(0, 1), Size(1, 0)),
+        ("maximum", Size(1, 0), Size(0, 2), None),
+        ("minimum", Size(2, 0), Size(0, 1), Size(0, 1)),
+        ("minimum", Size(1, 0), Size(0, 2), None),
+    ],
+)
+def test_what_is_computed_is_known_where_it_grows_with_the_batch(
+    name: str, left: Size, right: Size, expected: Size | None
+) -> None:
+    operands = [Constant(one.offset, one.per_row) for one in (left, right)]
+
+    found = folded(f"stablehlo.{name}", "i32", operands)
+
+    assert found == (expected and Constant(expected.offset, expected.per_row))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        (Constant([1, 2], [0, 3]), True),
+        (Constant([1, 4], [0, 3]), False),
+        (Constant([1, 2], [0, 4]), False),
+        (Constant([1, 2]), False),
+        (Constant([1, 2, 3], [0, 3, 0]), False),
+        (Constant(1), False),
+        (1, False),
+        (None, False),
+    ],
+)
+def test_constants_are_the_same_where_all_elements_are(other: object, is_same: bool) -> None:
+    one = Constant([1, 2], [0, 3])
+
+    assert (one == other) == is_same
+    assert (other == one) == is_same
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_inside"),
+    [
+        (Size(0, 1), Size(1, 2), True),
+        (Size(0, 2), Size(1, 1), True),
+        (Size(0, 0), Size(1, 2), False),
+        (Size(0, 1), Size(1, 3), False),
+        (Size(0, 1), Size(2, 0), False),
+        (Size(-1, 1), Size(1, 2), False),
+        (Size(0, 0), Size(1, 3), False),
+    ],
+)
+def test_a_range_is_within_another_where_both_ends_are(
+    low: Size, high: Size, is_inside: bool
+) -> None:
+    outer = ranges.Range(Size(0, 1), Size(1, 2))
+
+    assert ranges.is_within(ranges.Range(low, high), outer) == is_inside
 
 
 def test_what_wraps_around_is_not_known() -> None:

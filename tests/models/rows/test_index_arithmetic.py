@@ -66,6 +66,8 @@ INDICES: Mapping[str, Index] = {
     "quotient, too far": lambda xp, r, n: r * K + _div(xp, xp.clip(n, 0, 12), 3),
     "remainder": lambda xp, r, n: r * K + _rem(xp, xp.clip(n, 0, 99), K),
     "remainder of what is less": lambda xp, r, n: r * K + _rem(xp, xp.clip(n, 0, 3), 9),
+    "remainder of what is as large": lambda xp, r, n: r * K + _rem(xp, xp.clip(n, 0, K), K),
+    "remainder of one or more": lambda xp, r, n: r * K - 1 + _rem(xp, xp.clip(n, 1, 3), K),
     "remainder of anything": lambda xp, r, n: r * K + _rem(xp, n, K),
     "remainder, always positive": lambda xp, r, n: r * K + n % K,
     "larger remainder": lambda xp, r, n: r * K + _rem(xp, xp.clip(n, 0, 99), 5),

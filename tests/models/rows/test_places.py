@@ -30,6 +30,10 @@ def flat(x: Any) -> Any:
     return x.reshape(-1, *x.shape[2:])
 
 
+def spread(x: Any) -> Any:
+    return x.reshape(-1)
+
+
 def wrapped(index: Any, size: Any) -> Any:
     return jnp.where(index < 0, index + size, index)
 
@@ -162,6 +166,10 @@ OTHERS: dict[str, tuple[Model, Inputs]] = {
         lambda x, n: flat(x)[rows(x) * K + jnp.clip(n, 0, K)],
         X_AND_N,
     ),
+    "flat, from one below, and not wrapped": (
+        lambda x, n: jnp.take(flat(x), rows(x) * K + jnp.clip(n, -1, K - 1), axis=0, mode="clip"),
+        X_AND_N,
+    ),
     "flat, another stride": (lambda x: flat(x)[rows(x) * (K - 1) + 1], X),
     "flat, of all other elements": (
         # Where an index is negative, those in other places need not be.
@@ -172,6 +180,16 @@ OTHERS: dict[str, tuple[Model, Inputs]] = {
             )
         ],
         X_AND_INDEX,
+    ),
+    "counted by the size of the batch, and cut": (
+        lambda x: (
+            x[:, :3, 0] + spread(jnp.broadcast_to(jnp.arange(K)[:, None], (K, x.shape[0])))[:3] * 2
+        ),
+        X,
+    ),
+    "counted to the end of the batch": (
+        lambda x: x[:, :3, 0] + jnp.arange(x.shape[0] + 2)[x.shape[0] - 1 :] * 2,
+        X,
     ),
     "put a row further": (
         lambda x: jnp.zeros((x.shape[0], F)).at[rows(x) + 1].set(x[:, 0], mode="drop"),

@@ -36,6 +36,32 @@ def convolution(operands: str, numbers: str, kinds: str, groups: int = 1, batche
     )
 
 
+def one_by_one(taken: str, returned: str) -> str:
+    """Return a loop over rows that carries two batches, and gives the first of them."""
+    return (
+        f"%o = stablehlo.constant dense<0> : tensor<i32>\n%e = stablehlo.constant dense<0.0> : {SAME}\n"
+        f"%r:3 = stablehlo.while(%i = %o, %a = %e, %b = %e) : tensor<i32>, {SAME}, {SAME} cond {{\n"
+        "%n = stablehlo.constant dense<4> : tensor<i32>\n%c = stablehlo.compare LT, %i, %n, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
+        "stablehlo.return %c : tensor<i1> } do {\n"
+        f"%s = stablehlo.dynamic_slice %x, %i, %o, sizes = [1, 4] : ({SAME}, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>\n"
+        f"%p = stablehlo.dynamic_update_slice %{taken}, %s, %i, %o : ({SAME}, tensor<1x4xf32>, tensor<i32>, tensor<i32>) -> {SAME}\n"
+        f"%g = stablehlo.negate %p : {SAME}\n"
+        "%u = stablehlo.constant dense<1> : tensor<i32>\n%j = stablehlo.add %i, %u : tensor<i32>\n"
+        f"stablehlo.return %j, {returned} : tensor<i32>, {SAME}, {SAME} }}\n"
+        f"%y = stablehlo.negate %r#1 : {SAME}"
+    )
+
+
+def blocks(others: int) -> str:
+    """Return rows that are cut out of what they were put together with: as many other blocks."""
+    operands, kinds = ", ".join(["%x", *["%o"] * others]), ", ".join([SAME] * (others + 1))
+    whole = f"tensor<{others + 1}Bx4xf32>"
+    return (
+        f"%o = stablehlo.constant dense<1.0> : {SAME}\n%c = stablehlo.concatenate {operands}, dim = 0 : ({kinds}) -> {whole}\n"
+        f"%y = stablehlo.slice %c [0:B, 0:4] : ({whole}) -> {SAME}"
+    )
+
+
 def triangular(operands: str, kinds: str) -> str:
     return (
         f'%v = "stablehlo.triangular_solve"({operands}) {{left_side = true, lower = true, unit_diagonal = false, '
@@ -346,6 +372,31 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         Y, X,
         "carries something on from row to row",
     ),
+    "rows that are put where they came from, one by one": (
+        one_by_one("a", "%p, %b"), Y, X, "takes or puts rows one by one",
+    ),
+    "rows that are put into another value, one by one": (
+        one_by_one("b", "%p, %b"), Y, X, "carries something on from row to row",
+    ),
+    "rows that are put, and changed, one by one": (
+        one_by_one("a", "%g, %b"), Y, X, "carries something on from row to row",
+    ),
+    "rows that are put into one of two values, one by one": (
+        one_by_one("a", "%b, %p"), Y, X, "carries something on from row to row",
+    ),
+    "blocks that are as many as are told apart": (
+        blocks(15), Y, X, "",
+    ),
+    "more blocks than are told apart": (
+        blocks(16), Y, X, "puts rows behind one another with something that is no row",
+    ),
+    "rows beside the size of the batch": (
+        "%n = stablehlo.constant dense<[B]> : tensor<1xi32>\n%f = stablehlo.convert %n : (tensor<1xi32>) -> tensor<1xf32>\n"
+        f"%s = stablehlo.reshape %f : (tensor<1xf32>) -> tensor<f32>\n%d = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> {SAME}\n"
+        f"%z = stablehlo.divide %x, %d : {SAME}\n%y = stablehlo.negate %z : {SAME}",
+        Y, X,
+        "computes with the size of the batch",
+    ),
     "a place that does not matter, of a slice": (
         PLACE + f"%y = stablehlo.dynamic_slice %x, %p, %o, sizes = [B, 2] : ({SAME}, tensor<i32>, tensor<i32>) -> tensor<Bx2xf32>",
         "%y : tensor<Bx2xf32>", X,
@@ -383,6 +434,14 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         f'%c = stablehlo.constant dense<false> : tensor<i1>\n%r = stablehlo.reverse %x, dims = [0] : {SAME}\n'
         f'%y = "stablehlo.if"(%c) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %r : {SAME} }}) : (tensor<i1>) -> {SAME}',
         Y, X,
+        "reverses the order of the rows",
+    ),
+    "a branch that gives another number": (
+        f"%r = stablehlo.reverse %x, dims = [0] : {SAME}\n%c = stablehlo.constant dense<3> : tensor<i32>\n%d = stablehlo.constant dense<5> : tensor<i32>\n"
+        '%n = "stablehlo.if"(%p) ({ stablehlo.return %c : tensor<i32> }, { stablehlo.return %d : tensor<i32> }) : (tensor<i1>) -> tensor<i32>\n'
+        "%q = stablehlo.compare EQ, %n, %c, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
+        f"%y = stablehlo.select %q, %x, %r : tensor<i1>, {SAME}",
+        Y, X + ", %p: tensor<i1>",
         "reverses the order of the rows",
     ),
     "branches that join what cannot be": (

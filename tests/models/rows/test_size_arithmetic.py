@@ -222,6 +222,23 @@ def gathered(indices: str, kind: str, result: str, dim: int) -> str:
     )
 
 
+WHOLE = (
+    "#stablehlo.gather<collapsed_slice_dims = [0, 1], start_index_map = [0], index_vector_dim = 0>"
+)
+
+
+def looked_up(operand: str, kind: str, index: str, numbers: str) -> str:
+    """Look at an index: one, or the size of the batch."""
+    slices = ", ".join("1" * (kind.count("x")))
+    return (
+        "%o = stablehlo.constant dense<1> : tensor<1xi32>\n"
+        f"%q = stablehlo.reshape %v : ({V2}) -> tensor<2x1xi32>\n"
+        f'%t = "stablehlo.gather"({operand}, {index}) {{dimension_numbers = {numbers}, '
+        f"slice_sizes = array<i64: {slices}>}} : ({kind}, tensor<1xi32>) -> RESULT\n"
+        "%w = stablehlo.reshape %t : (RESULT) -> tensor<1xi32>"
+    ).replace("RESULT", I32 if numbers == WHOLE else "tensor<1xi32>")
+
+
 @pytest.mark.parametrize(
     ("body", "operation"),
     [
@@ -234,6 +251,10 @@ def gathered(indices: str, kind: str, result: str, dim: int) -> str:
         (one_of(gathered("dense<9>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), ""),
         (one_of(gathered("dense<-3>", "tensor<1xi32>", "tensor<1xi32>", 1), "tensor<1xi32>"), "divide"),
         (one_of(gathered("dense<[1, 0]>", V2, V2, 1), V2), "divide"),
+        # What is looked for at a size is not known.
+        (one_of(looked_up("%v", V2, "%a", GATHER % 1)), "gather"),
+        (one_of(looked_up("%v", V2, "%o", GATHER % 1)), ""),
+        (one_of(looked_up("%q", "tensor<2x1xi32>", "%o", WHOLE)), "gather"),
         (one_of(gathered("dense<[1, 1]>", V2, V2, 1), V2), ""),
         (EIGHTS + f"%y = stablehlo.add %e, %v : {V2}", ""),
         (EIGHTS + f"%y = stablehlo.divide %v, %e : {V2}", "divide"),

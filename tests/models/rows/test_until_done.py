@@ -3,6 +3,8 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ WEIGHTS = np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5)
 END, PAD, LENGTH = 2, 3, 7
 
 Array = jax.Array
-Step = Callable[[Array, Array, Array], Array]
+Step = Callable[[Array, Array, Array, Array], Array]
 """Takes tokens, which rows are done, and the new ones with their place; returns tokens."""
 
 
@@ -31,7 +33,7 @@ ZERO: Any = 0
 def generated(
     x: Array,
     *,
-    put: Callable[[Array, Array, Array, Array], Array],
+    put: Step,
     begin: Callable[[Array], Array] | None = None,
     first: int = 0,
     goes_on: Callable[[Array], Array] = lambda done: ~done.all(),
@@ -72,8 +74,26 @@ def pad_slice_is_put_behind(tokens: Array, done: Array, new: Array, i: Array) ->
     return lax.dynamic_update_slice(tokens, jnp.where(done, PAD, new)[:, None], (0, i + 1))
 
 
+def token_is_put(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return tokens.at[:, i].set(new)
+
+
+def token_is_put_behind(tokens: Array, done: Array, new: Array, i: Array) -> Array:
+    return tokens.at[:, i + 1].set(new)
+
+
 def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
     return jnp.where(done[:, None], tokens, tokens.at[:, i].set(new))
+
+
+def by_both(done: Step, going: Step) -> Step:
+    """Put what one puts into rows that are done, and what another puts into those that go on."""
+
+    def put(tokens: Array, is_done: Array, new: Array, i: Array) -> Array:
+        before = done(tokens, is_done, new, i), going(tokens, is_done, new, i)
+        return jnp.where(is_done[:, None], *before)
+
+    return put
 
 
 def behind_a_prompt(x: Array, told: int = 3) -> Array:
@@ -112,6 +132,47 @@ def up_to_lengths(x: Array, within: Callable[[Array, Array], Array], bound: str 
     return lax.while_loop(lambda s: s[0] < getattr(n, bound)(), step, (ZERO, x))[1]
 
 
+def in_two_dimensions(x: Array, axis: int) -> Array:
+    """Rows that are done put a column, the others a row, or a column by another counter."""
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, j, v, n = s
+        column = lax.dynamic_update_slice(v, jnp.zeros_like(v[:, :, :1]), (0, 0, i))
+        other = lax.dynamic_update_slice(
+            v, jnp.ones_like(v[:, :1] if axis else v[:, :, :1]), (0, i, 0) if axis else (0, 0, j)
+        )
+        going = n > 0
+        v = jnp.where(going[:, None, None], other, column)
+        return i + 1, j + 2, v, jnp.where(going, n - 1, n)
+
+    count, n = jnp.int32(0), jnp.abs(x[:, 0]).astype(jnp.int32)
+    begun: Any = (count, count, jnp.zeros((x.shape[0], 4, 4), jnp.int32), n)
+    found: Array = lax.while_loop(
+        lambda s: (s[0] < 4) & (s[1] < 4) & (s[3] > 0).any(), step, begun
+    )[2]
+    return found
+
+
+def at_first_further(x: Array) -> tuple[Array, ...]:
+    """Put two places further in the first trips, in which no row is done."""
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, tokens, n = s
+        place = i + lax.select(i < 3, jnp.int32(2), jnp.int32(0))
+        token = jnp.where(going(i, n), 1, PAD)[:, None]
+        return i + 1, lax.dynamic_update_slice(tokens, token, (ZERO, place)), n
+
+    def going(i: Array, n: Array) -> Array:
+        return (n > i) | lax.broadcast(i < 3, n.shape)
+
+    begun: Any = (
+        jnp.int32(0),
+        jnp.full((x.shape[0], LENGTH), PAD),
+        jnp.abs(x[:, 0]).astype(jnp.int32),
+    )
+    return lax.while_loop(lambda s: (s[0] < LENGTH) & going(s[0], s[2]).any(), step, begun)
+
+
 def while_below(
     x: Array,
     *,
@@ -126,6 +187,24 @@ def while_below(
         return step(i), bound(n), jnp.where((i < n)[:, None], jnp.tanh(v + 1), v)
 
     found: Array = lax.while_loop(lambda s: (s[0] < s[1]).any(), body, (ZERO, n, x))[2]
+    return found
+
+
+def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
+    """Halve rows, in a loop of more bounds than are looked at, which other rows may end too."""
+
+    def goes_on(s: tuple[Array, ...]) -> Array:
+        i, v, n = s
+        bounds = [i < jnp.int32(100 + number) for number in range(70)]
+        first = [(n > 0).any()] if is_asked_first else []
+        return functools.reduce(operator.and_, [*first, *bounds, (v > 1).any()])
+
+    def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, v, n = s
+        return i + 1, jnp.where(v > 1, v * 0.5, v), jnp.where(n > 0, n - 1, n)
+
+    begun: Any = (jnp.int32(0), x * 100, jnp.abs(x[:, 0]).astype(jnp.int32))
+    found: Array = lax.while_loop(goes_on, step, begun)[1]
     return found
 
 
@@ -174,6 +253,18 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "one place further": lambda x: generated(
         x, put=pad_is_put_behind, begin=behind_a_prompt, first=2
     )[1],
+    "put at the same place by both": lambda x: generated(x, put=by_both(pad_is_put, token_is_put))[
+        1
+    ],
+    "put one place before by those that go on": lambda x: generated(
+        x, put=by_both(pad_is_put_behind, token_is_put)
+    )[1],
+    "a slice put at the same place by both": lambda x: generated(
+        x, put=by_both(pad_slice_is_put, token_is_put)
+    )[1],
+    "put twice by those that go on": lambda x: generated(
+        x, put=by_both(pad_is_put_behind, lambda t, *s: token_is_put(pad_is_put_behind(t, *s), *s))
+    )[1],
     "frozen beside a count": lambda x: halved(x, 1),
     "up to the longest": lambda x: up_to_lengths(x, lambda i, n: i < n),
     "up to the longest, the other way round": lambda x: up_to_lengths(x, lambda i, n: ~(n <= i)),
@@ -182,6 +273,7 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     ),
     "below each length": while_below,
     "below each length, by twos": lambda x: while_below(x, step=lambda i: i + 2),
+    "halved within many bounds": lambda x: bounded_often(x, is_asked_first=False),
     "gamma distribution": lambda x: jax.scipy.stats.gamma.cdf(jnp.abs(x), 2.0),
     "beta distribution": lambda x: jax.scipy.special.betainc(
         jnp.abs(x) + 1.0, 2.0, jax.nn.sigmoid(x)
@@ -285,6 +377,28 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
             t, jnp.stack([jnp.where(done, PAD, new), new], 1), (0, i)
         ),
     )[1],
+    "all places are changed by those that go on": lambda x: generated(
+        x, put=by_both(pad_is_put, lambda t, done, new, i: t + 1)
+    )[1],
+    "all places are changed before one is put": lambda x: generated(
+        x, put=by_both(pad_is_put, lambda t, *rest: token_is_put(t + 1, *rest))
+    )[1],
+    "put one place further by those that go on": lambda x: generated(
+        x, put=by_both(pad_is_put, token_is_put_behind)
+    )[1],
+    "put one place further, and where it was": lambda x: generated(
+        x, put=by_both(pad_is_put, lambda t, *s: token_is_put(token_is_put_behind(t, *s), *s))
+    )[1],
+    "a slice put one place further by those that go on": lambda x: generated(
+        x, put=by_both(pad_slice_is_put, token_is_put_behind)
+    )[1],
+    "put along another dimension by those that go on": lambda x: in_two_dimensions(x, 1),
+    "put at another counter by those that go on": lambda x: in_two_dimensions(x, 0),
+    "something is added to those that go on": lambda x: generated(
+        x, put=lambda t, done, *rest: pad_is_put(t, done, *rest) + (~done)[:, None]
+    )[1],
+    "further in the first trips, while all rows go on": lambda x: at_first_further(x)[1],
+    "halved until others end, beside many bounds": lambda x: bounded_often(x, is_asked_first=True),
     "the trips": lambda x: generated(x, put=pad_is_put)[0] + x,
     "the cache": lambda x: generated(x, put=pad_is_put)[4],
     "done no more": lambda x: generated(x, put=pad_is_put, ends=lambda done, new: new == END)[1],

@@ -119,18 +119,21 @@ def writes_nothing_new(
     """Return what tells that something is put where the same is already, in a row that is done.
 
     Every trip puts something at a place that no trip before has come to, since the place is a
-    counter. There the carried value still is what it began with.
+    counter. There the carried value still is what it began with: a row that goes on puts nothing
+    there either.
     """
 
     def writes(number: int, argument: int, row: DoneRow) -> bool:
         operation = made.get(number)
         if operation is None or argument not in loop.body.arguments:
             return False
-        put = _put(operation, row)
+        put = _put(operation)
         carried = loop.body.arguments.index(argument)
         if put is None or operation.operands[0] != argument:
             return False
-        counter = _counter(put.place, loop, made, row)
+        # Of a row of which nothing is known: it has made trips before.
+        any_row = DoneRow(row.walker, row.made, row.labels)
+        counter = _counter(put.place, loop, made, any_row)
         item = row.item(put.update)
         if counter is None or item is None:
             return False
@@ -144,9 +147,44 @@ def writes_nothing_new(
         if loop.nobody_is_done(term):
             # In the first trip there is no such row.
             first += loop.step_of(counter.number, made)
-        return _begins_with(loop, loop.operation.operands[carried], (put.axis, first), item)
+        at = put.axis, counter
+        return _is_put_up_to(at, carried, loop, made, any_row) and _begins_with(
+            loop, loop.operation.operands[carried], (put.axis, first), item
+        )
 
     return writes
+
+
+def _is_put_up_to(
+    at: tuple[int, _Counter],
+    carried: int,
+    loop: Loop,
+    made: Mapping[int, Operation],
+    any_row: DoneRow,
+) -> bool:
+    """Tell whether a trip changes nothing of a carried value behind a place, in whichever row."""
+    axis, last = at
+    left = [loop.body.returned[carried]]
+    for _ in range(MAX_DEPTH):
+        if not left:
+            return True
+        number = left.pop()
+        if number == loop.body.arguments[carried]:
+            continue
+        operation = made.get(number)
+        if operation is None:
+            return False
+        if operation.name == "stablehlo.select":
+            left.extend(operation.operands[1:])
+            continue
+        put = _put(operation)
+        counter = None if put is None else _counter(put.place, loop, made, any_row)
+        if put is None or counter is None or put.axis != axis:
+            return False
+        if counter.number != last.number or counter.offset > last.offset:
+            return False
+        left.append(operation.operands[0])
+    return False
 
 
 class _Put(NamedTuple):
@@ -159,10 +197,10 @@ class _Put(NamedTuple):
     """The last place; where a later one is asked for, it is put there. None where it is left."""
 
 
-def _put(operation: Operation, row: DoneRow) -> _Put | None:
+def _put(operation: Operation) -> _Put | None:
     """Return along which dimension one element is put, at which place, and what."""
     if operation.name == "stablehlo.dynamic_update_slice":
-        return _put_slice(operation, row)
+        return _put_slice(operation)
     if operation.name != "stablehlo.scatter" or len(operation.operands) != 3:
         return None
     numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
@@ -182,9 +220,8 @@ def _put(operation: Operation, row: DoneRow) -> _Put | None:
     return _Put(targets[0], operation.operands[1], operation.operands[2], None)
 
 
-def _put_slice(operation: Operation, row: DoneRow) -> _Put | None:
+def _put_slice(operation: Operation) -> _Put | None:
     """Return the same of a slice that is whole in all dimensions but one, of which it has 1."""
-    del row
     shape, update_shape = (kind.shape for kind in operation.operand_types[:2])
     axes = [axis for axis, size in enumerate(update_shape) if size != shape[axis]]
     if len(axes) != 1 or update_shape[axes[0]] != ONE or not shape[axes[0]].is_static:

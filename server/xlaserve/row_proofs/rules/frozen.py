@@ -65,7 +65,8 @@ def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
             left.extend(operation.operands)
         else:
             found.append(one)
-    return found
+    # What is not taken apart any more is asked too.
+    return [*found, *left]
 
 
 def plain(number: int, made: Callable[[int], Operation | None]) -> int:

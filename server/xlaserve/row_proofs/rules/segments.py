@@ -80,7 +80,7 @@ def _piece(value: Value, like: Segments, number: int) -> Value | None:
     """Return the block of an operand that goes with one of another; None where there is none."""
     fact, axis = value.fact, like.dimension
     if isinstance(fact, Segments):
-        alike = fact.dimension == axis and fact.sizes == like.sizes
+        alike = (fact.dimension, fact.sizes) == (axis, like.sizes)
         return fact.values[number] if alike else None
     if value.blocked is not None:
         return None

@@ -38,7 +38,8 @@ def _constant(trace: Trace) -> Place | None:
     value = trace.operation.attributes["value"]
     if isinstance(value, ir.DenseIntElementsAttr) and value.is_splat:
         number = value.get_splat_value()
-        if isinstance(number, ir.IntegerAttr) and trace.operation.types[0].dtype != "i1":
+        # No truth value: that is another attribute.
+        if isinstance(number, ir.IntegerAttr):
             return known_number(trace, int(number.value))
     return None
 

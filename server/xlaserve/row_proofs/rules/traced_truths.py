@@ -106,8 +106,6 @@ def _selected(trace: Trace) -> Place | None:
     within = None
     if left.within is not None and right.within is not None:
         within = ranges.spanned(left.within, right.within)
-    if left.stride and within is None:
-        return None
     offset = NOTHING if predicate is None else joined_offsets(trace, predicate, left, right)
     return Place(offset, within, left.stride, left.rows)
 
