@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -18,8 +19,11 @@ from support.lasting import without_stablehlo
 
 from xlaserve.artifact import manifest
 from xlaserve.authoring.export import export_model
-from xlaserve.errors import InvalidModel
-from xlaserve.runtime.trial import try_loading
+from xlaserve.errors import InvalidModel, LoadCancelled
+from xlaserve.process import own_time
+from xlaserve.process.own_time import Seen
+from xlaserve.runtime import trial
+from xlaserve.runtime.trial import CLOCK_TIMES, try_loading
 
 SECONDS = 120
 
@@ -91,6 +95,69 @@ def test_a_process_that_dies_or_hangs_is_the_models_fault(
 ) -> None:
     with pytest.raises(InvalidModel, match=text):
         try_loading(sent, seconds, command=(sys.executable, "-c", code))
+
+
+class Busy:
+    """A machine on which a trial waits for a processor, and ends behind so many looks."""
+
+    def __init__(self, ends: Path, looks: int) -> None:
+        self._ends = ends
+        self._left = looks
+
+    def __call__(self, pid: int) -> Seen:
+        self._left -= 1
+        if not self._left:
+            self._ends.touch()
+        return Seen(0.0, True)
+
+
+UNTIL_THERE = """
+import pathlib, sys, time
+while not pathlib.Path({path!r}).exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_trial_that_waits_for_a_processor_takes_none_of_its_time(
+    sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is busy refuses no model."""
+    ends = tmp_path / "ends"
+    monkeypatch.setattr(own_time, "seen", Busy(ends, 6))
+    monkeypatch.setattr(trial, "CLOCK_TIMES", 10_000)
+    command = (sys.executable, "-c", UNTIL_THERE.format(path=str(ends)))
+
+    try_loading(sent, 0.15, command=command)
+
+    assert ends.exists()
+
+
+def test_a_trial_that_waits_for_ever_is_told_of_the_clock(
+    sent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_time, "seen", lambda pid: Seen(0.0, True))
+    text = f"in {CLOCK_TIMES * 0.05:g} seconds on the clock, and waited for a processor in all but"
+
+    with pytest.raises(InvalidModel, match=text):
+        try_loading(sent, 0.05, command=(sys.executable, "-c", "import time; time.sleep(600)"))
+
+
+def test_a_trial_ends_with_its_load(sent: Path, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    code = "import os, pathlib, sys, time\n"
+    code += f"pathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+
+    def check_cancelled() -> None:
+        if began.exists() and began.read_text():
+            raise LoadCancelled("m")
+
+    with pytest.raises(LoadCancelled):
+        try_loading(
+            sent, SECONDS, command=(sys.executable, "-c", code), check_cancelled=check_cancelled
+        )
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)
 
 
 def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path: Path) -> None:

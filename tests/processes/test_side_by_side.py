@@ -29,13 +29,14 @@ class Fake:
     making: "dict[tuple[str, int], asyncio.Future[Any]]" = field(default_factory=dict)
     makes_changes: bool = True
     failure: str = ""
+    is_front_end: bool = False
 
     @property
     def role(self) -> SimpleNamespace:
         return SimpleNamespace(worker=self.number)
 
     def makes(self, kind: ChangeKind) -> bool:
-        return True
+        return not self.is_front_end
 
     def kill(self) -> None:
         self.told.append("killed")
@@ -170,6 +171,24 @@ async def test_all_have_it_or_none(
 
     assert (failure, remembered) == (change.failure, await change.is_remembered())
     assert undone == [worker.undone for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("has_engine", "error"), [(False, "EngineGone"), (True, "EngineLost")], ids=["absent", "dies"]
+)
+async def test_a_load_that_an_engine_dies_of_is_not_to_be_sent_again(
+    has_engine: bool, error: str
+) -> None:
+    """A mesh and clients repeat what is UNAVAILABLE: only where nothing had begun."""
+    engines = [Fake(1)] if has_engine else []
+    change = Change.begin(ChangeKind.LOAD, [Fake(0, is_front_end=True), *engines])
+    await change.goes_on()
+    for engine in engines:
+        engine.end(DIED)
+    await change.task
+    (settled,) = [one for one in change.workers[0].told if isinstance(one, Settled)]
+
+    assert error == settled.failure.error
 
 
 async def test_where_it_fails_for_the_client_the_others_give_up() -> None:

@@ -123,7 +123,9 @@ class World:
     ) -> dict[str, int]:
         return dict.fromkeys(devices_of(config), self.predicted_bytes)
 
-    def try_loading(self, directory: Path, config: ModelConfig) -> None:
+    def try_loading(
+        self, directory: Path, config: ModelConfig, check_cancelled: Callable[[], None]
+    ) -> None:
         self.tried.append(directory)
         if "deadly" in (directory / "amount.json").read_text():
             raise InvalidModel("amount.json ends the process that reads it")

@@ -23,7 +23,7 @@ from xlaserve.app.probe import probed
 from xlaserve.app.python import python_host
 from xlaserve.app.replacing import take_changes
 from xlaserve.app.successor import Successor
-from xlaserve.app.trying import try_loading
+from xlaserve.app.trying import beginning, try_loading
 from xlaserve.concurrency.control_plane import OneProcess
 from xlaserve.concurrency.others import NOBODY
 from xlaserve.concurrency.workers import Workers
@@ -184,7 +184,9 @@ class Application:
         machinery = Machinery(
             load=loaders.load,
             predict_size=partial(loaders.predict_size, processes=settings.processes),
-            try_loading=partial(try_loading, settings, self.compilation, self._start_device),
+            try_loading=partial(
+                try_loading, settings, beginning(self.compilation, self._start_device)
+            ),
             release_memory=self._release_memory,
             mappings=self.mappings,
             compilation=self.compilation,

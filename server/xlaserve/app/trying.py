@@ -10,16 +10,21 @@ from xlaserve.runtime.programs.compilation import Compilation
 from xlaserve.settings import Settings
 
 
+def beginning(compilation: Compilation, start_device: Callable[[], str]) -> Callable[[], None]:
+    """Return what starts beside a trial that the load needs behind it."""
+    return lambda: loaders.begin(compilation, start_device())
+
+
 def try_loading(
     settings: Settings,
-    compilation: Compilation,
-    start_device: Callable[[], str],
+    begin: Callable[[], None],
     directory: Path,
     config: ModelConfig,
+    check_cancelled: Callable[[], None],
 ) -> None:
     """Return if such a process can load a version directory, or none is wanted. Blocks.
 
-    Raises InvalidModel.
+    Raises InvalidModel, and what `check_cancelled` raises.
     """
     if settings.trial_seconds:
         trial.try_loading(
@@ -28,5 +33,6 @@ def try_loading(
             config.parameters,
             onnx_source.find(directory, config),
             memory_bytes=settings.compile_process_bytes,
-            begin=lambda: loaders.begin(compilation, start_device()),
+            begin=begin,
+            check_cancelled=check_cancelled,
         )

@@ -72,7 +72,8 @@ PROCESSES: tuple[Confined, ...] = (
         "a model that a client sent",
         "a process for each load",
         _COMPILER_MEMORY,
-        f"{_DEFAULTS.trial_seconds:g} (`trial_seconds`), and as many of each core",
+        f"{_DEFAULTS.trial_seconds:g}, without waits for a processor, and as many of each core "
+        f"(`trial_seconds`); {trial.CLOCK_TIMES * _DEFAULTS.trial_seconds:g} on the clock",
         f"{trial.OPEN_FILES} open, {trial.FILE_BYTES // _GIB} GiB each; no core dump",
         "runtime/trial.py",
     ),

@@ -33,6 +33,7 @@ from xlaserve.residence.capacity import Capacity, Reservation, Sizes
 from xlaserve.residence.eviction import next_to_evict, to_evict
 from xlaserve.residence.failed_loads import INTERNAL, of_reload
 from xlaserve.residence.finishing import Finisher
+from xlaserve.residence.giving_up import CheckCancelled, until_given_up
 from xlaserve.residence.lifecycle import Event, State
 from xlaserve.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
 from xlaserve.residence.registry import Instance, Registry, Version
@@ -66,8 +67,9 @@ class Machinery:
 
     Takes its directory, configuration, devices and roots, and `in_background`: whether the load
     leaves most batch sizes for later."""
-    try_loading: Callable[[Path, ModelConfig], None]
-    """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
+    try_loading: Callable[[Path, ModelConfig, CheckCancelled], None]
+    """Load what a client sent in a process that may die of it; raises InvalidModel, and what its
+    last argument raises once nobody wants the load; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
     devices: Callable[[], Devices]
@@ -295,9 +297,8 @@ class VersionLoader:
         """
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
-            try_loading = self._machinery.try_loading
-            trial = self._workers.load(partial(try_loading, source.directory, model.config))
-            await asyncio.wrap_future(trial.future)
+            trial = partial(self._machinery.try_loading, source.directory, model.config)
+            await until_given_up(self._workers, version.model, trial)
         if self._devices is None:
             starting = self._workers.load(self._machinery.devices)
             self._devices = await asyncio.wrap_future(starting.future)

@@ -25,6 +25,7 @@ from xlaserve.process import last_words
 from xlaserve.process.children import start_deaf
 from xlaserve.process.confinement import confine, limit_processor
 from xlaserve.process.endings import end_with_parent
+from xlaserve.process.own_time import OwnTime
 from xlaserve.process.silence import Stopped
 
 # -P: what lies in the working directory is not imported.
@@ -41,6 +42,8 @@ FILE_BYTES = 8 << 30
 OPEN_FILES = 256
 
 _PROCESS = "trial load"
+CLOCK_TIMES = 10
+"""Times its seconds that a trial has on the clock, where it waits for a processor."""
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself."""
 _ATTEMPTS = 2
@@ -58,14 +61,18 @@ def try_loading(
     command: Sequence[str] = COMMAND,
     memory_bytes: int = MEMORY_BYTES,
     begin: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
     """Return if a process of its own can load the artifact of a version directory. Blocks.
 
     It is loaded with the parameters of its configuration; an ONNX model is converted before.
     `begin` is called where something is tried: what the load needs behind it can start beside it.
+    The time in which it waits for a processor is none of its `seconds`: a machine that is busy
+    refuses no model, unless `CLOCK_TIMES` as many have passed.
 
     Raises InvalidModel where it is refused, where the process dies of it, takes longer, or more
-    memory. A directory without an artifact holds nothing to try.
+    memory, and what `check_cancelled` raises, with the process killed. A directory without an
+    artifact holds nothing to try.
     """
     plain = plain_artifact.find(directory)
     if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
@@ -75,10 +82,11 @@ def try_loading(
         "parameters": dict(parameters or {}),
         "onnx": source and {**asdict(source), "path": str(source.path)},
     }
-    arguments = str(directory), str(seconds + _GRACE_SECONDS), str(memory_bytes), str(os.getpid())
+    limits = seconds * CLOCK_TIMES + _GRACE_SECONDS, seconds + _GRACE_SECONDS, memory_bytes
+    arguments = str(directory), *map(str, limits), str(os.getpid())
     for _ in range(_ATTEMPTS):
         # Not as an argument: those have a limit, and everybody may read them.
-        trial = _run([*command, *arguments], json.dumps(said), seconds)
+        trial = _run([*command, *arguments], json.dumps(said), seconds, check_cancelled)
         if trial is not None:
             break
     else:
@@ -101,11 +109,11 @@ def try_loading(
 
 
 def _run(
-    command: Sequence[str], given: str, seconds: float
+    command: Sequence[str], given: str, seconds: float, check_cancelled: Callable[[], None]
 ) -> "subprocess.CompletedProcess[str] | None":
     """Return how a process ended and what it printed; None for one that was stopped.
 
-    Raises InvalidModel where it takes longer.
+    Raises InvalidModel where it takes longer, and what `check_cancelled` raises.
     """
     said: str | None = given
     process = start_deaf(
@@ -117,16 +125,20 @@ def _run(
         errors="replace",
     )
     with process:
-        stopped, until = Stopped(process.pid), time.monotonic() + seconds
+        stopped, had = Stopped(process.pid), OwnTime(process.pid)
+        until = time.monotonic() + CLOCK_TIMES * seconds
         try:
             while not stopped.is_over:
-                left = until - time.monotonic()
+                left = min(seconds - had.seconds, until - time.monotonic())
                 try:
                     printed = process.communicate(said, max(0.0, min(left, stopped.step)))
                 except subprocess.TimeoutExpired as expired:
-                    if left <= 0:
-                        last_words.tell(_PROCESS, f"killed after {seconds:g} s", expired.stderr)
-                        raise InvalidModel(_late(seconds)) from None
+                    check_cancelled()
+                    had.look()
+                    if had.seconds >= seconds or left <= 0:
+                        text = _late(seconds) if had.seconds >= seconds else _starved(had, seconds)
+                        last_words.tell(_PROCESS, f"killed: {text}", expired.stderr)
+                        raise InvalidModel(text) from None
                 else:
                     return subprocess.CompletedProcess(command, process.returncode, *printed)
                 said = None
@@ -143,6 +155,13 @@ def _behind(line: str) -> str:
 
 def _late(seconds: float) -> str:
     return f"a trial load did not end in {seconds:g} seconds (trial_seconds)"
+
+
+def _starved(had: OwnTime, seconds: float) -> str:
+    return (
+        f"a trial load did not end in {CLOCK_TIMES * seconds:g} seconds on the clock, and waited "
+        f"for a processor in all but {had.seconds:.0f} of them (trial_seconds)"
+    )
 
 
 def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
@@ -211,8 +230,8 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[4]))
+    end_with_parent(int(sys.argv[5]))
     # Its default action ends the process, whatever XLA does.
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
-    limits = float(sys.argv[2]), int(sys.argv[3])
+    limits = float(sys.argv[3]), int(sys.argv[4])
     sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin), *limits))

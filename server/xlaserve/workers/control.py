@@ -25,7 +25,7 @@ from xlaserve.concurrency.control_plane import (
     Journal,
 )
 from xlaserve.concurrency.sharing import Turns
-from xlaserve.errors import EngineGone, ShuttingDown, XlaserveError
+from xlaserve.errors import EngineGone, EngineLost, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
 from xlaserve.workers.failures import error_of
 from xlaserve.workers.messages import (
@@ -223,7 +223,8 @@ class Control:
         did = None if engine is None else await self._do(engine, change, asked)
         if did is None:
             _remove(change)
-            gone = EngineGone(change.subject)
+            # What may have ended it is not to be tried on every pod.
+            gone = (EngineGone if engine is None else EngineLost)(change.subject)
             return Failure(type(gone).__name__, str(gone))
         if did.failure is None:
             self._remember(change)

@@ -134,7 +134,7 @@ class Books(RuleBasedStateMachine):
         machinery = Machinery(
             load=loaders.load,
             predict_size=loaders.predict_size,
-            try_loading=lambda path, config: None,
+            try_loading=lambda path, config, check_cancelled: None,
             release_memory=lambda: None,
             devices=lambda: ONE_CPU,
             compilation=self.shelf.compilation,

@@ -1,0 +1,33 @@
+"""Parts of a load that block, and end once nobody wants the load."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from xlaserve.concurrency.workers import Workers
+from xlaserve.errors import LoadCancelled
+
+CheckCancelled: TypeAlias = Callable[[], None]
+"""Raises LoadCancelled once nobody wants the load."""
+
+
+async def until_given_up(
+    workers: Workers, model: str, work: Callable[[CheckCancelled], None]
+) -> None:
+    """Have part of a load done in a thread, which is told once nobody waits for it any more.
+
+    Raises what the work raises.
+    """
+    given_up = threading.Event()
+
+    def check_cancelled() -> None:
+        if given_up.is_set():
+            raise LoadCancelled(model)
+
+    call = workers.load(partial(work, check_cancelled))
+    try:
+        await asyncio.wrap_future(call.future)
+    finally:
+        given_up.set()
