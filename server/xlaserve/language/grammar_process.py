@@ -83,7 +83,7 @@ def remainders(multiple: Decimal) -> int:
     for factor in (2, 5):
         while left % factor == 0:
             left //= factor
-    return left // 10**decimals
+    return int(left // 10**decimals)
 
 
 def _too_many(text: str, most: int) -> str | None:
