@@ -168,11 +168,50 @@ async def test_each_hard_grammar_is_refused_at_each_door_and_others_are_answered
     assert json.loads(good.body)["tokens"] == [ord(one) for one in "abbc"]
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ('{"type":"integer","multipleOf":9999991}', "9999991"),
+        ('{"multipleOf":9999991.5,"minimum":0}', "9999991.5"),
+        ('{"items":{"anyOf":[{"type":["null","number"],"multiple\\u004ff":-9999999}]}}', "9999999"),
+        ('{"type":5,"properties":{"type":{"multipleOf":1000000.5}}}', "1000000.5"),
+    ],
+)
+async def test_what_can_be_read_off_is_refused_before_it_is_compiled(
+    place: Place, schema: str, told: str
+) -> None:
+    status, text = await over_rest(
+        place, "/v2/models/story/generate", generated({"json_schema": schema})
+    )
+
+    assert status == "400"
+    assert f"got a multipleOf with more than 100000 remainders, {told}" in text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type":"integer","multipleOf":1000000}',
+        '{"type":"integer","multipleOf":9999991,"minimum":0,"exclusiveMaximum":99}',
+        '{"type":"string","multipleOf":9999991}',
+        '{"enum":[0],"multipleOf":9999991}',
+        '{"enum":[{"multipleOf":9999991}]}',
+        '{"type":"integer","multipleOf":0.00001}',
+    ],
+)
+async def test_large_multiples_with_few_remainders_are_followed(place: Place, schema: str) -> None:
+    status, text = await over_rest(
+        place, "/v2/models/story/generate", generated({"json_schema": schema})
+    )
+
+    assert status == "200", text
+
+
 async def test_a_caller_with_many_hard_grammars_keeps_no_other_waiting(place: Place) -> None:
     count = 12
 
     async def hostile(number: int) -> str:
-        parameter, text = HARD["multiple"](1000 + number)
+        parameter, text = HARD["multiples together"](1000 + number)
         body = generated({parameter: text})
         return (await over_rest(place, "/v2/models/story/generate", body))[0]
 

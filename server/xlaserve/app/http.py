@@ -90,7 +90,7 @@ def http_routes(
         json_rules=json_rules,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
-    repository = RepositoryRoutes(core.control, max_json_depth=depth)
+    repository = RepositoryRoutes(core.control, threads, max_json_depth=depth)
     container = MultiModelContainer(
         core.control,
         core.registry,

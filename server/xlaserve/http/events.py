@@ -11,8 +11,8 @@ error that comes before the first answer is an ordinary HTTP answer; a later one
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -21,7 +21,7 @@ from xlaserve.errors import BudgetExhausted, InvalidParameter
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.accept import preferred
 from xlaserve.http.edge import translate
-from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from xlaserve.http.messages import BINARY_TYPE, JOINED_BYTES, JSON_TYPE, HttpResponse
 from xlaserve.http.v2.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.http.v2.infer_response import output_bytes
 from xlaserve.serving.call import Headers, Peer
@@ -149,6 +149,19 @@ class EventCall(InferCall):
         self.grow(-answer.size, "the answer")
         self.resume()
 
+    @contextmanager
+    def holding(self, event: bytes) -> Iterator[None]:
+        """Count an event while it is sent; raises BudgetExhausted."""
+        size = len(event)
+        if size <= JOINED_BYTES:
+            yield
+            return
+        self.grow(size, "the answer")
+        try:
+            yield
+        finally:
+            self.grow(-size, "the answer")
+
     def _leave(self) -> None:
         if not self.has_ended:
             self.cancel("its client has left")
@@ -200,8 +213,9 @@ async def events(
         async with aclosing(call.answers()) as answers:
             async for response, last in answers:
                 event = await _event(response, encode, last=last)
-                has_begun = True
-                yield event
+                with call.holding(event):
+                    has_begun = True
+                    yield event
     except ENDS:
         raise
     except BaseException as error:
@@ -216,7 +230,7 @@ async def _event(response: InferResponse, encode: Encode, *, last: bool) -> byte
     if isinstance(response, DetailedResponse):
         parameters = {**response.parameters, FINAL_RESPONSE: last}
         answer = await encode(msgspec.structs.replace(response, parameters=parameters))
-        return b"data: %b\n\n" % b"".join(answer.parts)
-    text = b"".join((await encode(response)).parts)
+        return b"".join((b"data: ", *answer.parts, b"\n\n"))
+    *parts, end = (await encode(response)).parts
     mark = _FINAL_MARK % (b"true" if last else b"false")
-    return b"data: %b,%b}\n\n" % (text[:-1], mark)
+    return b"".join((b"data: ", *parts, memoryview(end)[:-1], b",", mark, b"}\n\n"))

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from traceback import clear_frames
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors import BudgetExhausted
 from xlaserve.net.ledger import Account
 
 T = TypeVar("T")
 
 INLINE_BYTES = 64 << 10
 """Bytes read, written or packed on the event loop: a hop to a thread costs as much."""
+
+Size: TypeAlias = int | Callable[[], int]
+"""A number of bytes, or what finds it out in a thread."""
 
 
 class OffLoop:
@@ -28,19 +32,38 @@ class OffLoop:
             return call()
         return await self._threads.run(call)
 
-    async def write(self, size_bytes: int, call: Callable[[], T], account: Account | None) -> T:
-        """Run a call that writes an answer of so many bytes of tensors, which count meanwhile.
+    async def write(
+        self,
+        size_bytes: int,
+        call: Callable[[], T],
+        account: Account | None,
+        made: Size = 0,
+        *,
+        is_counted: bool = False,
+    ) -> T:
+        """Run a call that makes `made` bytes at most of so many bytes; all of them count meanwhile.
 
-        Of one that is refused nothing is left behind the error.
+        With `is_counted` those that are there count already. Of an answer that is refused nothing
+        is left behind the error. Raises BudgetExhausted where there is no memory for what is made.
         """
         if account is None or size_bytes <= INLINE_BYTES:
             return await self.run(size_bytes, call)
-        account.hold(size_bytes)
+        taken = 0 if is_counted else size_bytes
+        account.hold(taken)
         try:
+            more = made if isinstance(made, int) else await self._threads.run(made)
+            if more:
+                _reserve(account, more)
+                taken += more
             return await self._threads.run(call)
         except BaseException as error:
             # It has the frames that it went through, and these have what was written by then.
             clear_frames(error.__traceback__)
             raise
         finally:
-            account.release(size_bytes)
+            account.release(taken)
+
+
+def _reserve(account: Account, count: int) -> None:
+    if not account.reserve(count):
+        raise BudgetExhausted("the answer", count, account.ledger.limit)

@@ -3,8 +3,10 @@
 Started by `grammars.py` as a script of its own, which needs nothing of the server.
 """
 
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,61 @@ class Alphabet:
         return [self._octets + one for one in text]
 
 
+_DATA = frozenset({"const", "default", "enum", "examples"})
+"""Keywords of a schema whose values are no schemas."""
+_BOUNDS = ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"})
+_MOST_DECIMALS = 30
+
+
+def unbounded_multiples(schema: Any) -> Iterator[Decimal]:
+    """Yield each `multipleOf` of numbers that no bounds on both sides and no values limit."""
+    found = [schema]
+    while found:
+        one = found.pop()
+        if isinstance(one, list):
+            found += one
+        elif isinstance(one, dict):
+            said = one.get("type", "number")
+            types = said if isinstance(said, list) else [said]
+            multiple = one.get("multipleOf")
+            if (
+                isinstance(multiple, (int, Decimal))
+                and ("number" in types or "integer" in types)
+                and not all(bound & one.keys() for bound in _BOUNDS)
+                and not one.keys() & {"const", "enum"}
+            ):
+                yield abs(Decimal(multiple))
+            found += (value for name, value in one.items() if name not in _DATA)
+
+
+def remainders(multiple: Decimal) -> int:
+    """Return how many remainders a multiple has at least that digits tell apart.
+
+    Behind enough digits all multiples of two and of five are alike, so 1,000,000 has few.
+    """
+    _, _, exponent = multiple.as_tuple()
+    if not isinstance(exponent, int) or not multiple or abs(exponent) > _MOST_DECIMALS:
+        return 0
+    decimals = max(0, -exponent)
+    left = int(multiple.scaleb(decimals))
+    for factor in (2, 5):
+        while left % factor == 0:
+            left //= factor
+    return int(left // 10**decimals)
+
+
+def _too_many(text: str, most: int) -> str | None:
+    """Return what of a schema is too large to compile, where that can be read off."""
+    try:
+        schema = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError):
+        return None  # the library has the last word
+    for multiple in unbounded_multiples(schema):
+        if remainders(multiple) > most:
+            return f"a multipleOf with more than {most} remainders, {multiple}"
+    return None
+
+
 def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
     """Return what compiles a grammar, and makes the first step of it, for the tokens of a model."""
     matcher = llguidance.LLMatcher
@@ -56,6 +113,10 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
     limits = llguidance.LLParserLimits(**first["grammar"])
 
     def answer(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        if asked["parameter"] == "json_schema":
+            large = _too_many(asked["text"], first["most_remainders"])
+            if large is not None:
+                return {"over": "", "because": large}
         try:
             grammar = readers[asked["parameter"]](asked["text"])
         except ValueError as error:

@@ -40,11 +40,15 @@ STEP_SECONDS = 0.002
 MOST_STEPS_SECONDS = 0.1
 """What the steps of one answer may take beyond that."""
 
+REMAINDERS_PER_SECOND = 2_000_000
+"""States of a `multipleOf`, one for each remainder, that no processor compiles in a second: some
+200,000 are. What needs more is refused before it is compiled."""
+
 MOST_KNOWN = 1024
 """Grammars of a model of which is remembered whether they may be compiled."""
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
-_TOO_MUCH = "too much"
+_EXPECTED = "one that can be compiled and followed"
 _SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
@@ -82,7 +86,13 @@ class Grammars:
         self._limits = llguidance.LLParserLimits(**LIMITS)
         made = self._tokenizer
         special = {i: made.decode_str([i]) for i in range(vocab) if made.is_special_token(i)}
-        first = {"vocab": vocab, "special": special, "stop": list(stop_tokens), "grammar": LIMITS}
+        first = {
+            "vocab": vocab,
+            "special": special,
+            "stop": list(stop_tokens),
+            "grammar": LIMITS,
+            "most_remainders": int(REMAINDERS_PER_SECOND * limits.cpu_seconds),
+        }
         self._trial = Trial(model, Limited(_SCRIPT, limits, first, called="grammar", model=model))
 
     def begin(self) -> None:
@@ -124,8 +134,9 @@ class Trial:
         self._model = model
         self._process = process
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, str] = OrderedDict()
-        """Why grammars are refused, by their digests, nothing for others; the newest is last."""
+        self._known: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
+        """What was expected and came of grammars, by their digests, None of those that may be
+        compiled; the newest is last."""
 
     def begin(self) -> None:
         """Start the process. Blocks."""
@@ -146,26 +157,19 @@ class Trial:
             got = "half of a surrogate pair"
             raise InvalidParameter(parameter, "text in Unicode", got) from None
         with self._lock:
-            why = self._known.pop(key, None)
-        if why is None:
-            why = self._tried(parameter, text)
+            is_known = key in self._known
+            refusal = self._known.pop(key, None)
+        if not is_known:
+            refusal = self._tried(parameter, text)
         with self._lock:
-            self._known[key] = why
+            self._known[key] = refusal
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
-        if why == _TOO_MUCH:
-            within = f"{self._process.limits} (model '{self._model}')"
-            raise InvalidParameter(
-                parameter,
-                f"one that is compiled within {within}: a simpler one, with smaller numbers, "
-                "fewer alternatives, and fewer repetitions",
-                "one that takes more",
-            )
-        if why:
-            raise _refused(parameter, why)
+        if refusal is not None:
+            raise InvalidParameter(parameter, *refusal)
 
-    def _tried(self, parameter: str, text: str) -> str:
-        """Return why a grammar cannot be compiled, an empty text where it can."""
+    def _tried(self, parameter: str, text: str) -> tuple[str, str] | None:
+        """Return what is expected and what came, None where a grammar can be compiled."""
         asked = {"parameter": parameter, "text": text}
         try:
             try:
@@ -176,9 +180,13 @@ class Trial:
         except (OSError, TookTooMuch) as error:
             raise TextProcessLost(self._model, str(error)) from error
         if "over" in found:
-            return _TOO_MUCH
-        failed: str = found.get("failed", "")
-        return _shown(failed)
+            within = f"{self._process.limits} (model '{self._model}')"
+            return (
+                f"one that is compiled within {within}: a simpler one, with smaller numbers, "
+                "fewer alternatives, and fewer repetitions",
+                found.get("because", "one that takes more"),
+            )
+        return (_EXPECTED, _shown(found["failed"])) if "failed" in found else None
 
 
 class Place:
@@ -224,5 +232,4 @@ def _shown(problem: str) -> str:
 
 
 def _refused(parameter: str, problem: str) -> InvalidParameter:
-    expected = "one that can be compiled and followed"
-    return InvalidParameter(parameter, expected, _shown(problem))
+    return InvalidParameter(parameter, _EXPECTED, _shown(problem))

@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from xlaserve.errors import InvalidBody
 from xlaserve.generation.asking import MOST_LOGPROBS
-from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.json.json_text import check_depth, check_members
 from xlaserve.openai.errors import UNKNOWN, UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import (
     CHAT_HINTS,
@@ -196,6 +196,7 @@ def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:
 
 def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
     check_depth(body, max_depth)
+    check_members(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

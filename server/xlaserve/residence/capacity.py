@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from xlaserve.errors import OutOfMemory
+from xlaserve.serving.access.sight import seen_now, without_names
 
 Sizes: TypeAlias = Mapping[str, int]
 """Bytes by the device that holds them: `cpu:0`, `cuda:1`."""
@@ -69,11 +70,12 @@ class Capacity:
         """Set the reservation of a holder, or raise OutOfMemory and leave it as it was."""
         for device in self.missing(holder, sizes):
             free = max(0, self._free(holder, device) or 0)
-            raise OutOfMemory(
-                model,
+            told = (
                 f"failed to load it: it needs {sizes[device]} bytes on {device}, where "
-                f"{free} of {self._total(device)} are free",
-                needed_bytes=max(sizes.values()),
+                f"{free} of {self._total(device)} are free"
+            )
+            raise OutOfMemory(
+                model, without_names(told, seen_now()), needed_bytes=max(sizes.values())
             )
         self._hold(holder, sizes)
 

@@ -30,11 +30,16 @@ def made_bytes(inputs: Iterable[InferInput]) -> int:
 
 def _own_bytes(array: Tensor) -> int:
     if array.dtype.hasobject:
-        return array.size * ELEMENT_BYTES + sum(_texts_bytes(array))
+        return array.size * ELEMENT_BYTES + octets_of(array)
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
     return array.nbytes if isinstance(owner, np.ndarray) else 0
+
+
+def octets_of(array: Tensor) -> int:
+    """Return how long the elements of an array of BYTES are together."""
+    return sum(_texts_bytes(array))
 
 
 def _texts_bytes(array: Tensor) -> Iterator[int]:

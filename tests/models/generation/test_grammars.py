@@ -197,7 +197,7 @@ def test_a_grammar_that_takes_too_much_is_ended_and_others_go_on(loaded: Loaded)
 
 def test_what_was_tried_is_remembered(loaded: Loaded) -> None:
     """Whatever came of it: nothing is computed for it again."""
-    good, bad, hard = ("regex", "[cd]{2}"), ("regex", "[cd"), HARD["multiple"](77)
+    good, bad, hard = ("regex", "[cd]{2}"), ("regex", "[cd"), HARD["multiples together"](77)
     asked: list[Mapping[str, str]] = []
     trial = loaded.model._constraining._grammars._trial  # type: ignore[union-attr]
     ask = trial._process.ask

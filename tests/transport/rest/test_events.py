@@ -382,3 +382,20 @@ async def test_what_ends_a_call_elsewhere_ends_its_stream() -> None:
         model.task.cancel()
 
     assert b"0\r\n\r\n" not in ended
+
+
+async def test_a_large_event_counts_while_it_is_sent() -> None:
+    """Beside the tensors that it was written of, until the next one is asked for."""
+    tensor, grown = 4 * 50_000, list[int]()
+    call = EventCall({}, NO_HEADERS, NOBODY, 1 << 30)
+    call.grow = lambda count, what: grown.append(count)
+    for last in (False, True):
+        call.write(response(1.5, 50_000), last=last)
+    parts = events(call, encode, "POST", "/generate")
+
+    event = await anext(parts)
+    assert sum(grown) == 2 * tensor + len(event)
+    event = await anext(parts)
+    assert sum(grown) == tensor + len(event)
+    assert await anext(parts, None) is None
+    assert sum(grown) == tensor

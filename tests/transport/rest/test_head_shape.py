@@ -149,7 +149,7 @@ def test_two_lengths_of_which_one_is_none_make_no_wrong_shape(plans: Plans) -> N
 
 def test_a_shape_keeps_no_plan(shaped: ShapedPlans, plans: Plans) -> None:
     """What the server knows of an essence is looked up for each head."""
-    newer = Plan("POST", "/a", 5, begin, finish=lambda answer: None)
+    newer = Plan("POST", "/a", 5, begin, finish=lambda answer, account: None)
     plans.keep(varying(0), newer)
 
     assert newer is shaped.find(varying(1000))

@@ -296,7 +296,7 @@ class FastPath(Lifecycle):
 
     def _finish(self, plan: Plan, answer: HttpResponse) -> None:
         """Write an answer, perhaps not as it is and not now."""
-        finishing = plan.finish(answer) if plan.finish is not None else None
+        finishing = plan.finish(answer, self._account) if plan.finish is not None else None
         if finishing is None:
             self._write(plan, answer)
             return

@@ -9,6 +9,7 @@ import msgspec
 
 from xlaserve.http.messages import Begin, HttpResponse
 from xlaserve.net.bounded_cache import BoundedCache, MakingCache
+from xlaserve.net.ledger import Account
 
 HEAD_BYTES = 4 << 10
 """Longer header blocks are not known."""
@@ -95,7 +96,7 @@ def role_of(line: bytes, end: int) -> int:
     return _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
 
 
-Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
+Finish: TypeAlias = Callable[[HttpResponse, Account], "asyncio.Task[HttpResponse] | None"]
 """Return what makes an answer ready that cannot leave as it is; None for one that can."""
 
 

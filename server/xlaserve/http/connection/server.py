@@ -8,7 +8,7 @@ from functools import partial
 from http import HTTPStatus
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.errors import BudgetExhausted, CrossSiteRequest, ShuttingDown, XlaserveError
 from xlaserve.errors.panics import ENDS
 from xlaserve.grpc.http2.limits import Shared
 from xlaserve.http import compression
@@ -30,6 +30,7 @@ from xlaserve.http.routing import Match, Route, RouteTable
 from xlaserve.http.threads import OffLoop
 from xlaserve.net.accepting import Acceptor, Handshakes
 from xlaserve.net.compression import deflate_where_worth
+from xlaserve.net.ledger import Account
 from xlaserve.net.rounds import Rounds
 from xlaserve.net.stall import LOOKS
 from xlaserve.net.tls import MakeContext
@@ -187,6 +188,7 @@ class HttpServer:
                 # Of an answer that was begun nothing can be taken back.
                 request.connection.abort()
                 return
+            answer = await self._packed(request, answer)
             answer = held.begin_answer(answer, answer.size, method, path, shape_of)
         finally:
             held.end_request()
@@ -292,16 +294,20 @@ class HttpServer:
         return compression.accepted_coding(accepted) if compresses else compression.IDENTITY
 
     def _compress_later(
-        self, coding: str, answer: HttpResponse
+        self, coding: str, answer: HttpResponse, account: Account
     ) -> "asyncio.Task[HttpResponse] | None":
         if not _to_compress(coding, answer):
             return None
-        return asyncio.ensure_future(self._compress(coding, answer))
+        return asyncio.ensure_future(self._compress(coding, answer, account))
+
+    async def _packed(self, request: Request, answer: HttpResponse) -> HttpResponse:
+        """Return an answer as its client accepts it."""
+        coding = self._coding(request.headers.get("Accept-Encoding", ""))
+        if not _to_compress(coding, answer):
+            return answer
+        return await self._compress(coding, answer, request.connection.held.account)
 
     async def _send(self, request: Request, answer: HttpResponse) -> None:
-        coding = self._coding(request.headers.get("Accept-Encoding", ""))
-        if _to_compress(coding, answer):
-            answer = await self._compress(coding, answer)
         headers = self._origins.answer_headers(ReadHeaders(request.headers))
         if request.method in _VARYING_METHODS and answer.compressible:
             headers = joined(headers, _VARIED)
@@ -335,12 +341,17 @@ class HttpServer:
         for call in tuple(self._streams):
             call.fail(ShuttingDown())
 
-    async def _compress(self, coding: str, answer: HttpResponse) -> HttpResponse:
-        """Return an answer in a coding, or as it is where that would hardly be shorter."""
+    async def _compress(self, coding: str, answer: HttpResponse, account: Account) -> HttpResponse:
+        """Return an answer in a coding, or as it is where that would hardly be shorter.
+
+        Or where there is no memory for both.
+        """
         size = answer.size
-        body = await self._threads.run(
-            size, partial(deflate_where_worth, coding, answer.parts, size)
-        )
+        pack = partial(deflate_where_worth, coding, answer.parts, size)
+        try:
+            body = await self._threads.write(size, pack, account, size)
+        except BudgetExhausted:
+            return answer
         if body is None:
             return answer
         headers = joined(answer.headers, {"Content-Encoding": coding}, _VARIED)

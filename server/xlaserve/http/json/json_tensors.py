@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -227,6 +229,28 @@ class JsonRules(NamedTuple):
 
 
 DEFAULT_RULES = JsonRules()
+
+
+def _most_characters(datatype: Datatype) -> int:
+    """Return how many characters a number takes at most, with a comma."""
+    dtype = datatype.dtype
+    if dtype.kind == "f":
+        # Digits that tell neighbours apart, a sign, a point, and an exponent of three digits.
+        return np.finfo(dtype).precision + 10
+    if dtype.kind == "b":
+        return len("false,")
+    return len(f"{np.iinfo(dtype).min or np.iinfo(dtype).max},")
+
+
+MOST_CHARACTERS: Mapping[str, int] = MappingProxyType(
+    {
+        name: _most_characters(row)
+        for name, row in DATATYPES.items()
+        if row.contents is not None and row is not BYTES
+    }
+)
+"""Of each number in JSON, by datatypes that have that form."""
+QUOTED_CHARACTERS = len('"",')
 
 
 def write_elements(

@@ -7,7 +7,12 @@ from xlaserve.tensors import Buffer
 
 WHITESPACE = b" \t\r\n"
 
+MOST_MEMBERS = 20_000
+"""Members of all objects of a body. A parser keeps the interpreter's lock until it is through: of
+half a million others waited for seconds. Arrays, and the octets of strings, are bound elsewhere."""
+
 _QUOTE = ord('"')
+_COLON = ord(":")
 _FILLER = ord("_")
 _MARKS = b'[]{}"'
 _CHUNK = 1 << 16
@@ -16,6 +21,7 @@ _CHUNK = 1 << 16
 _FEW = 1 << 12
 
 _UNMARKED = bytes(octet for octet in range(256) if octet not in _MARKS)
+_NO_MEMBERS = bytes(octet for octet in range(256) if octet not in b'":')
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -30,6 +36,27 @@ def check_depth(text: Buffer, limit: int) -> None:
     """
     if count_octets(text, b"[{") > limit and _deepest(bytes(text), limit) > limit:
         raise InvalidBody(f"the JSON is nested more than {limit} levels deep (max_json_depth)")
+
+
+def check_members(text: Buffer) -> None:
+    """Raise InvalidBody where objects have more members than MOST_MEMBERS, all together.
+
+    Exact for what is JSON. Colons are counted first: most texts have no more, those in strings too.
+    """
+    if len(text) <= MOST_MEMBERS or count_octets(text, b":") <= MOST_MEMBERS:
+        return
+    members = _members(bytes(text))
+    if members > MOST_MEMBERS:
+        raise InvalidBody(
+            f"expected at most {MOST_MEMBERS} members of all objects of the JSON together, got "
+            f"{members}"
+        )
+
+
+def _members(text: bytes) -> int:
+    marks = np.frombuffer(_marks(_without_escapes(text), _NO_MEMBERS), dtype=np.uint8)
+    quoted = np.logical_xor.accumulate(marks == _QUOTE)
+    return int(np.count_nonzero((marks == _COLON) & ~quoted))
 
 
 def count_octets(text: Buffer, octets: bytes) -> int:
@@ -60,10 +87,10 @@ def _deepest(text: bytes, enough: int) -> int:
     return deepest
 
 
-def _marks(text: bytes) -> bytes:
+def _marks(text: bytes, others: bytes = _UNMARKED) -> bytes:
     # In pieces, so that other threads need not wait for the whole text.
     starts = range(0, len(text), _CHUNK)
-    return b"".join(text[start : start + _CHUNK].translate(None, _UNMARKED) for start in starts)
+    return b"".join(text[start : start + _CHUNK].translate(None, others) for start in starts)
 
 
 def blank_strings(text: bytes) -> bytes:

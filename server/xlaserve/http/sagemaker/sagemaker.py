@@ -31,7 +31,12 @@ from xlaserve.http.sagemaker.sagemaker_bodies import (
 )
 from xlaserve.http.threads import OffLoop
 from xlaserve.http.v2.infer_request import BINARY_OUTPUT
-from xlaserve.http.v2.infer_response import HEADER_LENGTH, write_infer_response
+from xlaserve.http.v2.infer_response import (
+    HEADER_LENGTH,
+    most_json_bytes,
+    output_bytes,
+    write_infer_response,
+)
 from xlaserve.residence.platforms.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
 from xlaserve.serving.call import Api, Operation
 from xlaserve.serving.engine import Engine
@@ -274,13 +279,14 @@ class SageMakerRoutes:
             asked.inference, parameters={**asked.inference.parameters, **parameters}
         )
         response = await self._engine.infer(inference)
-        size = sum(output.data.nbytes for output in response.outputs)
-        account = request.call.peer.account
+        size, account = output_bytes(response), request.call.peer.account
         if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
             write = partial(write_infer_response, inference, response, self._json_rules)
-            return v2_answer(await self._threads.write(size, write, account))
+            made = most_json_bytes(response, inference)
+            return v2_answer(await self._threads.write(size, write, account, made))
         plain = partial(write_plain_response, info, response, asked.form, self._json_rules)
-        return await self._threads.write(size, plain, account)
+        made = most_json_bytes(response)
+        return await self._threads.write(size, plain, account, made)
 
 
 def _limit(text: str) -> int:

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from xlaserve.errors import InvalidBody
-from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.json.json_text import check_depth, check_members
 from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpRequest, HttpResponse
 from xlaserve.http.sagemaker.plain_tensors import (
     JSONLINES_TYPE,
@@ -104,6 +104,7 @@ class InvocationReader:
         if HEADER_LENGTH in request.headers:
             return True
         check_depth(body, self._max_json_depth)
+        check_members(body)
         if not is_object(body):
             return False
         try:

@@ -10,7 +10,7 @@ from xlaserve.http.json.json_tensors import JsonRules
 from xlaserve.http.messages import Answered, HttpResponse
 from xlaserve.http.threads import INLINE_BYTES, OffLoop
 from xlaserve.http.v2.infer_request import read_infer_request
-from xlaserve.http.v2.infer_response import output_bytes, write_infer_answer
+from xlaserve.http.v2.infer_response import most_json_bytes, output_bytes, write_infer_answer
 from xlaserve.net.ledger import Account
 from xlaserve.serving.call import NO_HEADERS, NOBODY, Headers, Peer
 from xlaserve.serving.call_record import attach
@@ -94,7 +94,10 @@ class FastInfer:
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
         write = partial(write_infer_answer, request, response, self.json_rules)
-        return asyncio.ensure_future(self._threads.write(output_bytes(response), write, account))
+        made = most_json_bytes(response, request)
+        return asyncio.ensure_future(
+            self._threads.write(output_bytes(response), write, account, made)
+        )
 
 
 _OF_MODEL = "POST /v2/models/{model}/infer"

@@ -15,7 +15,7 @@ from xlaserve.http.parsing import parsed_bytes
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.threads import OffLoop
 from xlaserve.http.v2.generate_json import has_text, read_generate_request, write_generate_answer
-from xlaserve.http.v2.infer_response import output_bytes
+from xlaserve.http.v2.infer_response import most_json_bytes, output_bytes
 from xlaserve.serving.call import Headers, Operation, Peer
 from xlaserve.serving.engine import Engine
 from xlaserve.serving.inference import InferResponse
@@ -92,7 +92,7 @@ class GenerateRoutes:
                 found = response
         if found is None:
             raise NotOneAnswer(call.model, "none")
-        return await self._write(found, is_text)
+        return await self._write(call, found, is_text)
 
     async def generate_stream(self, request: HttpRequest) -> HttpStream:
         """Send each answer as an event, as it comes."""
@@ -121,9 +121,11 @@ class GenerateRoutes:
         self._engine.begin(call, inference)
         return call, is_text
 
-    async def _write(self, response: InferResponse, is_text: bool) -> HttpResponse:
+    async def _write(self, call: EventCall, response: InferResponse, is_text: bool) -> HttpResponse:
         write = partial(write_generate_answer, response, self._json_rules, is_text=is_text)
-        return await self._threads.run(output_bytes(response), write)
+        size, made = output_bytes(response), most_json_bytes(response)
+        # Its tensors are counted by the call.
+        return await self._threads.write(size, write, call.peer.account, made, is_counted=True)
 
     async def _events(
         self, call: EventCall, path: str, is_text: bool
@@ -138,9 +140,10 @@ class GenerateRoutes:
             async with aclosing(call.answers()) as answers:
                 async for response, _ in answers:
                     if response.outputs:
-                        event = _event(await self._write(response, is_text))
-                        has_begun = True
-                        yield event
+                        event = _event(await self._write(call, response, is_text))
+                        with call.holding(event):
+                            has_begun = True
+                            yield event
         except ENDS:
             raise
         except BaseException as error:
@@ -151,4 +154,4 @@ class GenerateRoutes:
 
 def _event(answer: HttpResponse) -> bytes:
     """Write an answer that is an object of JSON, which holds no end of a line."""
-    return b"data: %b\n\n" % b"".join(answer.parts)
+    return b"".join((b"data: ", *answer.parts, b"\n\n"))

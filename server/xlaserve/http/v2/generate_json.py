@@ -12,7 +12,7 @@ import msgspec
 
 from xlaserve.errors import InvalidBody, InvalidTensor
 from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules, list_sizes, read_elements
-from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.json.json_text import check_depth, check_members
 from xlaserve.http.messages import HttpResponse
 from xlaserve.http.v2.infer_request import read_parameters
 from xlaserve.http.v2.infer_response import elements_of
@@ -50,6 +50,7 @@ def read_generate_request(
     Raises InvalidBody, InvalidTensor and others of InvalidRequest, and nothing else.
     """
     check_depth(body, max_depth)
+    check_members(body)
     inputs = {spec.name: spec for spec in info.inputs}
     is_text = has_text(info)
     if is_text:

@@ -11,7 +11,7 @@ import numpy as np
 
 from xlaserve.errors import InvalidBody, InvalidParameter, InvalidRequest, InvalidTensor
 from xlaserve.http.json.json_tensors import few_floats, quote_not_finite, read_elements
-from xlaserve.http.json.json_text import check_depth
+from xlaserve.http.json.json_text import check_depth, check_members
 from xlaserve.http.json.large_arrays import LARGE_BYTES, Cut, cut_arrays
 from xlaserve.http.v2.raw_request import read_raw_request
 from xlaserve.runtime.loaded import ModelInfo
@@ -149,6 +149,7 @@ def read_infer_request(
         if large is not None:
             return large
     check_depth(text, max_depth)
+    check_members(text)
     reader = _Reader(info, model, version, _behind(tail))
     try:
         message = _decode(text)
@@ -191,6 +192,7 @@ def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferReq
     reader.cut, reader.max_levels = cut, max_depth - _LEVELS_AROUND_DATA
     try:
         check_depth(cut.document, max_depth)
+        check_members(cut.document)
         request = reader.read(_decode(cut.document))
     except InvalidRequest:
         return None

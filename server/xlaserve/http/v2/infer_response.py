@@ -1,6 +1,7 @@
 """Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -10,15 +11,19 @@ from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
 from xlaserve.http.json.json_numbers import write_with_numbers
 from xlaserve.http.json.json_tensors import (
     DEFAULT_RULES,
+    MOST_CHARACTERS,
+    QUOTED_CHARACTERS,
     JsonRules,
     NotInJson,
     NotUtf8,
     write_elements,
 )
 from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+from xlaserve.http.threads import Size
 from xlaserve.http.v2.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.serving.inference import DetailedResponse, InferOutput, InferRequest, InferResponse
-from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
+from xlaserve.serving.made_arrays import ELEMENT_BYTES, octets_of
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, Tensor, TensorDataError, to_bytes
 
 _BINARY_SIZE = "binary_data_size"
 _NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
@@ -143,10 +148,43 @@ def write_infer_answer(
 
 
 def output_bytes(response: InferResponse) -> int:
-    """Return how many bytes of tensors there are to write, or were to shared memory."""
+    """Return how many bytes of tensors there are to write, or were to shared memory.
+
+    Of many elements of BYTES only the references count: these are long enough to tell that.
+    """
     size = 0
     for output in response.outputs:
-        size += output.data.nbytes
+        data = output.data
+        size += data.nbytes
+        if output.datatype is BYTES and data.nbytes <= _JOINED_BYTES:
+            size += sum(map(len, data.ravel().tolist()))
+    return size
+
+
+def most_json_bytes(response: InferResponse, request: InferRequest | None = None) -> Size:
+    """Return how many bytes the JSON of a response takes, and what counts for BYTES only here.
+
+    Most of numbers, and of BYTES without what is escaped. Outputs that a request wants to be
+    binary take none.
+    """
+    default = request is not None and request.parameters.get(BINARY_OUTPUT) is True
+    outputs = () if request is None else request.outputs
+    wanted = {one.name: one.parameters.get(BINARY_DATA, default) for one in outputs}
+    size, texts = 0, list[Tensor]()
+    for output in response.outputs:
+        if type(output) is not InferOutput or wanted.get(output.name, default):
+            continue
+        if output.datatype is BYTES:
+            texts.append(output.data)
+        else:
+            size += output.data.size * MOST_CHARACTERS.get(output.datatype.name, 0)
+    return partial(_texts_bytes, size, texts) if texts else size
+
+
+def _texts_bytes(size: int, texts: Iterable[Tensor]) -> int:
+    """Return so many bytes, and those of texts: as they are, and as they are written."""
+    for array in texts:
+        size += array.size * (ELEMENT_BYTES + QUOTED_CHARACTERS) + 2 * octets_of(array)
     return size
 
 

@@ -14,7 +14,12 @@ from xlaserve.http.threads import OffLoop
 from xlaserve.http.v2.fast_infer import Asked, FastInfer
 from xlaserve.http.v2.health import STATUS_OF_READY
 from xlaserve.http.v2.infer_request import read_header_length, read_infer_request
-from xlaserve.http.v2.infer_response import HEADER_LENGTH, output_bytes, write_infer_answer
+from xlaserve.http.v2.infer_response import (
+    HEADER_LENGTH,
+    most_json_bytes,
+    output_bytes,
+    write_infer_answer,
+)
 from xlaserve.http.v2.statistics import Statistics, config_json, statistics_json
 from xlaserve.http.v2.v2_schemas import (
     InferenceRequest,
@@ -236,13 +241,19 @@ class InferenceRoutes:
         if isinstance(request.call, EventCall):
             return self._infer_events(request.call, request, inference)
         response = await self._engine.infer(inference)
-        return await self._write(inference, response, request.call.peer.account)
+        return await self._write(inference, request.call.peer.account, response)
 
     async def _write(
-        self, request: InferRequest, response: InferResponse, account: Account | None = None
+        self,
+        request: InferRequest,
+        account: Account | None,
+        response: InferResponse,
+        *,
+        is_counted: bool = False,
     ) -> HttpResponse:
         write = partial(write_infer_answer, request, response, self._json_rules)
-        return await self._threads.write(output_bytes(response), write, account)
+        size, made = output_bytes(response), most_json_bytes(response, request)
+        return await self._threads.write(size, write, account, made, is_counted=is_counted)
 
     def _infer_events(
         self, call: EventCall, request: HttpRequest, inference: InferRequest
@@ -252,9 +263,9 @@ class InferenceRoutes:
         call.grow = request.grow
         self._engine.begin(call, inference)
         path = f"/v2/models/{inference.model_name}/infer"
-        return HttpStream(
-            EVENT_STREAM_TYPE, events(call, partial(self._write, inference), "POST", path)
-        )
+        # The tensors of what waits to be sent are counted by the call.
+        write = partial(self._write, inference, call.peer.account, is_counted=True)
+        return HttpStream(EVENT_STREAM_TYPE, events(call, write, "POST", path))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
         """Make the call of an inference, with one answer or, if the client accepts them, events."""

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from xlaserve.errors import InvalidParameter, Unsupported
 from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
 from xlaserve.http.routing import Body, Route
+from xlaserve.http.threads import OffLoop
 from xlaserve.residence.control import ModelControl
 from xlaserve.residence.repository.overrides import CONFIG, FILE_PREFIX, LoadParameter
 from xlaserve.serving.call import Api, Operation
@@ -42,8 +44,9 @@ class ControlRequest(msgspec.Struct):
 class RepositoryRoutes:
     """The handlers of the model repository extension."""
 
-    def __init__(self, control: ModelControl, *, max_json_depth: int) -> None:
+    def __init__(self, control: ModelControl, threads: OffLoop, *, max_json_depth: int) -> None:
         self._control = control
+        self._threads = threads
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
@@ -109,7 +112,9 @@ class RepositoryRoutes:
         return {name: _parameter(name, value) for name, value in asked.parameters.items()}
 
     async def _read(self, request: HttpRequest, kind: type) -> Any:
-        return read_json(await request.read(), kind, max_depth=self._max_json_depth)
+        body = await request.read()
+        read = partial(read_json, body, kind, max_depth=self._max_json_depth)
+        return await self._threads.run(len(body), read)  # of a load it may hold files
 
 
 _UNLOAD_ERRORS = (400, 403, 404, 408, 413, 501, 503)

@@ -61,11 +61,19 @@ def step_now(model: str) -> str:
 
 _NAMED = re.compile(r"\b(?:models?:?|step|failed to load) '([^']*)'")
 """The places of texts that name a model."""
+_FREE = re.compile(r" on [a-z]+:[0-9]+, where [0-9]+ of [0-9]+ are free")
+"""What a text tells of a device, that is of all models together."""
 
 
 def without_names(text: str, sees: Sees) -> str:
-    """Return a text that was made for anybody, without names of models that may not be seen."""
-    if sees is everything or "'" not in text:
+    """Return a text that was made for anybody, without names of models that may not be seen.
+
+    Nor how much memory all models together leave.
+    """
+    if sees is everything:
+        return text
+    text = _FREE.sub(", more than is free", text)
+    if "'" not in text:
         return text
     for name in set(_NAMED.findall(text)):
         if not sees(name):

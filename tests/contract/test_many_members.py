@@ -1,0 +1,81 @@
+"""A body of very many names and values is refused at each door before it is parsed."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support import identity_models
+from support.http import ask
+from support.server import RunningServer, serving
+
+from xlaserve.http.json.json_text import MOST_MEMBERS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOLD = f"expected at most {MOST_MEMBERS} members of all objects of the JSON together, got "
+TENSOR = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [":"]}
+MANY = {f"k{number}": 1 for number in range(MOST_MEMBERS + 1)}
+NO_NEW_NAMES = [{"name": "y"}] * MOST_MEMBERS
+
+
+def schema(properties: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": properties}}
+
+
+DOORS: Mapping[str, tuple[str, Any]] = {
+    "parameters": ("/v2/models/m/infer", {"inputs": [TENSOR], "parameters": MANY}),
+    "inputs": ("/v2/models/m/infer", {"inputs": [TENSOR] * MOST_MEMBERS}),
+    "outputs": ("/v2/models/m/infer", {"inputs": [TENSOR], "outputs": NO_NEW_NAMES}),
+    "generate": ("/v2/models/m/generate", {"x": ":", **MANY}),
+    "generate_stream": ("/v2/models/m/generate_stream", {"x": ":", "parameters": MANY}),
+    "load": ("/v2/repository/models/m/load", {"parameters": {"config": MANY}}),
+    "index": ("/v2/repository/index", MANY),
+    "logging": ("/v2/logging", MANY),
+    "invoke": ("/models/m/invoke", {"inputs": [TENSOR], "parameters": MANY}),
+    "logit_bias": ("/v1/completions", {"model": "m", "prompt": "a", "logit_bias": MANY}),
+    "messages": (
+        "/v1/chat/completions",
+        {"model": "m", "messages": [{"role": "user", "content": ""}] * MOST_MEMBERS},
+    ),
+    "tools": ("/v1/chat/completions", {"model": "m", "messages": [], "tools": [schema(MANY)]}),
+    "embeddings": ("/v1/embeddings", {"model": "m", "input": "a", **MANY}),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
+async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("members")
+    identity_models.write(folder / "models", "m", "BYTES")
+    settings: Any = {"load_model": ("m",), "sagemaker": True, "http_endpoint": "port:0"}
+    async with serving(folder, folder / "models", **settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_very_many_members_are_refused(door: str, server: RunningServer) -> None:
+    path, body = DOORS[door]
+    answer = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
+
+    assert answer.status == 400
+    assert TOLD in answer.error
+
+
+async def test_colons_of_a_text_are_no_members(server: RunningServer) -> None:
+    """Beside quotes that end none, and as many members as there may be."""
+    text = '\\":' * (2 * MOST_MEMBERS)
+    tensor = {**TENSOR, "data": [text]}
+    left = MOST_MEMBERS - len(tensor) - len(("inputs", "parameters"))
+    for more, status in ((0, 200), (1, 400)):
+        parameters = {f"k{number}": 1 for number in range(left + more)}
+        body = {"inputs": [tensor], "parameters": parameters}
+        answer = await ask(
+            str(server.http), "POST", "/v2/models/m/infer", body=json.dumps(body).encode()
+        )
+
+        assert answer.status == status, answer.body[:300]
+        if status == 200:
+            assert answer.json["outputs"][0]["data"] == [text]
+        else:
+            assert f"{TOLD}{MOST_MEMBERS + 1}" in answer.error
