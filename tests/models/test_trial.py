@@ -19,6 +19,8 @@ from support.lasting import without_stablehlo
 from xlaserve.artifact import manifest
 from xlaserve.authoring.export import export_model
 from xlaserve.errors import InvalidModel
+from xlaserve.process import own_time
+from xlaserve.process.own_time import Activity
 from xlaserve.runtime.trial import try_loading
 
 SECONDS = 120
@@ -91,6 +93,16 @@ def test_a_process_that_dies_or_hangs_is_the_models_fault(
 ) -> None:
     with pytest.raises(InvalidModel, match=text):
         try_loading(sent, seconds, command=(sys.executable, "-c", code))
+
+
+def test_waits_for_a_processor_are_not_the_models_fault(
+    sent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a machine at a load of 25, a load of seconds took more than a minute."""
+    waits = Activity(is_runnable=True, processor_seconds=0.0)
+    monkeypatch.setattr(own_time, "activity", lambda pid: waits)
+
+    try_loading(sent, 0.05, command=(sys.executable, "-c", "import time; time.sleep(0.5)"))
 
 
 def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from xlaserve.process import last_words
 from xlaserve.process.children import start_deaf
 from xlaserve.process.confinement import confine, limit_processor
 from xlaserve.process.endings import end_with_parent
+from xlaserve.process.own_time import OwnTime
 from xlaserve.process.silence import Stopped
 
 # -P: what lies in the working directory is not imported.
@@ -117,10 +118,10 @@ def _run(
         errors="replace",
     )
     with process:
-        stopped, until = Stopped(process.pid), time.monotonic() + seconds
+        stopped, taken = Stopped(process.pid), OwnTime(process.pid)
         try:
             while not stopped.is_over:
-                left = until - time.monotonic()
+                left = seconds - taken.seconds
                 try:
                     printed = process.communicate(said, max(0.0, min(left, stopped.step)))
                 except subprocess.TimeoutExpired as expired:
@@ -130,6 +131,7 @@ def _run(
                 else:
                     return subprocess.CompletedProcess(command, process.returncode, *printed)
                 said = None
+                taken.look()
                 stopped.look()
             last_words.tell(_PROCESS, "killed, as it was stopped (SIGSTOP)", "")
             return None
