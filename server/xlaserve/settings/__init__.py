@@ -435,9 +435,8 @@ class Settings(Derived):
     max_override_files: int = 1000
     """Most `file:` parameters of one load."""
     trial_seconds: float = 60.0
-    """Seconds a model that a client sent may take to load in its own process first, without waits
-    for a processor; 0: none. And of the processor, for the trial of any model's rows in a process,
-    which goes on untried past it."""
+    """Seconds without waits for a processor that a client's model may take to load in a process
+    first; 0: none. And of the processor, for a trial of any model's rows, untried past it."""
     max_models: int = 100_000
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
