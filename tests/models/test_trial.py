@@ -85,6 +85,7 @@ def test_a_directory_without_an_artifact_is_not_tried(tmp_path: Path) -> None:
     [
         ("import os; os.kill(os.getpid(), 11)", SECONDS, r"ends the process.*\(SIGSEGV\)"),
         ("import time; time.sleep(100)", 0.1, r"did not end in 0.1 seconds \(trial_seconds\)"),
+        ("import os; os.kill(os.getpid(), 14)", SECONDS, r"did not end .* \(trial_seconds\)"),
         ("raise SystemExit(7)", SECONDS, "exit status 7"),
     ],
 )
@@ -103,6 +104,22 @@ def test_waits_for_a_processor_are_not_the_models_fault(
     monkeypatch.setattr(own_time, "activity", lambda pid: waits)
 
     try_loading(sent, 0.05, command=(sys.executable, "-c", "import time; time.sleep(0.5)"))
+
+
+def test_a_trial_ends_itself_long_behind_its_time(sent: Path) -> None:
+    """Its own alarm cannot leave out waits for a processor, as who started it does."""
+    code = """
+import runpy, signal, sys
+
+def told(which, seconds):
+    print(f"{seconds:g} s")
+    sys.exit(3)
+
+signal.setitimer = told
+runpy.run_module("xlaserve.runtime.trial", run_name="__main__")
+"""
+    with pytest.raises(InvalidModel, match=r"^1300 s$"):
+        try_loading(sent, 60, command=(sys.executable, "-c", code))
 
 
 def test_what_a_load_needs_behind_it_begins_before_it_ends(sent: Path, tmp_path: Path) -> None:
