@@ -167,6 +167,12 @@ WRITERS = {
     "a deprecation": "warnings.simplefilter('always'); warnings.warn('x', DeprecationWarning)",
     "a line": "print('a line', file=sys.stderr)",
     "a part of a line": "sys.stderr.write('a '); sys.stderr.write('line\\n')",
+    "a line where the interpreter began": "print('a line', file=sys.__stderr__)",
+    "a process that is forked": (
+        "import multiprocessing as m; p = m.get_context('fork').Process(target=divmod, args=(1, 0))"
+        "; p.start(); p.join()"
+    ),
+    "a record that cannot be formatted": "logging.getLogger('lib').error('x %d', 'y')",
     "a traceback": "import traceback; traceback.print_stack()",
     "a thread": "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
     "a finalizer": "A = type('A', (), {'__del__': lambda self: 1 / 0}); A()",

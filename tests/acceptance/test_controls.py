@@ -83,7 +83,7 @@ def test_the_soak_finds_what_one_kind_does_and_names_it(
 ) -> None:
     quiet = Kind("quiet", _quiet, ("quiet.model",), _write_quiet)
 
-    outcome = everything(tmp_path, seconds=8, kinds=(quiet, kind))
+    outcome = everything(tmp_path, seconds=8, kept_mib=0, kinds=(quiet, kind))
 
     (found,) = [one for one in outcome.figures if not one.holds]
     assert figure == found.what

@@ -12,7 +12,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from support import identity_models, tiny_chat, tiny_embedding
+from support import identity_models, python_models, tiny_chat, tiny_embedding
 from support.otlp import Collector, collecting
 from support.process import served
 from support.server import Serve
@@ -42,7 +42,8 @@ class Client:
 
     async def post(self, path: str, body: Any, status: int = 200) -> None:
         async with self.session.post(path, json=body) as answer:
-            assert status == answer.status, await answer.text()
+            text = await answer.text()
+            assert status == answer.status, text
 
     async def usage(self, path: str, body: Any) -> dict[str, int | None]:
         """Ask, and return what the answer says of the tokens."""
@@ -50,22 +51,26 @@ class Client:
             used = (await answer.json())["usage"]
         return {"input": used["prompt_tokens"], "output": used.get("completion_tokens")}
 
-    async def web(self) -> None:
-        message = infer("echo").SerializeToString()
+    async def web(self, method: str, model: str = "echo") -> None:
+        message = infer(model).SerializeToString()
         body = b"\0" + len(message).to_bytes(4, "big") + message
-        async with self.session.post(f"/{SERVICE}/ModelInfer", data=body, headers=WEB) as answer:
-            assert (200, b"\0") == (answer.status, (await answer.read())[:1])
+        async with self.session.post(f"/{SERVICE}/{method}", data=body, headers=WEB) as answer:
+            octets = await answer.read()
+        assert (200, True) == (answer.status, octets[:1] in (b"\0", b"\x80"))
 
-    async def stream(self) -> None:
+    async def stream(self, model: str = "echo") -> None:
         stream = self.stub.ModelStreamInfer()
-        await stream.write(infer("echo"))
-        assert not (await stream.read()).error_message
+        await stream.write(infer(model))
+        assert (model == "nowhere") is bool((await stream.read()).error_message)
         await stream.done_writing()
         assert grpc.aio.EOF is await stream.read()
 
     async def refused(self) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="nowhere"):
             await self.stub.ModelInfer(infer("nowhere"))
+        await self.stream("nowhere")
+        await self.web("ModelInfer", "nowhere")
+        await self.web("ModelStreamInfer", "nowhere")
 
     async def healthy(self) -> None:
         await self.stub.ServerLive(pb.ServerLiveRequest())
@@ -86,6 +91,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     identity_models.write(root, "echo", "FP32")
     tiny_chat.export(root / "chat", max_length=32, slots="1")
     tiny_embedding.export(root / "embeds")
+    python_models.write_function(root, "breaks", "raise RuntimeError('no')")
     return root
 
 
@@ -99,7 +105,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 @asynccontextmanager
 async def asking(serve: Serve, models: Path) -> AsyncIterator[Client]:
     mode: Any = {"trace_mode": "opentelemetry", "trace_rate": 1, "load_model": ("*",)}
-    mode["cors_origin"] = (ORIGIN,)
+    mode |= {"cors_origin": (ORIGIN,), "sagemaker": True, "host": "127.0.0.1"}
+    mode["allow_python_models"] = True
     async with (
         serve(models, http_endpoint="port:0", **mode) as server,
         client_of(server.url, server.http) as client,
@@ -121,9 +128,13 @@ def told(span: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
-def named(spans: list[Any]) -> dict[str, dict[str, Any]]:
-    """Return the attributes of spans that have some, by their names."""
-    return {span.name: told(span) for span in spans if span.attributes}
+def named(spans: list[Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the attributes of spans that have some, by their names and listeners."""
+    found = {}
+    for span in spans:
+        if attributes := told(span):
+            found[span.name, attributes["xlaserve.listener"]] = attributes
+    return found
 
 
 def ours(model: str, listener: str, **more: Any) -> dict[str, Any]:
@@ -154,19 +165,24 @@ DONE = {"version": "1", "batch_rows": 1}
 ONE = "/v2/models/{model}/infer"
 VERSION = "/v2/models/{model}/versions/{version}/infer"
 GENERATE = "/v2/models/{model}/generate"
+INVOKE = "/models/{model}/invoke"
 CHAT = {"max_tokens": 3, "temperature": 0}
+TEXT = {"text_input": "hi", "parameters": {"max_tokens": 3}}
+STREAMED = {"stream": True, **CHAT}
 
 
 async def ask_everything(client: Client) -> None:
     await client.healthy()
     await client.stub.ModelInfer(infer("echo"))
     await client.stream()
+    await client.web("ModelInfer")
+    await client.web("ModelStreamInfer")
     await client.post("/v2/models/echo/infer", ROW)
     await client.post("/v2/models/echo/versions/1/infer", ROW)
-    await client.post(
-        "/v2/models/chat/generate", {"text_input": "hi", "parameters": {"max_tokens": 3}}
-    )
-    await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **CHAT})
+    await client.post("/models/echo/invoke", ROW)
+    await client.post("/v2/models/chat/generate", TEXT)
+    await client.post("/v2/models/chat/generate_stream", TEXT)
+    await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **STREAMED})
     await client.post("/v1/completions", {"model": "chat", "prompt": "hi", "max_tokens": 3})
     await client.post("/v1/embeddings", {"model": "embeds", "input": "hi"})
 
@@ -178,18 +194,23 @@ def check_everything(spans: list[Any]) -> None:
         assert attributes.pop("server.port") > 0
         assert attributes.pop("user_agent.original").startswith("tester/1")
         attributes.pop("xlaserve.request_id", None)
-    assert whole == {
-        f"{SERVICE}/ModelInfer": rpc("ModelInfer") | ours("echo", "grpc", **DONE),
-        f"{SERVICE}/ModelStreamInfer": rpc("ModelStreamInfer") | ours("echo", "grpc", **DONE),
-        f"POST {ONE}": http(ONE, "/v2/models/echo/infer") | ours("echo", "http", **DONE),
-        f"POST {VERSION}": http(VERSION, "/v2/models/echo/versions/1/infer")
-        | ours("echo", "http", **DONE),
-        f"POST {GENERATE}": http(GENERATE, "/v2/models/chat/generate")
-        | ours("chat", "http", **DONE),
-        "POST /v1/chat/completions": http("/v1/chat/completions") | ours("chat", "http", **DONE),
-        "POST /v1/completions": http("/v1/completions") | ours("chat", "http", **DONE),
-        "POST /v1/embeddings": http("/v1/embeddings") | ours("embeds", "http", batch_rows=1),
+    rpcs = {
+        (f"{SERVICE}/{method}", LISTENERS[listener]): rpc(method) | ours("echo", listener, **DONE)
+        for method in ("ModelInfer", "ModelStreamInfer")
+        for listener in LISTENERS
     }
+    asked = {
+        ONE: http(ONE, "/v2/models/echo/infer") | ours("echo", "http", **DONE),
+        VERSION: http(VERSION, "/v2/models/echo/versions/1/infer") | ours("echo", "http", **DONE),
+        INVOKE: http(INVOKE, "/models/echo/invoke") | ours("echo", "http", **DONE),
+        GENERATE: http(GENERATE, "/v2/models/chat/generate") | ours("chat", "http", **DONE),
+        f"{GENERATE}_stream": http(f"{GENERATE}_stream", "/v2/models/chat/generate_stream")
+        | ours("chat", "http", **DONE),
+        "/v1/chat/completions": http("/v1/chat/completions") | ours("chat", "http", **DONE),
+        "/v1/completions": http("/v1/completions") | ours("chat", "http", **DONE),
+        "/v1/embeddings": http("/v1/embeddings") | ours("embeds", "http", batch_rows=1),
+    }
+    assert whole == rpcs | {(f"POST {route}", "http_endpoint"): asked[route] for route in asked}
 
 
 async def test_the_spans_of_every_kind_of_request(
@@ -252,29 +273,58 @@ def gen_ai(operation: str, model: str, **asked: Any) -> dict[str, Any]:
 
 
 async def be_refused(client: Client) -> None:
-    await client.web()
+    """Ask each door for a model that is not there, and one for what it cannot compute."""
     await client.refused()
-    await client.post("/v2/models/nowhere/infer", ROW, 404)
+    for path, body in (
+        ("/v2/models/nowhere/infer", ROW),
+        ("/models/nowhere/invoke", ROW),
+        ("/v2/models/nowhere/generate", TEXT),
+        ("/v2/models/nowhere/generate_stream", TEXT),
+        ("/v1/chat/completions", {"model": "nowhere", "messages": MESSAGES}),
+        ("/v1/completions", {"model": "nowhere", "prompt": "hi"}),
+        ("/v1/embeddings", {"model": "nowhere", "input": "hi"}),
+    ):
+        await client.post(path, body, 404)
+    await client.post("/v2/models/breaks/infer", ROW, 500)
+
+
+UNSET, ERROR = 0, 2
+"""Statuses of a span."""
+ROUTES = (
+    *(ONE, INVOKE, GENERATE, f"{GENERATE}_stream"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+)
 
 
 def check_refused(spans: list[Any]) -> None:
-    whole = [told(span) for span in spans if span.kind == span.SPAN_KIND_SERVER]
-    picked = (
-        "xlaserve.listener",
-        "rpc.method",
-        "rpc.response.status_code",
-        "http.response.status_code",
-        "error.type",
+    """The client's mistake is no error of the server, but of a part that it was asked for."""
+    found = []
+    for span in spans:
+        said = told(span)
+        if span.kind == span.SPAN_KIND_SERVER:
+            status = said.get("rpc.response.status_code", said.get("http.response.status_code"))
+            door = said["xlaserve.listener"], span.name
+            found.append((*door, status, said["error.type"], span.status.code))
+            assert said["xlaserve.error"].startswith(f"{said['error.type']}: "), said
+    assert sorted(found, key=str) == sorted(
+        [
+            *(
+                (LISTENERS[name], f"{SERVICE}/{method}", "NOT_FOUND", "ModelNotFound", UNSET)
+                for name in LISTENERS
+                for method in ("ModelInfer", "ModelStreamInfer")
+            ),
+            *(("http_endpoint", f"POST {one}", 404, "ModelNotFound", UNSET) for one in ROUTES),
+            ("http_endpoint", f"POST {ONE}", 500, "ModelFailed", ERROR),
+        ],
+        key=str,
     )
-    method = f"{SERVICE}/ModelInfer"
-    assert [
-        ("grpc_endpoint", method, "NOT_FOUND", None, "ModelNotFound"),
-        ("http_endpoint", method, "OK", None, None),
-        ("http_endpoint", None, None, 404, "ModelNotFound"),
-    ] == sorted((tuple(one.get(name) for name in picked) for one in whole), key=str)
+    parts = {span.name: span for span in spans if told(span).get("gen_ai.operation.name")}
+    assert {"chat nowhere", "text_completion nowhere", "embeddings nowhere"} == set(parts)
+    for span in parts.values():
+        assert (ERROR, "ModelNotFound") == (span.status.code, told(span)["error.type"])
 
 
-async def test_the_spans_of_grpc_web_and_of_what_is_refused(
+async def test_the_spans_of_what_is_refused(
     serve: Serve, models: Path, collector: Collector
 ) -> None:
     async with asking(serve, models) as client:
@@ -284,6 +334,7 @@ async def test_the_spans_of_grpc_web_and_of_what_is_refused(
 
 
 FRONT_ENDS = ("--processes", "2", "--process-roles", "front-ends", "--cors-origin", ORIGIN)
+DOORS = ("--sagemaker", "--host", "127.0.0.1", "--allow-python-models")
 TRACED = ("--trace-mode", "opentelemetry", "--trace-rate", "1")
 
 
@@ -291,7 +342,7 @@ TRACED = ("--trace-mode", "opentelemetry", "--trace-rate", "1")
 async def asking_front_ends(models: Path, collector: Collector) -> AsyncIterator[Client]:
     """Have a front end that exports spans before an engine; it has ended behind the block."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-    async with served(models, *FRONT_ENDS, *TRACED, **variables) as server:
+    async with served(models, *FRONT_ENDS, *DOORS, *TRACED, **variables) as server:
         await server.until("workers ready")
         async with client_of(server.url, server.http) as client:
             yield client
@@ -306,7 +357,12 @@ async def test_the_spans_of_front_ends_have_the_same_attributes(
         await ask_everything(client)
     everything = collector.spans
     check_everything(everything)
-    (whole,) = (span for span in everything if span.name == f"{SERVICE}/ModelInfer")
+    (whole,) = (
+        span
+        for span in everything
+        if span.name == f"{SERVICE}/ModelInfer"
+        and LISTENERS["grpc"] == told(span)["xlaserve.listener"]
+    )
     parts = [span for span in everything if span.parent_span_id == whole.span_id]
     assert ["receive", "queue", "execute", "encode"] == [span.name for span in parts]
     assert whole.start_time_unix_nano == parts[0].start_time_unix_nano
@@ -314,6 +370,13 @@ async def test_the_spans_of_front_ends_have_the_same_attributes(
     assert {"chat chat", "text_completion chat", "embeddings embeds"} <= {
         span.name for span in everything
     }
+
+
+async def test_the_spans_of_what_front_ends_refuse(models: Path, collector: Collector) -> None:
+    async with asking_front_ends(models, collector) as client:
+        await be_refused(client)
+
+    check_refused(collector.spans)
 
 
 def conventions() -> Mapping[str, str]:

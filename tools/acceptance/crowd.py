@@ -26,6 +26,7 @@ TURN_SECONDS = 120.0
 _MOST_LOST = 100
 """Of a kind; where nearly nothing is answered its clients give up."""
 _BROKEN = (
+    AssertionError,
     grpc.aio.AioRpcError,
     aiohttp.ClientError,
     OSError,

@@ -7,12 +7,14 @@ import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from acceptance import crowd_bad, crowd_good
 from acceptance.books import Books, Counts, differences, read
 from acceptance.crowd import Kind, Stage, attend
 from acceptance.figures import MIB, Outcome, growth, level
 from acceptance.subjects import Launch, Subject
+from xlaserve.serving.returning import EXCESS_BYTES
 
 KINDS: tuple[Kind, ...] = (*crowd_good.KINDS, *crowd_bad.KINDS)
 NAMES = tuple(kind.name for kind in KINDS)
@@ -27,6 +29,8 @@ _SETTLED = (
     "nv_inference_pending_request_count",
     "xlaserve_abandoned_work",
 )
+_TRIED = "xlaserve.runtime.trial"
+"""What a process runs that tries a load; it ends with it."""
 _SPARE = 'kind="spare"'
 """Memory of the ledger that is kept for the next requests."""
 
@@ -37,6 +41,9 @@ class Sample:
 
     seconds: float
     memory_bytes: int
+    """Resident in the server's own process."""
+    children: Mapping[str, Sequence[int]]
+    """The same of each of its children, by what they run."""
     files: int
     threads: int
     held_bytes: float
@@ -53,9 +60,14 @@ def everything(
     seconds: float = 3600,
     without: Sequence[str] = (),
     most_mib: float = 10,
+    kept_mib: float = EXCESS_BYTES / MIB,
     kinds: Sequence[Kind] = KINDS,
 ) -> Outcome:
-    """Have every kind of client ask for so long; then compare their counts with the server's."""
+    """Have every kind of client ask for so long; then compare their counts with the server's.
+
+    `most_mib`: what memory may grow by, besides the `kept_mib` of free memory that the server keeps
+    until it trims.
+    """
     chosen = [kind for kind in kinds if kind.name not in without]
     models = folder / "models"
     models.mkdir(parents=True)
@@ -74,11 +86,15 @@ def everything(
         before = _metrics(subject)
         samples = asyncio.run(_meet(subject, models, chosen, books, seconds))
         after = _settled(subject)
+        trials = [f"{held} bytes" for held in subject.of_children().get(_TRIED, ())]
         _write(folder / "samples.jsonl", samples)
         outcome.note("left out", ", ".join(without) or "nobody")
         _judge_clients(books, outcome)
         _judge_counts(books, before, after, outcome)
-        _judge_growth(samples, most_mib, outcome)
+        _judge_growth(samples, most_mib, kept_mib, outcome)
+        _judge_booked(samples, _records(launch.log), outcome)
+        outcome.note("memory of children", _of_children(samples))
+        outcome.none("trial loads that go on", trials)
         outcome.none("records of errors in the log", _errors(launch.log))
         outcome.at_most("status of the exit", abs(launch.stop()), 0)
     finally:
@@ -129,7 +145,8 @@ def _sample(subject: Subject, now: float) -> Sample:
     )
     return Sample(
         round(now, 1),
-        subject.held_bytes(),
+        int(subject.process.memory_info().rss),
+        subject.of_children(),
         subject.open_files(),
         subject.threads(),
         sum(held),
@@ -200,22 +217,66 @@ def _judge_counts(books: Mapping[str, Books], before: str, after: str, outcome: 
     outcome.none("what has not ended", _left(after))
 
 
-def _judge_growth(samples: Sequence[Sample], most_mib: float, outcome: Outcome) -> None:
+def _judge_growth(
+    samples: Sequence[Sample], most_mib: float, kept_mib: float, outcome: Outcome
+) -> None:
     resident = [float(sample.memory_bytes) for sample in samples]
-    allowed = max(most_mib, 0.01 * level(resident) / MIB)
+    allowed = max(most_mib, 0.01 * level(resident) / MIB) + kept_mib
+    outcome.note("memory, in the middle", f"{level(resident) / MIB:.1f} MiB")
     outcome.at_most("memory in the second half", round(growth(resident) / MIB, 2), allowed, " MiB")
     for name, unit, most in (
         ("files", "", 3),
         ("threads", "", 2),
         ("held_bytes", " MiB", most_mib),
-        ("booked_bytes", " MiB", 0),
     ):
         values = [float(getattr(sample, name)) for sample in samples]
         grown = growth(values) / (MIB if unit else 1)
         what = f"{name.replace('_', ' ')} in the second half"
         outcome.at_most(what, round(grown, 2), most, unit)
         outcome.note(f"{name.replace('_', ' ')}, in the middle", f"{level(values):g}")
+
+
+def _judge_booked(
+    samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], outcome: Outcome
+) -> None:
+    """Judge what models have booked at the end by what the log says that they have.
+
+    Programs for other sizes of batches are compiled behind a load: a model books more until its
+    record `model complete`.
+    """
+    sizes: dict[str, list[int]] = {}
+    complete = set[str]()
+    for record in records:
+        if record.get("event") in ("model loaded", "model complete"):
+            name = str(record["model"])
+            if record["event"] == "model complete" or name in sizes:
+                complete.add(name)
+            sizes.setdefault(name, []).append(int(record["size_bytes"]))
+    last = samples[-max(1, len(samples) // 5) :]
+    names = {name for sample in last for name in sample.booked}
+    # Two versions are there for a moment while one takes the place of the other.
+    least = {name: min(sample.booked.get(name, 0) for sample in last) for name in names}
+    more = {name for name in names if least[name] > max(sizes.get(name, [0]))}
+    total = sum(sample.booked_bytes for sample in last) / len(last)
+    outcome.note("booked bytes, at the end", f"{total / MIB:.1f} MiB")
+    found = [f"{name}: {least[name]} of {max(sizes.get(name, [0]))}" for name in sorted(more)]
+    is_judged = [text.partition(": ")[0] in complete for text in found]
+    outcome.none(
+        "models that book more than they have",
+        [text for text, judged in zip(found, is_judged, strict=True) if judged],
+    )
+    outcome.note("models that were not complete", ", ".join(sorted(more - complete)) or "none")
     outcome.note("models that have booked more since the first sample", _grown(samples))
+
+
+def _of_children(samples: Sequence[Sample]) -> dict[str, str]:
+    """Return of how many processes there were at once, by what they run, and the largest."""
+    found = {}
+    for module in {module for sample in samples for module in sample.children}:
+        held = [sample.children.get(module, ()) for sample in samples]
+        most = max(max(one, default=0) for one in held)
+        found[module] = f"at most {max(map(len, held))}, of {most / MIB:.0f} MiB"
+    return found
 
 
 def _grown(samples: Sequence[Sample]) -> dict[str, str]:
@@ -228,8 +289,12 @@ def _grown(samples: Sequence[Sample]) -> dict[str, str]:
     return found
 
 
+def _records(log: Path) -> list[dict[str, Any]]:
+    lines = log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
 def _errors(log: Path) -> list[str]:
     """Return what the log has of errors; each of them is one of the server itself."""
-    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
-    found = [json.loads(line) for line in lines]
+    found = _records(log)
     return [str(record)[:300] for record in found if record.get("level") in ("error", "critical")]

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,11 +94,16 @@ class Subject(Resident):
 
     def held_bytes(self) -> int:
         """Return what it and its children hold in memory."""
-        held = int(self.process.memory_info().rss)
+        return int(self.process.memory_info().rss) + sum(map(sum, self.of_children().values()))
+
+    def of_children(self) -> dict[str, list[int]]:
+        """Return what each of its children holds in memory, by the module that they run."""
+        found: dict[str, list[int]] = {}
         for child in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                held += int(child.memory_info().rss)
-        return held
+                held = int(child.memory_info().rss)
+                found.setdefault(_module(child.cmdline()), []).append(held)
+        return found
 
     def open_files(self) -> int:
         """Return how many descriptors it has."""
@@ -107,6 +112,14 @@ class Subject(Resident):
     def threads(self) -> int:
         """Return how many threads it has."""
         return int(self.process.num_threads())
+
+
+def _module(arguments: Sequence[str]) -> str:
+    """Return what a Python runs: the module behind `-m`, else the name of the script."""
+    if "-m" in arguments[:-1]:
+        return arguments[arguments.index("-m") + 1]
+    scripts = (Path(one).stem for one in arguments if one.endswith(".py"))
+    return next(scripts, "another program")
 
 
 @dataclass

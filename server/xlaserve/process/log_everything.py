@@ -106,7 +106,9 @@ def taken_stderr() -> Iterator[None]:
     if before is None or before.isatty():
         yield
         return
-    sys.stderr = StderrLines(before)
+    # Some libraries print where the interpreter did at its start.
+    named = {"stderr": before, "__stderr__": sys.__stderr__}
+    vars(sys).update(dict.fromkeys(named, StderrLines(before)))
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     sys.unraisablehook = _unraisable
@@ -114,7 +116,7 @@ def taken_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stderr = before
+        vars(sys).update(named)
 
 
 def _uncaught(

@@ -95,7 +95,7 @@ def try_loading(
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode:
         last_words.tell(_PROCESS, last_words.how(trial.returncode), trial.stderr)
-    if trial.returncode == -signal.SIGXCPU:
+    if trial.returncode in {-signal.SIGXCPU, -signal.SIGALRM}:
         raise InvalidModel(_late(seconds))
     if trial.returncode < 0:
         name = last_words.how(trial.returncode)

@@ -12,7 +12,7 @@ from xlaserve.process import allocator
 
 LOOK_SECONDS = 1.0
 """Seconds from one look to the next."""
-_EXCESS_BYTES = 16 << 20
+EXCESS_BYTES = 16 << 20
 """Bytes of growth since the last trim beyond which there is another one."""
 _QUIET_BYTES = 1 << 20
 """Bytes that may have come and gone in between while it is quiet."""
@@ -43,7 +43,7 @@ class Returning:
     ) -> None:
         self._ledger = ledger
         self._in_thread = in_thread
-        self._quick_bytes = _EXCESS_BYTES + kept_bytes
+        self._quick_bytes = EXCESS_BYTES + kept_bytes
         """Bytes of growth that are given back as soon as it is quiet."""
         self._resident = resident
         self._trim = trim
@@ -75,7 +75,7 @@ class Returning:
             self._settled = besides
         self._looks += 1
         excess = besides - self._settled
-        if excess <= _EXCESS_BYTES:
+        if excess <= EXCESS_BYTES:
             return
         is_quiet = came <= _QUIET_BYTES and excess > self._quick_bytes
         if is_quiet or self._looks >= _BUSY_LOOKS:

@@ -116,19 +116,20 @@ class OpenTelemetry:
 
     def _make(self, call: CallSpan, offset: int, whole: Any) -> None:
         """Make the span of a call, and those within it."""
-        api = self._api
-        context = self._context_of(call) if whole is None else whole
+        api, is_step = self._api, whole is not None
+        context = whole if is_step else self._context_of(call)
         self._ids.next_trace_id = call.trace_id
         begun = call.record.begun_ns
         ended = max(call.ended, call.record.written_ns)
         span = self._tracer.start_span(
-            span_attributes.name(call, is_step=whole is not None),
+            span_attributes.name(call, is_step=is_step),
             context,
-            kind=api.SpanKind.SERVER if whole is None else api.SpanKind.INTERNAL,
+            kind=api.SpanKind.INTERNAL if is_step else api.SpanKind.SERVER,
             attributes=attributes(call, of_request(call)),
             start_time=begun + offset,
         )
         within = api.set_span_in_context(span)
+        failed = api.Status(api.StatusCode.ERROR, call.error)
         for name, start, end in _phases(call, begun, ended):
             part = self._tracer.start_span(name, within, start_time=start + offset)
             part.end(max(start, end) + offset)
@@ -139,11 +140,13 @@ class OpenTelemetry:
                 start_time=(call.submitted or begun) + offset,
                 attributes=attributes(call, (Of.GENERATED,)),
             )
+            if call.error is not None:
+                part.set_status(failed)
             part.end(max(begun, ended) + offset)
         for inner in call.parts:
             self._make(inner, offset, within)
-        if call.error is not None:
-            span.set_status(api.Status(api.StatusCode.ERROR, call.error))
+        if span_attributes.is_error(call, is_step=is_step):
+            span.set_status(failed)
         span.end(max(begun, ended) + offset)
 
     def _context_of(self, call: CallSpan) -> Any:

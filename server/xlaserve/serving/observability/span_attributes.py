@@ -21,6 +21,24 @@ _OPERATIONS: Mapping[str, str] = {
 }
 """End of a route -> its operation; any other request of a generator continues a text."""
 
+_CLIENTS_FAULTS = frozenset(
+    {
+        "CANCELLED",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNAUTHENTICATED",
+        *map(str, range(400, 500)),
+    }
+)
+"""Statuses of gRPC and HTTP that are no error of the server: the conventions want the span of a
+server that answered with one of them to have no status."""
+
 Value: TypeAlias = str | int | float
 
 
@@ -81,6 +99,13 @@ def of_request(call: CallSpan) -> Sequence[Of]:
     return (Of.EVERY, Of.ASKED, Of.RPC if is_rpc(call) else Of.HTTP)
 
 
+def is_error(call: CallSpan, *, is_step: bool) -> bool:
+    """Tell whether the span of a call has the status ERROR."""
+    if call.error is None:
+        return False
+    return is_step or call.status not in _CLIENTS_FAULTS
+
+
 # --- what the rows read ---
 
 
@@ -117,6 +142,7 @@ ROWS: Sequence[Row] = (
     Row("xlaserve.operation", Of.EVERY, lambda call: call.operation, ""),
     Row("xlaserve.listener", Of.EVERY, lambda call: call.peer.listener, ""),
     Row("xlaserve.batch_rows", Of.EVERY, lambda call: call.rows or None, ""),
+    Row("xlaserve.error", Of.EVERY, lambda call: call.error, ""),
     Row("error.type", Of.EVERY, lambda call: (call.error or "").partition(":")[0], "1.21.0"),
     Row("rpc.system.name", Of.RPC, lambda call: GRPC, "1.39.0"),
     Row("rpc.method", Of.RPC, lambda call: call.method.lstrip("/"), "1.39.0"),
