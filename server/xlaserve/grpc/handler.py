@@ -28,7 +28,7 @@ class RequestHandler(AbstractHandler):
         self._cancelled: dict[asyncio.Task[None], None] = {}
 
     def connected(self, transport: asyncio.BaseTransport, account: Account) -> None:
-        """Know who is at the other end, now that there is a connection."""
+        """Identify the peer of a new connection."""
         self.peer = peer_of(transport, self._listener, account)
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class RequestHandler(AbstractHandler):
             self.cancel(stream)
 
     async def idle(self, *, but_waiting: bool) -> None:
-        """Return when every request has ended, or waits for its client where that is enough."""
+        """Return when every request has ended, or only waits for its client."""
         while tasks := self._cancelled.keys() | {
             task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
         }:

@@ -72,7 +72,7 @@ def malformed(headers: Headers) -> bool:
 
 
 def timeout_seconds(headers: Headers) -> float | None:
-    """Return how long a request may take, the shortest where it says so more than once."""
+    """Return the timeout of a request, the shortest of several."""
     times = (_seconds(value) for name, value in headers if name == TIMEOUT)
     return min((one for one in times if one is not None), default=None)
 

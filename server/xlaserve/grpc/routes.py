@@ -175,7 +175,7 @@ class Refused:
 
 
 class NoMethod:
-    """Answers the requests of methods that do not exist, each of which is a call."""
+    """Answers requests for unknown methods, each as a call."""
 
     message_first = False
     placement: Placement | None = None

@@ -49,7 +49,7 @@ class Accepted(Protocol):
         ...
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes more; false where there is no memory."""
+        """Reserve more bytes; false without memory."""
         ...
 
     def release(self, count: int) -> None:
@@ -97,7 +97,7 @@ class RpcStream(Stream[Any, Any]):
 
 
 class Runner:
-    """Runs the requests of every service, each as a call and in the task of its caller."""
+    """Runs the requests of every service, each as a call in its own task."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class _NotingCodec(CodecBase):
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return self._codec.__content_subtype__
 
     def encode(self, message: Any, message_type: Any) -> bytes:
@@ -231,7 +231,7 @@ class _RawCodec(CodecBase):
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:

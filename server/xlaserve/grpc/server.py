@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.01
 _SPARE_SECONDS = 5.0
 """Seconds for which message memory is kept for reuse."""
 _SWEEPS = 4
-"""Looks at what takes too long within the shortest time that is watched."""
+"""Checks per shortest time limit."""
 
 
 class GrpcServer:
@@ -65,7 +65,7 @@ class GrpcServer:
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
-        """Those that were not admitted, until they are gone."""
+        """Refused connections, until they are closed."""
         self._acceptors: list[Acceptor] = []
         self._sweeps = Rounds(
             lambda: self._connections,
@@ -117,7 +117,7 @@ class GrpcServer:
         )
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
-        """Tell whether there may be one more connection."""
+        """Tell whether another connection is admitted."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         if len(self._connections) >= self._max_connections:
             self._refused.add(protocol)

@@ -11,7 +11,7 @@ _SHOWN = 4
 _SHOWN_CHARACTERS = 200
 """Most characters of a file name that an error shows."""
 _MOST = 1000
-"""Entries that are looked at."""
+"""Limit of inspected entries."""
 
 
 def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:

@@ -21,7 +21,7 @@ Arrays: TypeAlias = Mapping[str, Array]
 """Tensors by name."""
 
 WINDOW = 16
-"""Answers of another model that may wait for the code that asked for them."""
+"""Unread answers of another model before it pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Asked:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
-    """Time that it may take; 0 for as long as the request that it is part of."""
+    """Its timeout; 0 for the remaining time of its request."""
 
 
 class Answered(dict[str, Array]):
@@ -67,7 +67,7 @@ class Change:
     model: str
     is_load: bool
     parameters: Mapping[str, bool | int | str | bytes]
-    """Those of the model repository extension."""
+    """Parameters of the model repository extension."""
 
 
 class Replies:
@@ -79,9 +79,9 @@ class Replies:
         self._has_ended = False
         self._error: BaseException | None = None
         self.is_end_empty = False
-        """Whether the last answer had no outputs, and is none of those that are given."""
+        """Whether the last answer had no outputs, and is not returned."""
         self.is_cancelled = False
-        """Whether no more are wanted, perhaps before anybody could be told."""
+        """Whether the reader has stopped."""
         self.on_taken: Callable[[], object] = lambda: None
         """Called when one was taken: more may come (backpressure)."""
         self.on_cancel: Callable[[], object] = lambda: None
@@ -112,7 +112,7 @@ class Replies:
         return self
 
     def __next__(self) -> Arrays:
-        """Return the next answer, once it is there; raises what the other model failed with."""
+        """Return the next answer when it arrives; raises the other model's error."""
         with self._changed:
             while not self._waiting and not self._has_ended:
                 self._changed.wait()
@@ -134,7 +134,7 @@ class Calls(Protocol):
         ...
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Ask for any number of answers; return what takes them, which may be given."""
+        """Start a request of any number of answers; return their reader."""
         ...
 
     def change(self, change: Change, within: object) -> "Future[None]":

@@ -26,7 +26,7 @@ class ServedConfig:
     config: ModelConfig
     info: ModelInfo
     sees: Callable[[str], bool] = lambda model: True
-    """Tells whether who reads it may see a model that it names."""
+    """Tells whether the reader may see a model named in it."""
 
     def message(self) -> inference.ModelConfig:
         """Return all that was written, and where that says nothing, what the model is.

@@ -95,9 +95,9 @@ class _Place:
     nbytes: int
     made: int
     last: int
-    """When it is read last."""
+    """Its last read."""
     over: "tuple[_Place, ...]" = ()
-    """Those whose memory it may take over, where they are read last for it."""
+    """Places whose memory it may reuse, if they are last read for it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,21 +107,21 @@ class _Value:
     shape: Shape
     nbytes: int
     numbers: tuple[int, ...] | None = None
-    """Its elements, where it is an array of a few integers that are known."""
+    """Its elements, for an array of a few known integers."""
     places: tuple[_Place, ...] = ()
-    """Where it lies, or what is read for it where it is computed."""
+    """Its memory, or the memory read to compute it."""
     over: tuple[_Place, ...] = ()
-    """Those of them that it may be written over."""
+    """Places that it may overwrite."""
     lies: bool = False
     is_moved: bool = False
-    """Whether it is what lies there in another order, as products take it too."""
+    """Whether it is a permutation of that memory, as products accept."""
     is_cheap: bool = False
     is_widened: bool = False
     """Whether the host computes with it in a datatype that is twice as wide."""
 
 
 _Values: TypeAlias = dict[Any, _Value]
-"""By the values of MLIR."""
+"""By MLIR value."""
 
 
 def of_module(
@@ -203,7 +203,7 @@ class _Walk:
     def _branches(
         self, operation: Any, numbers: tuple[int, ...] | None, values: _Values
     ) -> list[_Value]:
-        """Walk through the branch that is taken, or one after the other where nobody knows."""
+        """Walk through the taken branch, or through each if unknown."""
         branches = list(operation.regions)
         if numbers is not None:
             branches = [branches[numbers[0] if 0 <= numbers[0] < len(branches) else -1]]
@@ -311,7 +311,7 @@ class _Walk:
 
 
 def _most(made: Iterable[_Place]) -> int:
-    """Return the most that is there at a time."""
+    """Return the peak memory."""
     changes, taken = Counter[int](), set[int]()
     for one in made:
         gone = next(
@@ -351,7 +351,7 @@ def _uses(result: Any) -> int:
 
 
 def _numbers(name: str, operation: Any, taken: Sequence[_Value]) -> tuple[int, ...] | None:
-    """Return the elements of a result, where it is some integers that are known."""
+    """Return the elements of a result of a few known integers."""
     if name == "get_dimension_size":
         return (taken[0].shape[ir.IntegerAttr(operation.attributes["dimension"]).value],)
     if name == "constant":
@@ -379,7 +379,7 @@ def _constant(value: Any) -> tuple[int, ...] | None:
 
 
 def _shape_of(name: str, operation: Any, taken: Sequence[_Value]) -> Sequence[int] | None:
-    """Return the shape of open results, where it follows from what is taken."""
+    """Return the shape of open results, if it follows from the operands."""
     if all(ir.RankedTensorType(one.type).has_static_shape for one in operation.results):
         return None
     if name in ("dynamic_reshape", "dynamic_broadcast_in_dim", "dynamic_iota"):

@@ -16,7 +16,7 @@ _NONE: Mapping[str, Parameters] = MappingProxyType({})
 
 
 class TensorParameters(NamedTuple):
-    """The parameters of the tensors of a request, by tensor; only of those that have any."""
+    """Parameters of a request's tensors, by tensor."""
 
     inputs: Mapping[str, Parameters] = _NONE
     outputs: Mapping[str, Parameters] = _NONE
@@ -34,13 +34,13 @@ class Sender(NamedTuple):
     """The sender of a request as the server knows it, for models that serve many at once."""
 
     submitted_ns: int = 0
-    """When it was ready to be executed, by `time.perf_counter_ns`; 0 where no client sent it."""
+    """When it became ready for execution, by `time.perf_counter_ns`; 0 without a client."""
     principal: str = ""
     """The name of the caller; empty for anybody."""
     takes_many: bool = True
     """Whether it can be given more than one answer."""
     caller: str = ""
-    """Who takes turns with others: the principal, or whatever else tells clients apart."""
+    """Key of fair scheduling: the principal, or another identity of the client."""
 
 
 NO_TENSOR_PARAMETERS = TensorParameters()
@@ -52,12 +52,12 @@ class SaysReady(Protocol):
     """A model whose code says whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return what it is asked, which never fails; it is ready if all say so."""
+        """Return the result of the check, which never fails; the model is ready if all are."""
         ...
 
 
 class ModelRequest(Protocol):
-    """One request, as the model has it. Its methods may be called in any thread."""
+    """A request, as seen by its model; its methods may be called in any thread."""
 
     @property
     def id(self) -> str:
@@ -91,7 +91,7 @@ class ModelRequest(Protocol):
 
     @property
     def sender(self) -> Sender:
-        """Return what is known of who sent it."""
+        """Return its sender."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class ModelRequest(Protocol):
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Give an answer with the outputs that are asked for; nothing may follow the last one."""
+        """Answer with the requested outputs; the last answer ends the request."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -134,7 +134,7 @@ class ModelRequest(Protocol):
         ...
 
     def end(self) -> None:
-        """End the request, which was given all of its answers, perhaps none."""
+        """End the request after all of its answers, possibly none."""
         ...
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
@@ -253,7 +253,7 @@ class Handling(Protocol):
 
     @property
     def is_decoupled(self) -> bool:
-        """Tell whether a request may be given any number of answers."""
+        """Tell whether a request may get any number of answers."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from xlaserve.runtime.metrics import ModelMetrics
 
 @dataclass(frozen=True, slots=True)
 class PythonHost:
-    """All that the operator gives to Python models that are allowed to run."""
+    """Services and limits for permitted Python models."""
 
     calls: Calls
     metrics: ModelMetrics

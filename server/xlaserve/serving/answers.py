@@ -236,7 +236,7 @@ class Counting:
     """Nothing is counted yet: it is not known which model a call is for."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Count calls whose model was found, and of the others those that failed."""
+        """Count ended calls with a model, and failed ones without."""
         first: Any = calls[0]
         if not first.is_found:
             if isinstance(outcome, BaseException):

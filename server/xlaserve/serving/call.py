@@ -42,7 +42,7 @@ class Operation(StrEnum):
     HEALTH = "health"
     """Whether the server is live and ready."""
     READINESS = "readiness"
-    """Whether a model is ready, which says that it is there."""
+    """Readiness of a model, which reveals that it exists."""
     SERVICE = "service"
     """A method of a service of one's own."""
 
@@ -76,7 +76,7 @@ NO_HEADERS: Headers = MappingProxyType[str, str]({})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection, or who asks a proxy at that end; one object for all calls."""
+    """The other end of a connection, or the client of a trusted proxy; shared by all calls."""
 
     listener: str = ""
     """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
@@ -95,7 +95,7 @@ class Peer:
     proxy: str = ""
     """The address of the trusted proxy that speaks for it; empty where it is connected itself."""
     scheme: str = ""
-    """The scheme by which it asked that proxy, `http` or `https`; empty where nothing is told."""
+    """Scheme of the request to that proxy, `http` or `https`; empty if unknown."""
     prefix: str = ""
     """The path below which that proxy serves this server: `/models`; empty for none."""
     clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
@@ -122,14 +122,14 @@ class Admission:
         self.model = model
         self.limit = limit
         self.in_progress = 0
-        """Those that were not answered at once, of all versions together."""
+        """Calls that were not answered at once, of all versions together."""
 
 
 class Sight(Protocol):
     """Models that the caller of a call may see, and use for its operation."""
 
     def permits(self, model: str) -> bool:
-        """Tell whether it may; raises NotPermitted for one that it may see and not use so."""
+        """Tell whether it is permitted; raises NotPermitted for a visible but forbidden model."""
         ...
 
     def shows(self, model: str) -> bool:
@@ -137,7 +137,7 @@ class Sight(Protocol):
         ...
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
-        """Return the error for a model that it may not see, which is that of one nowhere."""
+        """Return the error for a hidden model, the same as for a missing one."""
         ...
 
     def refuse_server(self) -> None:
@@ -146,7 +146,7 @@ class Sight(Protocol):
 
 
 Tokens: TypeAlias = tuple[int | None, int | None]
-"""Tokens that came and that were generated; None where nobody counts them."""
+"""Tokens of prompt and answer; None if nobody counts them."""
 NOT_COUNTED: Tokens = (None, None)
 
 Outcome: TypeAlias = object
@@ -162,7 +162,7 @@ class Observer(Protocol):
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
-        """See calls that ended together, in one batch, or one; nobody has been told yet."""
+        """See calls that ended together, before their clients are answered."""
         ...
 
 
@@ -175,14 +175,14 @@ class Call:
 
     operation = Operation.INFER
     api: Api | None = None
-    """Its group, where that does not follow from the operation."""
+    """Its group of Triton, if that does not follow from the operation."""
     protocol = ""
     """The protocol of the request, as the event log names it; empty inside the process."""
     method = ""
     """What its client asked, with places for names: `/inference.GRPCInferenceService/ModelInfer`,
     or `POST /v2/models/{model}/infer`; empty inside the process."""
     tokens: Callable[[], Tokens] | None = None
-    """Counts its tokens; None where nobody does."""
+    """Counts its tokens; None if nobody does."""
     carries_calls = False
     """Whether it is a stream of calls, which quotas count in its stead."""
     model = ""
@@ -199,16 +199,16 @@ class Call:
     """Models that the caller may see, as the permission gate found them; None for all. A part of
     another call has none: who may ask an ensemble needs no permission for its steps."""
     deadline: float | None = None
-    """When the client stops waiting, by the clock of the event loop; None for never."""
+    """The client's deadline by the clock of the event loop; None for none."""
     admission: Admission | None = None
-    """Counts the calls of its model; None until that is found."""
+    """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
     opened_ns = 0
     """Time its headers were there, by the clock of the engine, where a transport makes it later,
     with its message; 0 for now."""
     record: CallRecord | None = None
-    """Times and sizes that its transport notes; None where nobody observes calls in such detail."""
+    """Times and sizes from its transport; None unless calls are observed in such detail."""
     is_found = False
     """Whether a model was found that answers it: an inference."""
     has_begun = False
@@ -233,7 +233,7 @@ class Call:
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the stream takes another answer; where it does not, who answers pauses."""
+        """Tell whether the stream takes another answer; if not, the station pauses."""
         return True
 
     @property
@@ -272,7 +272,7 @@ class Call:
         self.write(response, last=last)
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error, which the client is told."""
+        """End the call with an error for its client."""
         if not self.has_ended:
             self.end(error)
             self.refuse(error)
@@ -327,7 +327,7 @@ class Call:
     # --- the end ---
 
     def end(self, outcome: Outcome = None) -> None:
-        """End the call without writing anything; for who writes the answer by other means."""
+        """End the call without writing; the caller writes the answer by other means."""
         if not self.has_ended:
             self.has_ended = True
             if self.holds_anything:
@@ -366,7 +366,7 @@ current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
 def owner_now() -> str:
-    """Return the owner of what the call that is answered now leaves behind; empty for nobody."""
+    """Return the owner of the current call's side effects; empty for nobody."""
     call = current_call.get()
     return "" if call is None else call.owner
 

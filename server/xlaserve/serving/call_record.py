@@ -17,7 +17,7 @@ class CallRecord(msgspec.Struct, gc=False):
     begun_ns: int
     """Time its headers were there, by the clock of the engine."""
     received_ns: int = 0
-    """Time the last of its messages, or its body, was there; 0 until then."""
+    """Arrival of its last message or body; 0 until then."""
     bytes_in: int = 0
     """Bytes of its messages or its body, once they were inflated."""
     bytes_out: int = UNKNOWN
@@ -27,7 +27,7 @@ class CallRecord(msgspec.Struct, gc=False):
     status: int = 0
     """The HTTP status of an answer that no error was raised for; 0 for none."""
     trace: list[object] | None = None
-    """Spans of the calls within it, which the tracer keeps; None where it is not traced."""
+    """Spans of nested calls, kept by the tracer; None if it is not traced."""
     is_picked: bool = False
     """Whether the tracer decided, when it began, that it is traced."""
 

@@ -35,7 +35,7 @@ Found: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Residents(Protocol):
-    """The models that are there: the registry."""
+    """The registry of loaded models."""
 
     def resolve(self, name: str, number: str = "") -> Found:
         """Return the version that answers, the newest one where none is asked for.
@@ -164,7 +164,7 @@ class Engine:
         instance.station.begin(call)
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
-        """Return the labels of an output; those of an ensemble may be those of its steps."""
+        """Return the labels of an output; an ensemble may have those of its steps."""
         config = instance.config
         found = config.labels.get(output, ())
         for step in config.steps if not found else ():
@@ -175,7 +175,7 @@ class Engine:
         return found
 
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
-        """Read the inputs of a call that are in shared memory, in a thread where they are large."""
+        """Read a call's inputs from shared memory, large ones in a thread."""
         size, account = shared.copied_bytes, call.peer.account
         call.is_volatile = shared.has_views
         if account is not None and size:
@@ -224,7 +224,7 @@ class Engine:
     def _reserve_and_decode(
         self, call: InferCall, instance: Served, images: EncodedImages, size: int
     ) -> None:
-        """Decode images that take so many bytes, if there is memory for them."""
+        """Reserve memory for images of this size, and decode them."""
         account = call.peer.account
         if account is not None and not account.reserve(size):
             limit = account.ledger.limit
@@ -255,7 +255,7 @@ class Engine:
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Answer a step, now or later; what its model is given was checked with the plan."""
+        """Start a step; its inputs were validated with the plan."""
         try:
             self._gates.admit(call)
             call.model = version.model
@@ -338,7 +338,7 @@ def _find(call: InferCall, version: ServedVersion, instance: Served) -> None:
 
 
 def _fail(call: InferCall, error: BaseException) -> None:
-    """End a call with what was raised; where it was answered already, report that."""
+    """Fail a call with an exception; if it was answered already, report that instead."""
     if call.has_ended or isinstance(error, ENDS):
         raise error
     call.place = None
@@ -381,7 +381,7 @@ def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
 
 
 def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
-    """Return what requests must have in common with this one to be put together with it."""
+    """Return the batching key: requests with equal keys may share a batch."""
     if not info.is_ragged:
         return ()
     compared = [s.name for s in info.inputs if s.name in tensors and s.name not in info.ragged]

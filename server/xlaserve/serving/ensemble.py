@@ -1,4 +1,4 @@
-"""A model made of other models: its plan, checked against the models that it joins."""
+"""Ensembles: plans of steps, checked against the models of their steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class PlannedStep:
 
     step: EnsembleStep
     leads: Mapping[str, Lead]
-    """Changes by input; nothing for those that come as the model takes them."""
+    """Conversions by input; empty for inputs passed on unchanged."""
     is_checked: bool
     """Whether its inputs are checked for each request: the plan does not know what they are."""
     is_decoupled: bool
@@ -36,7 +36,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePlan:
-    """The steps of an ensemble in an order in which each finds its inputs."""
+    """The steps of an ensemble in topological order."""
 
     info: ModelInfo
     steps: tuple[PlannedStep, ...]
@@ -160,7 +160,7 @@ def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[Tensor
 def _planned(
     info: ModelInfo, step: EnsembleStep, model: ModelInfo, tensors: dict[str, _Made]
 ) -> PlannedStep:
-    """Join a step to the tensors that are made before it, and add those that it makes."""
+    """Connect a step to existing tensors, and add its outputs."""
     if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
         raise InvalidModel(
             f"ensemble step '{step.model_name}': expected max_batch_size of at least "

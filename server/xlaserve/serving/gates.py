@@ -16,7 +16,7 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.proxies import Proxies
 
 Check: TypeAlias = Callable[[Call], None]
-"""Raises for a call that may not pass."""
+"""Raises for a rejected call."""
 
 REFUSED_WHILE_DRAINING = frozenset({Operation.INFER})
 """Operations that a drain refuses. Some others go on to the end: health says that it is near;
@@ -50,7 +50,7 @@ class Gates:
         trusted: Iterable[str] = (),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`trusted` are the proxies that are believed; `clock` is that of the engine."""
+        """`trusted` are the trusted proxies; `clock` is the engine's."""
         self._clock = clock
         self._proxies = Proxies(trusted) or None
         self.table = (
@@ -108,7 +108,7 @@ class Gates:
             check(call)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return who asks, as `admit` finds it: for what a transport checks before."""
+        """Return the client as `admit` determines it, for earlier checks of a transport."""
         return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:
@@ -138,7 +138,7 @@ class Gates:
             current_call.reset(token)
 
     def drain(self) -> None:
-        """Admit no more inferences but those that are part of a call that was admitted."""
+        """Admit no more inferences, except nested calls of admitted ones."""
         self._is_draining = True
         self._open()
 

@@ -33,7 +33,7 @@ class Executed(msgspec.Struct, gc=False):
     begun_ns: int
     ended_ns: int
     rows: int = 0
-    """Rows of all its calls, with those that nobody wants any more."""
+    """Rows of all its calls, cancelled ones included."""
 
 
 class Relayed(msgspec.Struct, gc=False):
@@ -59,7 +59,7 @@ class Place(Protocol):
     """A queue or worker that has a call."""
 
     def leave(self, call: "InferCall") -> None:
-        """Work no more for a call that has ended; does nothing for one that is not there."""
+        """Stop working for an ended call; does nothing for an unknown one."""
         ...
 
 
@@ -136,11 +136,11 @@ class InferCall(Call):
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether it is put together with no others: its client's have failed the batches of others."""
+    """Whether it is batched only with its own client's requests, after failing those of others."""
     chosen: tuple[TensorSpec, ...] | None = None
     """The outputs that it asks for; None for all of them."""
     shaping: Shaping | None = None
-    """Puts those into the forms that it asks for; None where they are as they are computed."""
+    """Converts outputs to the requested forms; None if they are returned as computed."""
     turn: Turn | None = None
     """Its place in its sequence; None for models without sequences."""
     resident = False
@@ -166,7 +166,7 @@ class InferCall(Call):
     place: Place | None = None
     """None until it waits, and once nobody works for it."""
     nested: "set[InferCall] | None" = None
-    """Calls of a Python model that are part of it and have not ended; None where there was none."""
+    """Unfinished nested calls of its Python model; None before the first."""
     is_counted_elsewhere = False
     """Whether the statistics of another process have it, which executes it."""
     is_counted = False
@@ -237,7 +237,7 @@ class AwaitedInfer(InferCall):
         settle(self._answer, error)
 
     async def answered(self) -> InferResponse:
-        """Return the answer, or raise why there is none; who stops waiting cancels the call."""
+        """Return the answer or raise its error; cancelling the wait cancels the call."""
         try:
             return await self._answer
         finally:

@@ -61,7 +61,7 @@ class InferRequest(msgspec.Struct, gc=False):
     """Empty for all outputs of the model, in its order."""
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     form: Form | None = None
-    """None where no other request is known to be of the same form."""
+    """None if no other request of the same form is known."""
     typed: bool = False
     """Whether the inputs came as typed contents, so that the answer has them too."""
 

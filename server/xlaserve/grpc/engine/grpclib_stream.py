@@ -115,7 +115,7 @@ class GrpclibStream:
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes more; false where there is no memory."""
+        """Reserve more bytes; false without memory."""
         return self._stream.reserve(count)
 
     def release(self, count: int) -> None:

@@ -40,7 +40,7 @@ class Owner(Protocol):
     """The server, as its connections know it."""
 
     def admit(self, protocol: Any) -> bool:
-        """Tell whether there may be one more connection."""
+        """Tell whether another connection is admitted."""
         ...
 
     def disconnected(self, protocol: Any) -> None:
@@ -52,7 +52,7 @@ class CheckingHandler(RequestHandler):
     """Looks at the headers of a request first, as the router does with our own engine."""
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
-        """Begin to answer a request; what it holds is released when that has ended."""
+        """Start a request, and release its resources when it ends."""
 
         def release() -> None:
             release_stream()
@@ -196,7 +196,7 @@ class H2Engine(H2Protocol):
         return len(self.processor.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
-        """Return when every request has ended, or waits for its client where that is enough."""
+        """Return when every request has ended, or only waits for its client."""
         await self.requests.idle(but_waiting=but_waiting)
 
     def go_away(self) -> None:
@@ -266,7 +266,7 @@ class _Stream(Stream):
     waiting = False
     """Whether nothing is done about it until its client sends something."""
     deadline: float | None = None
-    """When its client stops waiting, by the clock of the event loop; None for never."""
+    """The client's deadline by the clock of the event loop; None for none."""
     opened_ns = 0
     """Its call begins with its headers."""
 
@@ -283,7 +283,7 @@ class _Stream(Stream):
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Count bytes that are to come; false where there is no memory."""
+        """Reserve bytes of a message; false without memory."""
         if not self.connection.account.reserve(count):
             return False
         self._charged += count

@@ -34,7 +34,7 @@ _LONG_ELEMENT_BYTES = 256 << 10
 _LONG_FLAG_BYTES = 1 << 20
 """Elements of BYTES, and bytes of them and of BOOL, that are read on the event loop: 0.5 ms."""
 IN_SHARED_MEMORY = -2
-"""In place of a number of bytes: the elements of an input are not in the message."""
+"""In place of a size: the elements of an input are in shared memory."""
 
 
 class Head(NamedTuple):

@@ -35,7 +35,7 @@ class InferEncoder:
         self._outputs = MakingCache(self._write_output, max_cached)
         self._sizes = MakingCache(_write_size, max_cached)
         self._heads = MakingCache(self._write_head, max_cached)
-        """All but the elements of answers that have one output and no id."""
+        """Encoded answers with one output and no id, without their elements."""
 
     def encode_typed(self, response: InferResponse) -> tuple[Parts, int]:
         """Do as `encode` does for a request with typed contents; raises TooLarge as well."""

@@ -154,7 +154,7 @@ class InferFastPath:
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
     ) -> InferRequest | None:
-        """Decode a request, and count what is made of a long one; None where a thread does it."""
+        """Decode a request, and charge a long one; None if a thread decodes it."""
         if len(message) > LONG_BYTES and not is_read_quickly(message):
             self._read_later(call, stream, message)
             return None
@@ -201,7 +201,7 @@ class InferFastPath:
         return read.request
 
     async def _inflate(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> None:
-        """Inflate a message, in a thread where it may become long, and begin the request."""
+        """Inflate a message, a long one in a thread, and start the request."""
         most, reserve = self._long.max_message_bytes, partial(_reserve, stream)
         try:
             inflated = await decompress(message, stream.head.fields, most, reserve)
@@ -263,7 +263,7 @@ class InferFastPath:
     def send(
         self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
     ) -> None:
-        """Send a message with its prefix, or that there is no memory for it."""
+        """Send a message with its prefix, or an error for lack of memory."""
         if not stream.output.answer(stream, head, parts, size, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
@@ -301,7 +301,7 @@ class FastPathCall(InferCall):
     awaits_client = False
     method = METHOD
     written: bytes | None = None
-    """Its message with the prefix, where it may be given again."""
+    """Its prefixed message, if it may repeat."""
 
     def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
         self._fast_path = fast_path

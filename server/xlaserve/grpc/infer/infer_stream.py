@@ -40,9 +40,9 @@ class StreamLimits:
     """Limits of what the server holds for streams."""
 
     max_streams: int
-    """Streams that may be open."""
+    """Limit of open streams."""
     max_requests: int
-    """Requests of one of them that may be in flight; the next one is not read."""
+    """Limit of requests in flight on one stream; further ones are not read."""
     max_bytes: int
     """Bytes of answers of one of them that may wait for its client: from then on no request is
     read, and a model that answers many times pauses."""
@@ -104,7 +104,7 @@ class StreamedInfer(InferCall):
         self.message_bytes = message_bytes
         """Bytes that the ledger counts for its message."""
         self.answers: deque[tuple[bytes, int]] = deque()
-        """Messages that wait to be sent, and what the ledger counts for each."""
+        """Unsent messages, each with its size on the ledger."""
         self.answer_bytes = 0
         """Bytes of the messages that have not been sent."""
 
@@ -113,7 +113,7 @@ class StreamedInfer(InferCall):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client may be sent another answer; but one is kept for its turn."""
+        """Tell whether the client may be sent another answer besides a queued one."""
         return self._stream.takes_answer_of(self)
 
     def write(self, response: InferResponse, *, last: bool) -> None:
@@ -173,7 +173,7 @@ class InferStream:
         self._calls: deque[StreamedInfer] = deque()
         """Requests whose last answer was not sent yet, in their order."""
         self._decoupled: dict[StreamedInfer, None] = {}
-        """Those among them whose answers wait for no other request; in turns."""
+        """Decoupled requests, in rotation, whose answers wait for no other request."""
         self._answer_bytes = 0
         """Bytes of answers that wait, of all of them."""
         self._changed = asyncio.Event()
@@ -309,7 +309,7 @@ class InferStream:
         return not call.answers
 
     def reserve(self, count: int) -> bool:
-        """Count bytes of an answer that waits; false, and nothing is, where there is no memory."""
+        """Charge bytes of a queued answer; false without memory."""
         if not self._stream.accepted.reserve(count):
             return False
         self._answer_bytes += count
@@ -354,7 +354,7 @@ class InferStream:
         return call.has_ended and not call.answers
 
     def _resume(self, sent: StreamedInfer) -> None:
-        """Let those go on that wait for answers to be sent: the budget of a stream is for all."""
+        """Resume requests after sent answers: a stream has one budget."""
         self._has_room.set()
         if not sent.is_decoupled:
             sent.resume()

@@ -1,4 +1,4 @@
-"""Long messages of ModelInfer, which threads read and write while others are served."""
+"""Long messages of ModelInfer, decoded and encoded in threads."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -20,7 +20,7 @@ from xlaserve.tensors import BYTES
 T = TypeVar("T")
 
 LONG_BYTES = 16 << 10
-"""Bytes of a message that is looked at before it is decoded on the event loop."""
+"""Messages of this size are inspected before they are decoded on the event loop."""
 _LONG_FIELD_BYTES = 16 << 10
 """Bytes of a field that a thread decodes; raw contents are not decoded."""
 _RAW_INPUT_CONTENTS = 0x3A
@@ -41,7 +41,7 @@ class Read(NamedTuple):
 
 
 def is_read_quickly(message: Buffer) -> bool:
-    """Tell whether a message has nothing large but raw contents, which are only looked at."""
+    """Tell whether raw contents are the only large part of a message."""
     pos, end = 0, len(message)
     try:
         for _ in range(MOST_FIELDS):

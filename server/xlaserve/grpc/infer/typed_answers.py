@@ -1,4 +1,4 @@
-"""In which form a request is answered whose inputs came as typed contents."""
+"""Typed contents in answers to requests with typed contents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

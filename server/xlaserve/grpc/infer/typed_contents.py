@@ -36,7 +36,7 @@ class NotOrdinary(ValueError):
 
 
 def find_contents(data: Data, start: int, stop: int) -> int:
-    """Return where an input has a field that may be its typed contents; `stop` if it has none."""
+    """Return the start of an input's possible typed contents; `stop` without any."""
     pos = start
     for _ in range(MOST_FIELDS):
         if pos >= stop or data[pos] not in _BEFORE_CONTENTS:

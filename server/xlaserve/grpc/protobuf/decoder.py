@@ -30,7 +30,7 @@ Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
 VIEW_COST = 1
 """A view, which is slower to make than a small copy, and one more object for the collector."""
 PACKED_COST = 64
-"""Starting on a packed field, at most; a short one counts two for each of its bytes."""
+"""Maximum cost of a packed field; a short one counts two per byte."""
 PACKED_BYTES = 256
 """Bytes of a packed field that count as one field, since each number becomes a Python object."""
 
@@ -248,7 +248,7 @@ def _varint_in_group(row: Field, store: StoreVarint) -> StoreVarint:
 
 
 def _choose(values: Values, group: str, name: str) -> None:
-    """Make a member of a oneof the one that is set; the one before is gone."""
+    """Set a member of a oneof, and clear the others."""
     groups = values["_group_current"]
     current = groups[group]
     if current == name:

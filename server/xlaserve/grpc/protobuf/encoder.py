@@ -201,7 +201,7 @@ def _packed(row: Field) -> Write:
 
 
 def _dump_many(scalar: Scalar, values: Any) -> bytes | None:
-    """Do with numpy what takes long for one number after the other; None where it cannot."""
+    """Encode many numbers with numpy; None if it cannot."""
     array: Numbers = np.asarray(values)
     kind = scalar.dtype.kind
     if array.ndim != 1 or array.dtype.kind not in ("fiu" if kind == "f" else "biu"):

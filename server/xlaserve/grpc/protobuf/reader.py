@@ -72,7 +72,7 @@ class Plan:
 
 
 class Reader:
-    """One message that is being read, and what is left of its bounds."""
+    """A message being read, and its remaining limits."""
 
     __slots__ = ("data", "depth", "left", "limit", "view")
 
@@ -169,7 +169,7 @@ class Reader:
         return pos
 
     def _skip(self, wire: int, pos: int) -> int:
-        """Return the position behind a value, which may be beyond the data."""
+        """Return the position after a value, possibly beyond the data."""
         if wire == VARINT:
             after = read_varint(self.data, pos)[1]
             self.left -= after - pos - 1

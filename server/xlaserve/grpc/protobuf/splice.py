@@ -109,7 +109,7 @@ def _note(level: int, within: Plan | None) -> StoreSpan:
 
 
 def _find(reader: Reader, plan: Plan, cost: int) -> list[Span]:
-    """List what is on the path, in the order of its starts; each counts so many fields more."""
+    """List the fields on the path, by their start; each has a cost."""
     spans: list[Span] = []
     try:
         reader.fill(plan, {_SPANS: spans}, 0, len(reader.data))

@@ -195,7 +195,7 @@ class Field:
     """A key of SCALARS, MESSAGE or MAP."""
     repeated: bool
     optional: bool
-    """None stands for absent, and a default that was set is written."""
+    """None is absent; an explicit default is written."""
     group: str | None
     """The oneof that it belongs to."""
     target: Any
@@ -237,7 +237,7 @@ def _field(message_type: type[betterproto.Message], meta: Any, name: str) -> Fie
 
 
 def varint_converter(row: Field) -> Callable[[int], Any]:
-    """Return what turns a varint into a value, cut to the size of its type as protobuf cuts it."""
+    """Return the conversion of a varint, truncated to its type as protobuf does."""
     number = _from_varint(SCALARS[row.type])
     if row.type != ENUM:
         return number
@@ -268,7 +268,7 @@ def _from_varints(scalar: Scalar, varints: Varints) -> Numbers:
 
 
 def span_converter(row: Field) -> Convert:
-    """Return what turns the bytes of a single value into the value."""
+    """Return the conversion of a single value's bytes."""
     if row.type == STRING:
         return lambda run: str(run, "utf-8")
     if row.type == BYTES:
@@ -278,7 +278,7 @@ def span_converter(row: Field) -> Convert:
 
 
 def packed_converter(row: Field) -> Convert:
-    """Return what turns a packed field, which is not empty, into the list of its values."""
+    """Return the conversion of a non-empty packed field to a list."""
     return _packed_varints(row) if SCALARS[row.type].wire == VARINT else _packed_fixed(row)
 
 
@@ -341,7 +341,7 @@ def _packed_varints(row: Field) -> Convert:
 
 
 def to_varint(scalar: Scalar, number: int) -> int:
-    """Return the varint that stands for a number, which is in the range of its type."""
+    """Return the varint of a number in the range of its type."""
     if scalar.zigzag:
         number = number << 1 ^ number >> 63
     return number & _MASK

@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class ReadinessSource(Protocol):
-    """Says what is ready, and when that may have changed."""
+    """Reports readiness, and its changes."""
 
     def server_ready(self) -> bool:
         """Tell whether the server is ready."""
@@ -33,7 +33,7 @@ class ReadinessSource(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether a name that is not known is that of no model; before, it may become known."""
+        """Whether unknown names are final; earlier, a model may still appear."""
         ...
 
     def model_names(self) -> Collection[str]:
@@ -56,7 +56,7 @@ class HealthService(v1.HealthBase):
         max_watchers: int,
         sight: Callable[[], Sees] = lambda: everything,
     ) -> None:
-        """`sight` tells of which models the caller that asks now may know."""
+        """`sight` returns the models visible to the current caller."""
         self._services = frozenset(("", *services))
         self._source = source
         self._max_watchers = max_watchers

@@ -28,7 +28,7 @@ from xlaserve_proto import inference as pb
 
 
 class InferenceService(pb.GrpcInferenceServiceBase):
-    """`inference.GRPCInferenceService`. Methods that are not here answer UNIMPLEMENTED."""
+    """`inference.GRPCInferenceService`; missing methods answer UNIMPLEMENTED."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_unregister(
         self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Have a region, or all, registered no more; one that is not there is no error."""
+        """Unregister a region, or all; an unknown one is no error."""
         name = system_shared_memory_unregister_request.name
         await self._engine.regions.unregister_everywhere(_peer(), name)
         return pb.SystemSharedMemoryUnregisterResponse()
@@ -252,7 +252,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_unregister(
         self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Have a region, or all, registered no more; one that is not there is no error."""
+        """Unregister a region, or all; an unknown one is no error."""
         self._cuda.unregister(_peer(), cuda_shared_memory_unregister_request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
@@ -262,7 +262,7 @@ _LISTED_BYTES = 40
 
 
 def _reserve(request: InferRequest) -> None:
-    """Count what is made of a message until its call ends; raises BudgetExhausted."""
+    """Charge a decoded message until its call ends; raises BudgetExhausted."""
     call = current_call.get()
     if call is not None:
         size = made_bytes(request.inputs)

@@ -86,7 +86,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
         return pb.PredictModelSizeResponse(size_in_bytes=size)
 
     async def model_size(self, model_size_request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
-        """Return what a loaded model holds; an id that is not loaded is NOT_FOUND."""
+        """Return the size of a loaded model; an unknown id is NOT_FOUND."""
         size = self._runtime.size_bytes(model_size_request.model_id)
         return pb.ModelSizeResponse(size_in_bytes=size)
 

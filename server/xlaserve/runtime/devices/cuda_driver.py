@@ -49,7 +49,7 @@ class CudaDriver:
     """
 
     def __init__(self, library: Library) -> None:
-        """Initialise it, or do nothing where that was done; raises CudaFailure."""
+        """Initialise the driver; raises CudaFailure."""
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
@@ -94,7 +94,7 @@ class CudaDriver:
                 self._call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(address), size)
 
     def write(self, device: int, address: int, data: Buffer) -> None:
-        """Copy bytes of the host there; returns once that is done."""
+        """Copy bytes of the host to the device, and wait for it."""
         source = np.frombuffer(data, np.uint8)
         if source.nbytes:
             host = ctypes.c_void_p(source.ctypes.data)
@@ -140,7 +140,7 @@ class CudaDriver:
 
 
 def open_driver(load: Callable[[str], Library] = ctypes.CDLL) -> CudaDriver | None:
-    """Return the driver of this machine; None where there is none that works."""
+    """Return the driver of this machine; None without a usable one."""
     try:
         return CudaDriver(load(LIBRARY))
     except (OSError, CudaFailure):

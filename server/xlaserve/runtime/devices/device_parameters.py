@@ -35,9 +35,9 @@ class DeviceParameters:
     """Arrays of each site: the buffers of small parameters, then the large ones in the artifact's
     order."""
     packing: Packing = UNPACKED
-    """Which parameter is in which of them."""
+    """Packing of parameters into arrays."""
     elsewhere_bytes: tuple[int, ...] = ()
-    """Bytes of each site that other processes account for, which have mapped the same file."""
+    """Bytes per site mapped from the same file and accounted for by other processes."""
     host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
     """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
     parameters are mapped, it is the mapping."""

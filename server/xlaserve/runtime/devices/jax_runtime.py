@@ -35,7 +35,7 @@ _BEFORE_THE_BACKEND_STARTS = (
 _RELEASES_PER_CLEARING = 8
 """Releases behind which something was traced."""
 _TRACED = "jaxpr_trace"
-"""In the names of the events by which JAX says that it traces (jax.monitoring)."""
+"""Part of the names of JAX's tracing events (jax.monitoring)."""
 
 _log = structlog.get_logger("device")
 

@@ -68,7 +68,7 @@ class Packing:
     places: Mapping[int, Place] = field(default_factory=lambda: MappingProxyType({}))
     """The packed parameters by position among all."""
     turned: frozenset[int] = frozenset()
-    """The positions of those that are held as [H,W,I,O]."""
+    """Positions of the kernels held as [H,W,I,O]."""
 
     @staticmethod
     def of(small: Mapping[int, Parameter], count: int, turned: Collection[int] = ()) -> "Packing":
@@ -127,4 +127,4 @@ def is_kernel(parameter: Parameter) -> bool:
 
 
 UNPACKED = Packing()
-"""That of a model without parameters."""
+"""Packing of a model without parameters."""

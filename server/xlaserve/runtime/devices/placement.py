@@ -20,13 +20,13 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 MAX_REPLICAS = 256
-"""The most copies of one model that may execute side by side."""
+"""Limit of replicas of one model."""
 
 DATA_AXIS = "data"
 """The axis of a mesh over which batches are split."""
 
 MODEL_AXIS = "model"
-"""The one axis of a mesh that is not described."""
+"""The only axis of a mesh without a description."""
 
 Axes: TypeAlias = "str | tuple[str, ...] | None"
 """Axes that one dimension of a parameter is split over; None for not at all."""
@@ -48,9 +48,9 @@ class Devices:
     """A JAX platform: cpu, cuda or tpu."""
     count: int
     kind: str = ""
-    """JAX's name of the first of them, as `NVIDIA L4`; empty where that is not known."""
+    """JAX's name of the first device, as `NVIDIA L4`; empty if unknown."""
     capabilities: tuple[str, ...] = ()
-    """Compute capability of each, as `9.0`; empty for what is no GPU of CUDA."""
+    """Compute capability of each, as `9.0`; empty for other devices than CUDA's."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Devices:
 
     @staticmethod
     def named(names: Sequence[str], kind: str = "") -> "Devices | None":
-        """Return those that have these names; None for none."""
+        """Return the devices with these names; None for none."""
         return Devices(names[0].partition(":")[0], len(names), kind) if names else None
 
 
@@ -83,7 +83,7 @@ class Group:
     """Whether code finds its devices itself (KIND_MODEL); a computation is on the first then."""
 
     def indexes(self, platform: str, present: int) -> Sequence[int]:
-        """Return the devices out of so many; raises InvalidModel for one that is not there."""
+        """Return the device indices; raises InvalidModel for a missing device."""
         if self.devices is None:
             return range(present)
         for index in self.devices:

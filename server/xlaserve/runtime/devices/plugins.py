@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What one extra of this package brings for a platform."""
+    """The plugin packages of one extra for a platform."""
 
     extra: str
     compiles: str
@@ -33,7 +33,7 @@ PLUGINS: Mapping[str, Sequence[Plugin]] = MappingProxyType(
         "tpu": (Plugin("tpu", "libtpu", "libtpu"),),
     }
 )
-"""By platform, those that a new installation takes first."""
+"""By platform, in the order of preference for a new installation."""
 
 
 @cache

@@ -53,7 +53,7 @@ class Site:
         """The platform whose programs run there."""
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
-        """Held by whoever hands a program to its devices; None where that is one."""
+        """Lock for dispatching to several devices; None for a single one."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Site:
         return self._split(())
 
     def inputs(self, rows: int) -> jax.sharding.Sharding:
-        """Return where inputs of so many rows lie: split over the mesh's `data` if it has one."""
+        """Return the sharding of inputs: split over the mesh's `data`, if it has that axis."""
         parts = 1 if self._mesh is None else self._mesh.shape.get(DATA_AXIS, 1)
         return (
             self._split((DATA_AXIS,)) if parts > 1 and rows and not rows % parts else self.outputs
@@ -192,7 +192,7 @@ def devices(platform: str) -> Devices:
 
 
 def memory(platform: str) -> dict[str, tuple[int, int]]:
-    """Return bytes in use and the limit of each device; none where that is the host's memory."""
+    """Return bytes in use and limit of each device; none for host memory."""
     found: dict[str, tuple[int, int]] = {}
     for device in jax.local_devices(backend=platform):
         statistics = device.memory_stats()

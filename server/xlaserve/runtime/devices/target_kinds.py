@@ -29,7 +29,7 @@ class Target:
     """Prefix of the `device_kind` of one that is present."""
     gpu: Gpu | None = None
     topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The name of the smallest topology with so many devices, where it has a name."""
+    """Name of the smallest topology with this many devices, if it has one."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Options that its plugin needs besides to open one."""
 
@@ -44,7 +44,7 @@ class Target:
         return "" if self.gpu is None else self.gpu.config(self.memory_bytes)
 
     def topology(self, count: int) -> str:
-        """Return the name of a topology of so many; raises DeviceUnavailable where none has."""
+        """Return the topology of this many devices; raises DeviceUnavailable without one."""
         if count not in self.counts:
             expected = ", ".join(map(str, self.counts))
             raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")
@@ -161,7 +161,7 @@ def named(name: str) -> Target:
 
 
 def of_kind(platform: str, device_kind: str) -> Target | None:
-    """Return the row of a device that is present, by what JAX calls it; None where none is."""
+    """Return the row of a present device by JAX's name of it; None for an unknown one."""
     rows = [
         row
         for row in TARGETS.values()

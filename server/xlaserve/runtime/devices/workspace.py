@@ -31,5 +31,5 @@ def shared(workspace: int, temporaries: int) -> int:
 
 
 def device_bytes(platform: str) -> int:
-    """Return the bytes of a device that are kept from models for what they share."""
+    """Return the device memory reserved for workspaces that models share."""
     return AT_ONCE * SHARED_BYTES if platform == "cuda" else 0

@@ -32,11 +32,11 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """The fields of the object; all may be left out where the tensors say it."""
 
     tokens: str = ""
-    """The input of token ids. Empty for the only one that is none of the following."""
+    """The input of token ids; empty for the only remaining one."""
     mask: str = ""
-    """The input of the attention mask. Empty for `attention_mask` where there is one."""
+    """The input of the attention mask; empty for `attention_mask`, if there is one."""
     types: str = ""
-    """An input of zeros. Empty for `token_type_ids` where there is one."""
+    """An input of zeros; empty for `token_type_ids`, if there is one."""
     output: str = ""
     """The output. Empty for the only one."""
     max_tokens: int | None = None
@@ -60,7 +60,7 @@ class Declared:
     no_text: str = ""
     written_at: int = 0
     files: TextFiles | None = None
-    """Those of `text`; None without it."""
+    """Files of `text`; None without it."""
 
 
 def read(

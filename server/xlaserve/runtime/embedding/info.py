@@ -1,4 +1,4 @@
-"""The description of a loaded model of embeddings, for what turns text into its tokens."""
+"""Facts about a loaded embedding model, for tokenizing its input."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class EmbeddingInfo:
     max_tokens: int
     """The most tokens of one input."""
     vocab: int | None = None
-    """Number of tokens; a token id is below it. None where nobody says."""
+    """Vocabulary size, above every token id; None if unknown."""
     pad: int = 0
     """The token id of padding, which the mask hides."""
     cuts: tuple[int, ...] | None = None
@@ -35,11 +35,11 @@ class EmbeddingInfo:
     text: Tokens | None = None
     """Its tokenizer; None where it takes token ids only."""
     no_text: str = ""
-    """Why it has none, behind the name of the model; empty where there is no such file."""
+    """Why it has no text, following the model's name; empty without a tokenizer file."""
     written_at: int = 0
-    """When its version directory was written, in seconds since the epoch."""
+    """Modification time of its version directory, in seconds since the epoch."""
     files: TextFiles | None = None
-    """Those of `text`; None without it."""
+    """Files of `text`; None without it."""
 
     @property
     def size(self) -> int:

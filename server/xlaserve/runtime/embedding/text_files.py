@@ -1,4 +1,4 @@
-"""The tokenizer of an embedding model: where it is, and that it has not changed."""
+"""The tokenizer files of an embedding model, and their identity."""
 
 import hashlib
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ class AroundSteps(AroundModel):
         self._inputs = steps.known(model.info.inputs)
         self._outputs = steps.known(model.info.outputs)
         self._info: tuple[ModelInfo, ModelInfo] | None = None
-        """That of the step, and what is known for it."""
+        """Description of the step, with additions."""
 
     @property
     def info(self) -> ModelInfo:

@@ -80,7 +80,7 @@ class _Batch:
     ) -> None:
         self.rows = list(rows)
         self.inputs = inputs
-        """With as many rows as the bucket has."""
+        """As many rows as the bucket."""
         self.states = states
 
 
@@ -105,7 +105,7 @@ class SteppedRows(AroundSteps):
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
-        """`admit` raises OutOfMappings unless so many programs may be compiled."""
+        """`admit` raises OutOfMappings unless the programs may be compiled."""
         super().__init__(context.model, model, steps, max_steps)
         self._admit = admit
         self._options = context.compilation.options
@@ -215,7 +215,7 @@ class SteppedRows(AroundSteps):
             self._split(pool, batch)
 
     def _split(self, pool: _Pool, batch: _Batch | None) -> None:
-        """Give each request of a batch that has not ended its own state again."""
+        """Return each unfinished request of a batch its own state."""
         if batch is None:
             return
         left = [(index, row) for index, row in enumerate(batch.rows) if row.batch is batch]
@@ -291,7 +291,7 @@ class SteppedRows(AroundSteps):
 
 
 def _row(spec: TensorSpec, size: int) -> Tensor:
-    """Return states of requests that have none: the artifact does not look at them."""
+    """Return states of padding rows, which the artifact ignores."""
     return np.zeros((size, *spec.shape[1:]), spec.datatype.dtype)
 
 

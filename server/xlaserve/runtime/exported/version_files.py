@@ -23,7 +23,7 @@ class VersionFiles:
     """The contents of a version's files, but for the values of its parameters."""
 
     config: ModelConfig
-    """The configuration, with what the manifest says where it is silent."""
+    """The configuration, completed by the manifest."""
     signature: Signature
     placement: Placement
     computation: Keyed

@@ -44,21 +44,21 @@ class GenerationCounts:
     """
 
     slots: int = 0
-    """Slots that there are."""
+    """Number of slots."""
     positions: int = 0
-    """Positions of the cache that there are, of all slots."""
+    """Capacity of the cache in positions, all slots together."""
     running: int = 0
     """Requests that have a slot."""
     positions_used: int = 0
     """Positions that hold a token of a request that has a slot."""
     prompt_tokens: int = 0
-    """Tokens of the prompts of the requests that were given a slot."""
+    """Prompt tokens of requests with a slot."""
     cached_tokens: int = 0
-    """Those of them whose rows were there, and were not computed."""
+    """Prompt tokens found in the prefix cache, and not computed."""
     prefix_lookups: int = 0
-    """Prompts for which rows of others were looked for."""
+    """Prefix cache lookups."""
     prefix_hits: int = 0
-    """Those of them for which some were found."""
+    """Prefix cache hits."""
     output_tokens: int = 0
     """Tokens that were generated."""
     preemptions: int = 0
@@ -71,9 +71,9 @@ class GenerationCounts:
     host_ns: int = 0
     """Time of the thread outside the programs: what a step costs besides its computation."""
     first_token: Times = field(default_factory=Times)
-    """From when a request was submitted to its first token."""
+    """Time from submission to the first token."""
     token: Times = field(default_factory=Times)
-    """From each token of a request to the next."""
+    """Time between tokens of a request."""
 
     @classmethod
     def sum_of(cls, counts: "Sequence[GenerationCounts]") -> "GenerationCounts":
@@ -98,5 +98,5 @@ class CountsTokens(Protocol):
 
     @property
     def counts(self) -> GenerationCounts:
-        """Return its counters, which go on."""
+        """Return its live counters."""
         ...

@@ -1,4 +1,4 @@
-"""The description of a loaded generator, for what turns text into its tokens and back."""
+"""Facts about a loaded generator, for converting between text and tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class GenerationInfo:
     stop_tokens: tuple[int, ...]
     """Token ids that end an answer."""
     directory: Path
-    """The version directory, in which the files of its tokenizer are."""
+    """The version directory, with the files of its tokenizer."""
     slots: int
     """Requests that are generated side by side."""
     windows: tuple[int, ...]
@@ -37,13 +37,13 @@ class GenerationInfo:
     chunk: int
     """Tokens of a prompt that are computed at a time."""
     written_at: int = 0
-    """When its description was written, in seconds since the epoch."""
+    """Modification time of its description, in seconds since the epoch."""
     roots: Roots = ANYWHERE
-    """The directories that files beside it may lie in."""
+    """Directories that may hold its files."""
     text: LanguageText | None = None
     """Its tokenizer and template; None where it takes token ids only."""
     no_text: str = ""
-    """Why it has no text, where that is not for want of a tokenizer."""
+    """Why it has no text, unless it lacks a tokenizer."""
     is_text_offered: bool = False
     """Whether `text` is one of its inputs and outputs."""
     tool_family: str = ""
@@ -51,7 +51,7 @@ class GenerationInfo:
     has_grammars: bool = False
     """Whether answers may be asked to follow a grammar."""
     keeps_prefixes: bool = False
-    """Whether prompts are given the rows of others that begin with the same tokens."""
+    """Whether prompts reuse rows of the prefix cache."""
     step_sizes: tuple[int, ...] = ()
     """Rows that a step may compute, ascending, besides all slots: those of fewer."""
 

@@ -1,4 +1,4 @@
-"""The check of the permission gate: who asks, may they, and not too much."""
+"""The permission gate: authenticates callers, and checks permissions and quotas."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from xlaserve.serving.standing import Standing, State
 from xlaserve.settings import Settings
 
 _AGAIN_SECONDS = 5.0
-"""Time between two attempts to read keys where there are none."""
+"""Time between two attempts to read keys while none could be read."""
 _KEYS_SECONDS = 1.0
 """Time that a reload waits for keys, which are taken later too."""
 _MAX_GRANTED = 16
@@ -78,7 +78,7 @@ class _Granted:
     by_operation: Mapping[Operation, _Permission]
     is_known: bool
     until: float | None = None
-    """When its token expires; None for never."""
+    """Expiry of its token; None for never."""
 
 
 class Wait(Protocol):
@@ -144,7 +144,7 @@ class AccessControl:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether there is anything that it refuses."""
+        """Tell whether any rule or restriction exists."""
         return self._state is not None or self._restrictions is not None
 
     # --- the check ---
@@ -202,7 +202,7 @@ class AccessControl:
         return self.sees(call, operation)
 
     def sees(self, call: Call | None, operation: Operation) -> Sees:
-        """Return with which models the client of a permitted call may do something else too."""
+        """Return the models for which the client of a permitted call also has another operation."""
         if self._state is None or call is None or call.peer is NOBODY:
             return everything
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
@@ -246,7 +246,7 @@ class AccessControl:
         return _Files(rules, self._keys_of(rules))
 
     def _keys_of(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys of signed tokens; those of a URL that does not answer may come later."""
+        """Return the keys of signed tokens; keys of a URL that does not answer are read later."""
         signed = rules.signed
         if signed is None:
             return ()
@@ -293,7 +293,7 @@ class AccessControl:
         await asyncio.wait([reading], timeout=_KEYS_SECONDS)
 
     async def _read_keys(self, wait: Wait) -> None:
-        """Read the keys of signed tokens again, for the rules that there are by then."""
+        """Read the keys of signed tokens again, for the current rules."""
         rules = self._rules
         if rules.signed is None:
             return
@@ -322,7 +322,7 @@ class AccessControl:
 
 
 def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
-    """Return what callers may do together, each with its own models."""
+    """Return the combined permissions of callers, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
         for operation in one.caller.allow:

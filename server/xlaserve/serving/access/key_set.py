@@ -92,7 +92,7 @@ def read_keys(keys: str) -> tuple[IssuerKey, ...]:
 
 
 def parse_keys(data: bytes, name: str) -> tuple[IssuerKey, ...]:
-    """Return the keys that verify RS256 or ES256; the log names those that do not."""
+    """Return the keys that verify RS256 or ES256; the others are logged."""
     value = json.loads(data)
     entries = value.get("keys") if type(value) is dict else None
     if type(entries) is not list:

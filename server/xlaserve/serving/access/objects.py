@@ -23,16 +23,16 @@ class Found(StrEnum):
 
 
 class Callers(NamedTuple):
-    """What four callers find at the doors of a tenant's object."""
+    """Results of an operation on a tenant's object for four kinds of callers."""
 
     nobody: Found
-    """Who shows no credentials."""
+    """A caller without credentials."""
     owner: Found
     """A caller of some models, of whom the object is."""
     other: Found
     """A caller of other models."""
     operator: Found
-    """A caller that may do everything."""
+    """A caller with every permission."""
 
 
 class Rule(StrEnum):
@@ -68,7 +68,7 @@ class Doors:
     thing: str
     """The object."""
     deed: str
-    """What is done with it."""
+    """The operation on it."""
     rule: Rule
     operation: Operation
     paths: tuple[str, ...]
@@ -349,7 +349,7 @@ A door may lead to several objects, by what a request says.
 
 
 class Owner(StrEnum):
-    """Whom something is of that has no door of its own."""
+    """Owner of an object without an API of its own."""
 
     CALLER = "the caller"
     MODEL = "its model"
@@ -357,12 +357,12 @@ class Owner(StrEnum):
 
 
 class Beside(NamedTuple):
-    """Something that requests leave behind or come upon, which has no door of its own."""
+    """Side effect of requests, or object met by them, without an API of its own."""
 
     thing: str
     owner: Owner
     others: str
-    """What another caller of the same model finds, or one that may not see the model."""
+    """The result for another caller of the same model, or one without access to the model."""
 
 
 BESIDE: tuple[Beside, ...] = (
@@ -378,4 +378,4 @@ BESIDE: tuple[Beside, ...] = (
     Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
     Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
 )
-"""What stands beside models, and whose it is."""
+"""Objects besides models, and their owners."""

@@ -64,7 +64,7 @@ _NAMED = re.compile(r"\b(?:models?:?|step|failed to load) '([^']*)'")
 
 
 def without_names(text: str, sees: Sees) -> str:
-    """Return a text that was made for anybody, without names of models that may not be seen."""
+    """Return a text without the names of models hidden from the caller."""
     if sees is everything or "'" not in text:
         return text
     for name in set(_NAMED.findall(text)):
@@ -99,6 +99,6 @@ def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> B
 
 
 def seen_now() -> Sees:
-    """Return which models the call that is answered now may see."""
+    """Return the model visibility of the current call."""
     call = current_call.get()
     return everything if call is None or call.sight is None else call.sight.shows

@@ -20,7 +20,7 @@ class Subject(NamedTuple):
 
     name: str
     until: float
-    """When the token expires, by the clock of the wall, leeway included."""
+    """Expiry of the token in wall-clock time, leeway included."""
 
 
 class Verifier:
@@ -75,7 +75,7 @@ class Verifier:
         return subject if is_usual else None
 
     def _key_for(self, header: dict[str, Any]) -> IssuerKey | None:
-        """Return the one key that a token may be signed with; none where it is not told which."""
+        """Return the one key that may have signed a token; None if it is ambiguous."""
         if "crit" in header:
             # RFC 7515 4.1.11: extensions that are not understood; old libraries pass over them.
             return None

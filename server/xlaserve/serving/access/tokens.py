@@ -27,6 +27,6 @@ def is_digest(text: str) -> bool:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the token of a request; None where there is none, or something else."""
+    """Return the bearer token of a request; None for a missing or different scheme."""
     found = None if authorization is None else _BEARER.fullmatch(authorization)
     return None if found is None else found[1]

@@ -59,7 +59,7 @@ def _best(scores: Tensor, count: int, labels: Sequence[bytes]) -> list[bytes]:
 
 
 def _order(numbers: Tensor, count: int) -> list[int]:
-    """Return the indices of the best, without sorting the others where there are many."""
+    """Return the indices of the best, without sorting a long rest."""
     if numbers.dtype.kind == "f":
         numbers = np.where(np.isnan(numbers), -np.inf, numbers)
     candidates = np.arange(len(numbers))

@@ -71,7 +71,7 @@ class CudaRegion:
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int
     ) -> None:
-        """`address` is of memory that was opened, which it closes at its end."""
+        """`address` is opened memory, closed at the end of the region."""
         self.name = name
         self.device = device
         self.byte_size = byte_size
@@ -134,7 +134,7 @@ class CudaRegions:
         return [r for r in self._regions.of_kind(KIND, name) if isinstance(r, CudaRegion)]
 
     def unregister(self, peer: Peer, name: str = "") -> None:
-        """Forget the region of a name, or all; one that is not there is no error."""
+        """Forget the region of a name, or all; unknown names are ignored."""
         self._regions.drop(peer, KIND, name)
 
     def _opened(

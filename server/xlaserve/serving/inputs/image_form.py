@@ -1,4 +1,4 @@
-"""The form in which a model wants images, as the parameters of its configuration say."""
+"""A model's image format: size, channels and scaling from its configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Form:
     bounded: bool
     """Whether the model says how large a tensor can become."""
     order: Sequence[int]
-    """Which channel of the image each one comes from."""
+    """Source channel of each channel."""
     levels: Sequence[Tensor]
     """Input of the model for each of the values 0 to 255, by channel; one where all are alike."""
     fit: Fit
@@ -126,7 +126,7 @@ class _Parameters:
     given: Mapping[str, str]
 
     def one_of(self, name: str, known: Sequence[str]) -> str:
-        """Return a word, the first of those that are known where none is given."""
+        """Return a keyword; the first known one is the default."""
         word = self.given.get(name, known[0])
         if word not in known:
             raise self.bad(name, " or ".join(known), word)

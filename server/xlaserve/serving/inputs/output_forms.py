@@ -15,7 +15,7 @@ CLASSES = "classification"
 """Parameter of an output: how many of its best classes are wanted, in the place of scores."""
 
 Labels: TypeAlias = Callable[[str], Sequence[bytes]]
-"""Returns the names of the classes of an output, by index; empty where there are none."""
+"""Returns the class names of an output, by index; empty without labels."""
 
 
 def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:

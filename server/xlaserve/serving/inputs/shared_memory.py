@@ -40,7 +40,7 @@ DIRECTORY = Path("/dev/shm")
 """Directory of the files of POSIX shared memory."""
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""A link is not followed; what is no file is opened without a wait, and refused then."""
+"""Links are not followed; special files open without blocking, and are refused then."""
 _LONGEST_NAME = 255
 _SEMAPHORE = "sem."
 """Start of the files of POSIX semaphores, which lie in the same directory."""
@@ -203,7 +203,7 @@ class Regions:
         plane: ControlPlane | None = None,
         sees: Callable[[Call, Operation], Sees] = lambda call, operation: everything,
     ) -> None:
-        """`sees` tells with which models the client of a call may do something."""
+        """`sees` returns the models for which the client of a call has a permission."""
         self._sees = sees
         self.policy = policy or SharedMemoryPolicy()
         self._plane = plane or OneProcess()
@@ -257,7 +257,7 @@ class Regions:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Return the extensions of the protocol that are there since the device is known."""
+        """Return the protocol extensions, which depend on the device."""
         return () if self.driver is None or not self.is_on else ("cuda_shared_memory",)
 
     def admit(self, peer: Peer, name: str, *, byte_size: int, offset: int = 0) -> None:
@@ -418,7 +418,7 @@ def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -
 
 
 def _file_name(region: str, key: str) -> str:
-    """Return the name of the file of a key: a slash, which may be left out, and no other one."""
+    """Return the file name of a key: one leading slash is optional, others are refused."""
     name = key.removeprefix("/")
     is_wrong = not name or "/" in name or "\0" in name or name in (".", "..")
     try:

@@ -1,4 +1,4 @@
-"""Request inputs in shared memory, and outputs to be written there."""
+"""Request inputs and outputs in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

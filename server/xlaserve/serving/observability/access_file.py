@@ -25,12 +25,12 @@ class AccessFile:
     """Writes whole lines. For one thread at a time; it blocks."""
 
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the target. Raises InvalidSettings where that is impossible."""
+        """Open the target; raises InvalidSettings if that fails."""
         self._clock = clock
         self._looked = clock()
         self._path: Path | None = None
         self._torn = False
-        """Whether half a line is there, which what follows must not complete."""
+        """Whether the file ends in half a line, which the next write must not complete."""
         if target in _STANDARD or target.startswith(_DESCRIPTOR):
             self._descriptor = _descriptor(target)
             return
@@ -88,7 +88,7 @@ class AccessFile:
             self._torn = False
 
     def close(self) -> None:
-        """Close the file; a descriptor that was given is left open."""
+        """Close the file; a given descriptor stays open."""
         if self._path is not None:
             os.close(self._descriptor)
 

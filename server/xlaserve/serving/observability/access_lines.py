@@ -33,7 +33,7 @@ StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]
 
 # Entries refer to nothing that refers to them, and thousands wait: the collector need not look.
 class ExecutedEntry(msgspec.Struct, gc=False):
-    """An inference that was executed, as it waits to be written; made for most calls."""
+    """An executed inference to be written; made for most calls."""
 
     record: CallRecord
     found: ServedVersion
@@ -49,7 +49,7 @@ class ExecutedEntry(msgspec.Struct, gc=False):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Any call that has ended, as it waits to be written."""
+    """Any other ended call to be written."""
 
     record: CallRecord
     ended_ns: int
@@ -85,7 +85,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_us: int | None = None
     execute_us: int | None = None
     batch: int | None = None
-    """Rows of the execution that it was answered from, with those of other calls."""
+    """Rows of its execution, with those of other calls."""
     error: str | None = None
 
 
@@ -95,13 +95,13 @@ class _ExecutedLine(msgspec.Struct, gc=False):
 
     time: str
     operation: msgspec.Raw
-    """With `status`, `peer` and `listener` behind it."""
+    """Followed by `status`, `peer` and `listener`."""
     total_us: int
     bytes_in: int
     bytes_out: int
     id: str | msgspec.UnsetType
     model: msgspec.Raw
-    """With `version` and `principal` behind it."""
+    """Followed by `version` and `principal`."""
     queue_us: int
     execute_us: int
     batch: int
@@ -237,7 +237,7 @@ def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
 
 
 def shortened(text: str, most: int = MAX_NAME) -> str:
-    """Return a text of which so many characters are kept."""
+    """Return a text cut to a number of characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 

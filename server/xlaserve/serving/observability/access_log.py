@@ -53,7 +53,7 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which calls have a record; those that failed always have one."""
+    """Sampling of calls for the log; failed calls are always logged."""
 
     rate: float = 1.0
     """Part of the others that has one.
@@ -79,7 +79,7 @@ class AccessLog:
         now: Callable[[], int] = time.time_ns,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """At most `max_pending` records may wait to be written."""
+        """At most `max_pending` records are queued."""
         self._file = file
         self._status_of = status_of
         self._rate = sampling.rate
@@ -92,7 +92,7 @@ class AccessLog:
         self._pending: list[Entry | ExecutedEntry] = []
         self._lines = Lines(status_of, clock, now)
         self._made: list[bytes] = []
-        """Lines that are ready to be written."""
+        """Formatted lines, ready to be written."""
         self._made_count = 0
         self._thread = BatchThread[bytes]("access-log", self._write, max_pending)
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +100,7 @@ class AccessLog:
         self._unwritten = 0
         """Records that the file did not take; counted by the thread alone."""
         self._untold = 0
-        """Those of them that no line of the log names yet."""
+        """Dropped records that no line of the log reports yet."""
         self._told_at = -_TOLD_SECONDS
         self._told = 0
 
@@ -227,7 +227,7 @@ class AccessLog:
         self._warn()
 
     def _make_some(self) -> bool:
-        """Make lines of the next entries; tell whether there are others behind them."""
+        """Format the next entries; tell whether more are queued."""
         ready, rest = self._pending[:_BATCH], self._pending[_BATCH:]
         self._pending = rest
         # A list is made in half the time of a generator.

@@ -1,4 +1,4 @@
-"""Notes what changes in this process as events, with who asked for it."""
+"""Records changes of this process as events, with the caller."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,7 +34,7 @@ _cause: ContextVar[Cause] = ContextVar("cause", default=Cause.NONE)
 
 
 def cause_now() -> Cause:
-    """Return the cause of what happens here."""
+    """Return the cause of the current change."""
     return _cause.get()
 
 
@@ -49,7 +49,7 @@ def because(cause: Cause) -> Iterator[None]:
 
 
 def asker_now() -> Asker:
-    """Return who asked for what is done now; NOBODY for what the server does by itself."""
+    """Return the caller of the current change; NOBODY for the server's own."""
     call = current_call.get()
     if call is None:
         return NOBODY
@@ -90,7 +90,7 @@ class EventNotes:
             raise
 
     def _count_failed(self, model: str, reason: str) -> None:
-        """Count and log a load that came to no version: its files say what is wrong, or a store."""
+        """Count and log a load that failed before a version was known."""
         counted = model
         if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
             counted = OTHER_MODELS

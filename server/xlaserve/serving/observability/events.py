@@ -35,7 +35,7 @@ class Cause(StrEnum):
     NONE = ""
     """A client asked for it."""
     START = "start"
-    """It was part of the start."""
+    """Part of the start."""
     REPOSITORY = "repository"
     """The files of the repository have changed."""
     FILES = "files"
@@ -45,7 +45,7 @@ class Cause(StrEnum):
 
 
 class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The caller that asked for a change; empty where it was nobody."""
+    """The caller of a change; empty for the server itself."""
 
     principal: str = ""
     """Its name in the access rules."""
@@ -59,7 +59,7 @@ NOBODY = Asker()
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The beginning of something that is there: when, and who asked for it."""
+    """Time and caller of a load."""
 
     at_ns: int
     """Since the epoch."""
@@ -78,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str = ""
     version: str = ""
     subject: str = ""
-    """The file, worker or rule that it happened to, where that is no model."""
+    """The affected file, worker or rule, if it is no model."""
     failed: bool = False
     text: str = ""
     """Why it failed, or why it was done."""
@@ -105,7 +105,7 @@ class Kept(msgspec.Struct, frozen=True):
     """The content of the log at one moment."""
 
     began_ns: int
-    """When the log began, since the epoch: with it the numbers begin anew."""
+    """Start of the log, since the epoch; numbers restart with it."""
     events: Sequence[Event]
     """The oldest first."""
     dropped: int
@@ -171,6 +171,6 @@ def _parts(event: Event) -> Sequence[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of which so many characters are kept, without what is no character."""
+    """Return a text cut to a number of characters, without invalid ones."""
     kept = text if len(text) <= most else f"{text[:most]}…"
     return kept.encode(errors="replace").decode()

@@ -13,7 +13,7 @@ KEPT = 50
 """Failures that are kept one by one."""
 
 MAX_REASONS = 256
-"""Reasons that are counted by their name: more than there are classes of errors."""
+"""Reasons counted by name: more than there are classes of errors."""
 
 OTHER = "Other"
 CANCELLED = "Cancelled"
@@ -34,7 +34,7 @@ class Failure(NamedTuple):
     version: str
     id: str
     text: str
-    """Text of the error as its client was told it; empty where that was told nothing."""
+    """Error text sent to its client; empty if none was."""
 
 
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs that this process may use, asked at an interval."""
+"""GPU readings from NVML, polled at an interval."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ _log = structlog.get_logger("gpus")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST = 3
-"""Intervals after which a reading is too old to be told: the driver does not answer."""
+"""Intervals after which a reading is stale: the driver does not answer."""
 
 
 def _utilization(nvml: Any, device: Any) -> float:
@@ -86,7 +86,7 @@ class Gpus:
 
     @property
     def readings(self) -> Sequence[GpuReading]:
-        """Return what was read last, nothing where it is too old."""
+        """Return the last readings, none if stale."""
         at, found = self._read
         return found if self.clock() - at <= OLDEST * self.interval_seconds else ()
 

@@ -97,7 +97,7 @@ class OpenTelemetry:
         self._losses.add(sum(map(_spans_of, calls)))
 
     def close(self, seconds: float) -> bool:
-        """Export what there is, for so long at most; return whether that is done. It blocks."""
+        """Export pending spans, within a time limit; return whether all were. Blocks."""
         self._thread.call(self._provider.shutdown)
         if self._thread.close(seconds):
             return True

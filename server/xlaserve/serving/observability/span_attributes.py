@@ -28,7 +28,7 @@ class Of(Enum):
     """The spans that have an attribute."""
 
     EVERY = auto()
-    """Those of requests and of steps."""
+    """Spans of requests and of steps."""
     RPC = auto()
     HTTP = auto()
     ASKED = auto()
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     name: str
     of: Of
     value: Callable[[CallSpan], Value | None]
-    """Its value; None and an empty text stand for a span that has none."""
+    """Its value; None and an empty text omit the attribute."""
     since: str
     """The version of the conventions from which on it has that name, empty for one of ours."""
 

@@ -1,4 +1,4 @@
-"""Counts spans that come to no collector, whoever loses them."""
+"""Counts spans that are lost before they reach a collector."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Losses:
             self.count += count
 
     def give_up(self) -> None:
-        """Count what is queued or being sent: nobody waits for it any longer."""
+        """Count queued and unsent spans as lost."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True

@@ -12,7 +12,7 @@ from xlaserve.serving.infer_call import Executed, InferCall
 from xlaserve.tensors import Parameter
 
 MAX_PARTS = 256
-"""Parts of one call that have spans: the code of a model may ask others without end."""
+"""Nested calls with spans per call: a model's code may make any number."""
 
 TRACEPARENT = "traceparent"
 """The header that names the span of a client (W3C Trace Context, 3.2)."""
@@ -30,7 +30,7 @@ _SAMPLED = 1
 
 
 class Telling(NamedTuple):
-    """What clients are told by the listeners."""
+    """Status codes that clients get, by listener."""
 
     status_of: Callable[[BaseException | None, str, int], str]
     """Names the status for an error, if any, a listener, and the HTTP status of an answer."""

@@ -18,7 +18,7 @@ class Around:
         return self.within.pending_since()
 
     def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
+        """Replace the inner station; queued calls move to the new one."""
         before, self.within = self.within, within
         for relay in before.retire():
             try:

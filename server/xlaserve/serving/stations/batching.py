@@ -24,7 +24,7 @@ APART_NS = 50_000
 """Requests with so much time between them are not of one pass of the event loop."""
 
 ALONE_IN_A_ROW = 3
-"""After so many requests that came by themselves the next is expected to do so too."""
+"""Consecutive requests without company after which the next is expected alone too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BatchPolicy:
     """Rules of gathering requests (ModelDynamicBatching)."""
 
     max_requests: int
-    """Most requests that may wait."""
+    """Limit of queued requests."""
     setting: str = "max_requests_per_model"
     """Source of `max_requests`, for the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class BatchPolicy:
     timeout_ns: int = 0
     """Longest wait of a request at all; 0 for as long as its client does."""
     timeouts_differ: bool = False
-    """Whether a request may expire before others that came earlier."""
+    """Whether a request may expire before earlier ones."""
 
 
 class BatchQueue:
@@ -75,7 +75,7 @@ class BatchQueue:
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -146,7 +146,7 @@ class BatchQueue:
 
 
 Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall], bool]]
-"""Chooses from those that wait the requests of a batch of so many rows at most, as `fitting`."""
+"""Selects requests for a batch of at most a number of rows, like `fitting`."""
 
 
 def fitting(
@@ -261,7 +261,7 @@ class Clock(Protocol):
 
 
 class RequestQueue(Protocol):
-    """Requests that wait, and the rule by which they make batches."""
+    """Queued requests, and the rule by which they form batches."""
 
     @property
     def policy(self) -> BatchPolicy:
@@ -277,7 +277,7 @@ class RequestQueue(Protocol):
         ...
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         ...
 
     def clear(self) -> list[InferCall]:
@@ -332,9 +332,9 @@ class Batcher:
         self._now_ns = clock.now_ns
         self._deliver = deliver
         self._free = runner.lanes
-        """Batches that may be started; less than none where some have overtaken others."""
+        """Batches that may start; negative while some have overtaken others."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
-        """Whether a request may be executed without having been here."""
+        """Whether a request may be executed without being queued."""
         self.in_a_row = 0
         """Requests that came by themselves since some came together."""
         self._ended_ns = 0
@@ -351,7 +351,7 @@ class Batcher:
         yield from (request.submitted_ns for request, _ in self._again)
 
     def is_alone(self, now_ns: int) -> bool:
-        """Tell whether a request that comes now is likely to be the only one of its pass."""
+        """Tell whether a new request is likely to be the only one of its iteration."""
         return (
             self.in_a_row >= ALONE_IN_A_ROW
             and self._may_pass
@@ -397,7 +397,7 @@ class Batcher:
         return self._queue.clear()
 
     def resume(self) -> None:
-        """Look at the queue again: what `overtakes` says may have changed."""
+        """Look at the queue again: the result of `overtakes` may have changed."""
         if len(self._queue):
             self._look_soon()
 
@@ -437,7 +437,7 @@ class Batcher:
             self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
 
     def _others_go_first(self) -> bool:
-        """Tell whether batches of others are owed before requests that are apart are repeated."""
+        """Tell whether batches of other clients are due before retries of isolated requests."""
         if not (self._apart.is_owed and self._again[0][0].is_apart):
             return False
         return any(not one.is_apart for one in self._queue)

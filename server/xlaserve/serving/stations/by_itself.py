@@ -26,7 +26,7 @@ class Work(Protocol):
 
 
 class ByItself:
-    """Executes each call by itself; a shape that is missing is compiled first (a Station)."""
+    """Executes each call alone, after compiling a missing shape (a Station)."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class Caching(Around):
     # --- as flights call it ---
 
     def relay(self, call: InferCall, flight: "_Flight") -> Relay:
-        """Return a call that is executed in the place of others."""
+        """Return a call that is executed on behalf of others."""
         return Relay(call, self._counting, flight.completed)
 
     def keep(self, key: Key, outputs: Sequence[InferOutput]) -> int:
@@ -177,6 +177,6 @@ class _Flight:
 def answer_again(
     call: InferCall, outputs: tuple[InferOutput, ...], begun_ns: int, ended_ns: int
 ) -> None:
-    """Answer a call in the pass of the event loop in which it came, from what is kept."""
+    """Answer a call from the cache, in the same iteration of the event loop."""
     call.executed = Executed({}, ended_ns, ended_ns)
     answer_with(call, outputs, Relayed(hit_ns=ended_ns - begun_ns))

@@ -20,11 +20,11 @@ MOST_SECONDS = 1.0
 
 
 class Executing(Protocol):
-    """A station whose copies may wait for calls that they make."""
+    """A station whose copies may wait for nested calls."""
 
     @property
     def lanes(self) -> int:
-        """Return how many executions there may be at a time."""
+        """Return the number of concurrent executions."""
         ...
 
     @property

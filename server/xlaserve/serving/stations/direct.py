@@ -11,7 +11,7 @@ from xlaserve.serving.infer_call import InferCall
 
 
 class Copies(Protocol):
-    """Takes calls, each for an execution of its own."""
+    """Takes calls, each for its own execution."""
 
     @property
     def room(self) -> int:
@@ -44,7 +44,7 @@ class Order(Protocol):
         ...
 
     def remove(self, call: InferCall, /) -> None:
-        """Remove a call; raises ValueError where it is not there."""
+        """Remove a call; raises ValueError if it is missing."""
         ...
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ class ByPrincipal:
         return chain.from_iterable(self._calls.values())
 
     def append(self, call: InferCall, /) -> None:
-        """Add a call behind the others of its principal."""
+        """Append a call to those of its principal."""
         self._calls.setdefault(call.owner, deque()).append(call)
 
     def popleft(self) -> InferCall:
@@ -79,7 +79,7 @@ class ByPrincipal:
         return call
 
     def remove(self, call: InferCall, /) -> None:
-        """Remove a call; raises ValueError where it is not there."""
+        """Remove a call; raises ValueError if it is missing."""
         name = call.owner
         calls = self._calls.get(name, deque())
         calls.remove(call)
@@ -105,7 +105,7 @@ class DirectQueue:
         now_ns: Callable[[], int],
         order: Order | None = None,
     ) -> None:
-        """Calls are in the order in which they come unless there is another one."""
+        """Calls are in arrival order unless `order` says otherwise."""
         self._copies = copies
         self._max_requests = max_requests
         self._now_ns = now_ns

@@ -50,11 +50,11 @@ class Job:
     ) -> None:
         self._dispatcher = dispatcher
         self.since_ns = since_ns
-        """When the oldest of its requests was submitted."""
+        """Submission time of its oldest request."""
         self.dispatch = dispatch
         self.ended = ended
         self.freed = freed
-        """Called when the next batch may come; None for what is not a batch."""
+        """Called when the next batch may come; None if it is no batch."""
         self.is_dispatched = False
         self.work: ReferenceType[Future[Callable[[], Executed]]] | None = None
         """The dispatch; None before it has a slot. Its thread owns it, and it owns the completion,
@@ -93,9 +93,9 @@ class Dispatcher:
         self._most = in_flight
         self._waiting: deque[Job] = deque()
         self._expected = len(devices)
-        """Batches that may come."""
+        """Announced batches."""
         self._held: deque[Callable[[], None]] = deque()
-        """Callbacks for more that may come, once there are slots for them."""
+        """Callbacks for announced batches, called once slots are free."""
 
     @property
     def lanes(self) -> int:
@@ -146,7 +146,7 @@ class Dispatcher:
         return True
 
     def _go_on(self) -> None:
-        """Fill the free slots: with what waits, and then with batches that may come."""
+        """Fill the free slots: first with queued jobs, then with announced batches."""
         while self._waiting:
             free = [replica for replica in self._replicas if replica.in_flight < self._most]
             if not free:
@@ -185,7 +185,7 @@ class Dispatcher:
         self._go_on()
 
     def _given_up(self, job: Job, error: BaseException) -> None:
-        """Answer a job that does not end, and all that waits behind it."""
+        """Fail a stalled job, and all that are queued after it."""
         failed = [job, *self._waiting]
         self._waiting.clear()
         for one in failed:
@@ -223,7 +223,7 @@ class Dispatcher:
 
 
 def _begun() -> bool:
-    """Say that a device has it: how long others there take is seen by their ends."""
+    """Note a start on a device; its progress is measured by completions."""
     return True
 
 

@@ -35,12 +35,12 @@ class Steps(Protocol):
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Answer a step, now or later; what its model is given was checked with the plan."""
+        """Start a step; its inputs were validated with the plan."""
         ...
 
 
 class Ensemble:
-    """Runs the steps of a plan one after the other, for each call by itself (a Station)."""
+    """Runs the steps of a plan for each call (a Station)."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Ensemble:
             deliver([call], running.result())
 
     def _answer(self, call: InferCall, executed: Executed) -> None:
-        """Answer with what there is: steps may leave outputs out, or give others."""
+        """Answer with the outputs there are: steps may omit or replace some."""
         try:
             response = _respond(call, _asked(call), executed.outputs)
         except InvalidRequest as error:
@@ -258,7 +258,7 @@ def _asked(call: InferCall) -> list[str]:
 
 
 def _respond(call: InferCall, asked: Sequence[str], outputs: Mapping[str, Value]) -> InferResponse:
-    """Return an answer with those of the outputs that there are, as they are."""
+    """Return an answer with the requested outputs that exist."""
     found = cast(Tensors, outputs)
     call.chosen = specs_of({name: found[name] for name in asked if name in found})
     return respond(call, found)

@@ -24,11 +24,11 @@ from xlaserve.serving.stations.unending import Unending
 
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
-"""Four months: a longer timeout is none that anybody waits for."""
+"""Four months: longer timeouts are treated as none."""
 
 
 class Job(Protocol):
-    """Answers that are to be computed."""
+    """Answers to be computed."""
 
     def cancel(self) -> bool:
         """Cancel it unless it was begun; `Generation.computed` is called in any case."""
@@ -159,7 +159,7 @@ class GeneratorRunner:
         self.lanes = station.lanes
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Begin with a request, which is answered by itself; `freed` is called at its end."""
+        """Start a request, answered alone; `freed` is called at its end."""
         (call,) = requests
         call.place = None
         try:
@@ -192,9 +192,9 @@ class Generation:
         self.answers: Answers | None = None
         """None until a thread has begun, and once they are closed. Of the thread that computes."""
         self._ready = Computed()
-        """Those that were not written yet."""
+        """Computed answers that were not written yet."""
         self.ahead = Ahead(call)
-        """The most that may be computed in one go."""
+        """Limit of answers computed in one go."""
         self._job: Job | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
@@ -213,14 +213,14 @@ class Generation:
         self.call.wait_at(self)
 
     def leave(self, call: InferCall) -> None:
-        """Compute no more, since the call has ended; what goes on with it sees that."""
+        """Stop computing for an ended call."""
         if self._job is not None:
             self._job.cancel()
 
     # --- on the event loop ---
 
     def computed(self, found: Computed | BaseException) -> None:
-        """Take what was computed, or why no thread ran it, and go on."""
+        """Take computed answers, or the reason why no thread ran, and continue."""
         self._job = None
         if isinstance(found, Computed):
             self._ready = found
@@ -286,7 +286,7 @@ class Generation:
         return Executed({}, self._begun_ns, self._station.now_ns(), self.call.rows)
 
     def _close(self) -> None:
-        """Close the answers, in a thread; where there is none, nobody needs what they hold."""
+        """Close the answers in a thread; without a thread, do nothing."""
         if self.answers is None:
             self._finish()
             return
@@ -336,7 +336,7 @@ class Generation:
         return self.answers
 
     def _fill(self, computed: Computed, answers: Answers) -> bool:
-        """Compute answers, and tell whether there are no more."""
+        """Compute answers, and tell whether they are complete."""
         now_ns = self._station.now_ns
         until = Ahead.until(now_ns())
         while (found := next(answers, None)) is not None:
@@ -348,7 +348,7 @@ class Generation:
         return True
 
     def close_answers(self, computed: Computed) -> None:
-        """Note that there are no more, and close them."""
+        """Note the end of the answers, and close them."""
         computed.is_done = True
         try:
             self._end()

@@ -18,7 +18,7 @@ Fail = Callable[[BaseException], None]
 
 _MOST_INTERVAL_SECONDS = 1.0
 _LOOKS = 4
-"""How often executions are looked at while they take as long as they may."""
+"""Checks per time limit of an execution."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -29,7 +29,7 @@ DEFAULT_EXECUTION_SECONDS = 60.0
 
 
 def _nobody() -> None:
-    """Stand for an instance that there is not."""
+    """Stand in for a missing instance."""
 
 
 class Execution:
@@ -43,9 +43,9 @@ class Execution:
         self.fail: Fail | None = fail
         """None once it was called."""
         self.line = line
-        """The line of work that it is in, one behind the other; None where there is none."""
+        """Its queue of executions, one after the other; None without one."""
         self.since: float | None = None
-        """When it was first seen to have begun, or when the one before it ended."""
+        """Start of the execution as first observed, or end of the previous one."""
 
 
 class Watch:
@@ -58,7 +58,7 @@ class Watch:
         self._model = "" if instance is None else instance.model
         self.executions: dict[Execution, None] = {}
         self._stalled = 0
-        """Executions that have not ended, and were given up."""
+        """Abandoned executions that have not ended."""
         self._pause = 0.0
         """Seconds for which it was not ready when it last failed on its device."""
         self._failed_at = 0.0
@@ -112,7 +112,7 @@ class Watch:
         asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
 
     def look(self, now: float, late: float) -> None:
-        """Give up what takes longer than it may; `late` is how long nobody could look."""
+        """Abandon executions beyond their limit; `late` is the delay of this check."""
         for execution in list(self.executions):
             if execution.fail is None:
                 continue
@@ -164,11 +164,11 @@ class Health:
         self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)
         self._watches: WeakKeyDictionary[Served, Watch] = WeakKeyDictionary()
         self._looked_at: dict[Watch, None] = {}
-        """Those with executions."""
+        """Instances with executions."""
         self._progress: WeakKeyDictionary[object, float] = WeakKeyDictionary()
-        """When each line of work last completed something."""
+        """Last completion of each queue of executions."""
         self._due: float | None = None
-        """When the next look is due; None while there is nothing to look at."""
+        """Time of the next check; None while nothing runs."""
 
     def watch(self, instance: Served) -> Watch:
         """Return the watch of an instance."""

@@ -130,7 +130,7 @@ class Overran(Protocol):
         seconds: float,
         limit: float,
     ) -> None:
-        """Do something about it; the inputs may be gone once this returns."""
+        """React to the overrun; the inputs may be freed once this returns."""
         ...
 
 
@@ -139,12 +139,12 @@ class InlineLimit:
     """Limit of executions on the event loop."""
 
     seconds: float
-    """The most that one call may take there."""
+    """Limit of one call there."""
     overran: Overran
 
 
 class Inline:
-    """Executes on the event loop what is quick there, and the rest in threads (a Station)."""
+    """Executes quick calls on the event loop, others in threads (a Station)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Batches that other workers execute: those that wait while this one computes and another idles."""
+"""Work stealing: queued batches of a busy worker, executed by an idle one."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -69,18 +69,18 @@ class OffloadingRunner:
         self._helpers = helpers
         self._lanes_taken = 0
         self._requests = 0
-        """Requests that are executed at home, or wait for a thread there."""
+        """Requests executed or queued for a thread in this worker."""
         self._resume: Callable[[], None] = lambda: None
         self.lanes = within.lanes
         self.is_inline = within.is_inline
 
     def gathered(self, batcher: Batcher) -> Batcher:
-        """Return the batcher that it runs the batches of; another worker may be idle again."""
+        """Return the batcher of this runner; another worker may be idle again."""
         self._resume = batcher.resume
         return batcher
 
     def overtakes(self, queue: RequestQueue) -> Callable[[], bool]:
-        """Return what tells whether another worker is to have the next batch of a queue."""
+        """Return a function that tells whether another worker gets the next batch of a queue."""
         return partial(self._is_offered, queue)
 
     def _is_offered(self, queue: RequestQueue) -> bool:

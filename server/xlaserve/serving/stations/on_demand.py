@@ -17,7 +17,7 @@ from xlaserve.serving.stations.station import Served
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A shape that has to be compiled before it can be executed."""
+    """A shape that has to be compiled before its execution."""
 
     shapes: OnDemand
     shape: Hashable

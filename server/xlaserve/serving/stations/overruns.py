@@ -37,7 +37,7 @@ class Overruns:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._away: weakref.WeakSet[Served] = weakref.WeakSet()
-        """Those whose station has nothing on the event loop, until they come back."""
+        """Models whose station avoids the event loop for now."""
         self._pauses: weakref.WeakKeyDictionary[Served, float] = weakref.WeakKeyDictionary()
         """Seconds each had to stay away when it overran last."""
         self._log = structlog.get_logger("execution")

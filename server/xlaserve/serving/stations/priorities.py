@@ -19,7 +19,7 @@ class LevelPolicy:
     """The queue policy of one level (ModelQueuePolicy)."""
 
     max_requests: int
-    """Most requests of the level that may wait."""
+    """Limit of queued requests of the level."""
     setting: str = "max_requests_per_model"
     """Source of `max_requests`, for the text of Overloaded."""
     timeout_ns: int = 0
@@ -122,7 +122,7 @@ class PriorityQueue:
         return policy.timeout_ns
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         level = self._level_of.pop(request, None)
         if level is not None:
             level.in_time.pop(request, None)
@@ -198,6 +198,6 @@ class PriorityQueue:
             heapq.heappop(self._deadlines)
 
     def _sweep(self) -> None:
-        """Forget the deadlines of requests that have left, which a long timeout would keep."""
+        """Forget deadlines of requests that have left, which a long timeout would keep."""
         self._deadlines = [entry for entry in self._deadlines if entry[2] in self._level_of]
         heapq.heapify(self._deadlines)

@@ -44,7 +44,7 @@ class Served(ServedInstance, Protocol):
 
     @property
     def runner(self) -> object:
-        """Return what was loaded; the table of kinds looks at what it is."""
+        """Return the loaded model; the table of kinds inspects it."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Served(ServedInstance, Protocol):
         ...
 
     def suspend(self, fault: str) -> None:
-        """Answer no requests until `resume`; those that have begun go on."""
+        """Reject requests until `resume`; running ones continue."""
         ...
 
     def resume(self) -> None:
@@ -99,11 +99,11 @@ class Served(ServedInstance, Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether a thread that was abandoned may still use the model."""
+        """Tell whether an abandoned thread may still use the model."""
         ...
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Take note of a thread that may use the model and does not end."""
+        """Record an abandoned thread that may still use the model."""
         ...
 
     def correct(self) -> None:
@@ -126,7 +126,7 @@ class Wrapper(Station, Protocol):
     within: Station
 
     def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
+        """Replace the inner station; queued calls move to the new one."""
         ...
 
 
@@ -135,7 +135,7 @@ MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
 
 
 class Working:
-    """The work on a call that is executed by itself."""
+    """The execution of a single call."""
 
     __slots__ = ("_work",)
 
@@ -143,5 +143,5 @@ class Working:
         self._work = work
 
     def leave(self, call: InferCall) -> None:
-        """Cancel the work, where that is still possible."""
+        """Cancel the execution, if still possible."""
         self._work.cancel()

@@ -26,7 +26,7 @@ class SlotQueue:
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a turn that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled turn; one that has left is ignored."""
         if request in self._waiting:
             self._waiting.remove(request)
 
@@ -58,7 +58,7 @@ class SlotQueue:
         return 0
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when the oldest turn has waited for long enough; None where none is to wait."""
+        """Return when the batch delay of the oldest turn ends; None without a delay."""
         if not (self._waiting and could_leave and self._wanted and self.policy.delay_ns):
             return None
         return self._waiting[0].submitted_ns + self.policy.delay_ns

@@ -30,7 +30,7 @@ _MICROSECOND_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SequenceParts:
-    """All that the station of a model takes."""
+    """Parts of the station of a sequence model."""
 
     instance: Served
     model: SequentialModel
@@ -70,7 +70,7 @@ class SequenceParts:
         )
 
     def _queue(self) -> RequestQueue:
-        """Return what gathers the turns of a replica."""
+        """Return the queue of a replica."""
         model, batching = self.model, self.model.batching
         policy = BatchPolicy(
             # No more can come: each sequence with a slot has one turn at a time.

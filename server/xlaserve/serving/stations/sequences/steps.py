@@ -40,7 +40,7 @@ class Batch:
             call.turn.is_begun = True
         if model.batching.is_direct and self._is_batched and model.batch_limit:
             self._rows: Sequence[int] = [step.slot for step in self._steps]
-            """Which row of the batch each call has."""
+            """Row of each call in the batch."""
         else:
             self._rows = range(len(calls))
 
@@ -161,13 +161,13 @@ class CopySteps:
         settle: Settle,
         again: Callable[[InferCall], None],
     ) -> None:
-        """`settle` is told how a call has ended, before its client is; `again` what goes on."""
+        """`settle` gets the outcome of a call before its client; `again` rescheduled calls."""
         assert model.handling is not None
         self._settle = settle
         self._again = again
         self._is_iterative = model.batching.is_iterative
         self._current: dict[InferCall, Exchange | None] = {}
-        """Calls that have not ended, and what the copy has of each: nothing between two steps."""
+        """Unfinished calls and their exchanges; empty between two steps."""
         self.lanes = model.handling.concurrency
         self._instance = instance
         self._model = model
