@@ -16,7 +16,7 @@ class Addresses:
     """`none` where gRPC is not served."""
     http: str | None
     grpc_data: str
-    """The same as `grpc` where there is one endpoint."""
+    """The same as `grpc` with a single endpoint."""
     metrics: str | None = None
     """None where metrics have no address of their own."""
 
@@ -32,7 +32,7 @@ class ModelRow:
 
 
 class Display(Protocol):
-    """Is told how the start goes on; called on the event loop."""
+    """Shows the progress of the start; called on the event loop."""
 
     def listening(self, addresses: Addresses) -> None:
         """The ports are open."""

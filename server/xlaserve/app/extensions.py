@@ -18,18 +18,18 @@ from xlaserve.settings.choices import ModelControlMode
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What pages show besides the core."""
+    """Extra contents of the status pages."""
 
     routes: Sequence[Route]
-    """All of before."""
+    """Routes of the core and of the other extensions."""
     mesh: ModelRuntime | None
-    """What a ModelMesh drives; None without one."""
+    """The runtime driven by a ModelMesh; None without one."""
     container: MultiModelContainer
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One row: what it adds, each made when a server is put together."""
+    """One extension; its parts are made when a server is assembled."""
 
     name: str
     http: Callable[[Core], Iterable[Route]] = lambda core: ()
@@ -37,7 +37,7 @@ class Extension:
     errors: Callable[[], Mapping[str, MakeError]] = dict
     """The shapes that errors have below paths, by their beginnings."""
     pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
-    """Its pages, which may show the routes of all."""
+    """Its pages, which may show all routes."""
     protocol: Callable[[Core, Runner], OtherProtocol] | None = None
     """A protocol besides REST on the port of HTTP, over what runs the requests of gRPC."""
 
@@ -117,4 +117,4 @@ EXTENSIONS: tuple[Extension, ...] = (
     Extension("grpc_web", protocol=_grpc_web),
     Extension("dashboard", pages=_dashboard),
 )
-"""In the order in which their routes are looked at."""
+"""In lookup order of their routes."""

@@ -106,4 +106,4 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
 
 
 _MAX_SPANS = 4096
-"""Calls that may wait until their spans are made; beyond them, others are dropped and counted."""
+"""Calls queued for spans; beyond them, others are dropped and counted."""

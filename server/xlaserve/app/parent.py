@@ -29,7 +29,7 @@ class Parent(Protocol):
 
     @property
     def others(self) -> Others:
-        """The other processes that it started."""
+        """Processes started by the parent."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Parent(Protocol):
 
     @property
     def worker(self) -> int:
-        """Return the number of this process among those that it started."""
+        """Return this process's number among the workers."""
         ...
 
     @property

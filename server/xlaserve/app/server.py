@@ -83,9 +83,9 @@ _SWITCH_SECONDS = 0.0005
 """Seconds a compiling thread may keep the event loop from Python's lock; 5 ms unless set."""
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
-"""Seconds that unused models, and threads that compute for nobody, may take to end."""
+"""Time limits for closing unused models and idle threads at the end."""
 _ARRIVAL_SECONDS = 1.0
-"""Seconds for which a server that drains still admits what arrives."""
+"""Seconds for which a draining server still admits requests."""
 
 _log = structlog.get_logger("app")
 
@@ -112,7 +112,7 @@ class Application:
         self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
-        """When the end of threads is waited for no longer, by the clock of the event loop."""
+        """Deadline of waiting for threads at the end, by the clock of the event loop."""
         self.has_threads_left = False
         """Whether threads go on once it has stopped: only the end of the process ends them."""
         self.workers = Workers(
@@ -145,7 +145,7 @@ class Application:
         self.access = AccessControl.of(
             settings, None if parent is None else parent.quotas, self.registry.standing
         )
-        """The permissions of callers; the gates ask where there are rules or restrictions."""
+        """Permissions of callers, checked by the gates if there are rules or restrictions."""
         check = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
         """The gates of every call, handed to all that make calls."""

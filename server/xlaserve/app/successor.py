@@ -39,14 +39,14 @@ TO_DO: Mapping[str, str] = MappingProxyType(
         "of a version that takes nothing over",
     }
 )
-"""What a replacement is not given, and what that asks of whom."""
+"""State that a replacement does not get, and who has to act."""
 
 
 class Changes(Protocol):
     """The changes of clients in this server."""
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return those that were made, once none is in progress."""
+        """Refuse changes from now on; return earlier ones once none is in progress."""
         ...
 
     def go_on(self) -> None:
@@ -207,7 +207,7 @@ class Successor:
             self._channel = None
 
     def close(self) -> None:
-        """End a replacement that is not ready: this server ends, and nobody wants another one."""
+        """End a replacement that is not ready, since this server ends."""
         self._is_closed = True
         if self._channel is not None and self._process is not None:
             self._process.terminate()

@@ -101,7 +101,7 @@ class Keyed:
     key: str
     exported: Exported
     file_hash: str = ""
-    """That of the file that is its module alone; empty where there is none."""
+    """Hash of a file that is the module alone; empty without one."""
 
 
 def read_keyed(

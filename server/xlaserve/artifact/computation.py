@@ -41,7 +41,7 @@ READ_FROM: Mapping[str, str] = MappingProxyType(
 """Versions of StableHLO that are written, the first of them that can express all of a function,
 with the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0", "1.16.0")
-"""Those that every JAX reads that a server runs on. A module in another one does not last."""
+"""Versions readable by every supported JAX. Modules of others do not last."""
 
 _HINT = "sdy.sharding_rule"
 """The attribute of a custom call that says how it may be split over devices."""
@@ -78,9 +78,9 @@ class Computation:
     module: bytes
     """A portable artifact of StableHLO, which is called as `jax.export` calls its own."""
     calling_convention: int
-    """The version of that, as `jax.export` numbers it."""
+    """The version of the calling convention, as `jax.export` numbers it."""
     platforms: tuple[str, ...]
-    """In the order in which the module numbers them."""
+    """In the order of the module's platform index."""
     arguments: tuple[Abstract, ...]
     results: tuple[Abstract, ...]
     unused: tuple[int, ...]

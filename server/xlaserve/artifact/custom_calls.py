@@ -39,7 +39,7 @@ class Library:
     platform: str
     """The platform that its functions run on."""
     mark: bytes = b""
-    """In the name of each function that has to be initialized."""
+    """Part of the name of each function that needs initialization."""
     initialize: str = ""
     """The function that makes them ready, as a path in the module; empty where they always are."""
     parts: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ _FOREIGN = re.compile(r"lapack_\w+|\w+_ffi|(cu|hip)(hybrid)?_\w+")
 _CUSTOM_CALL = b"\x12\x0bcustom-call"
 """The opcode (field 2) of an HloInstructionProto."""
 _PARAMETER = b"\x12\x09parameter"
-"""That of another one: a program without any is not written as expected."""
+"""Marks a parameter of the other form: every program has one."""
 _TARGET = 28
 """The field of its target. Fields are written in the order of their numbers."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -163,7 +163,7 @@ def _targets(program: bytes) -> Iterator[str]:
 
 
 def _target_behind(program: bytes, at: int) -> bytes | None:
-    """Return the target of an instruction whose opcode ends here; None where it has none."""
+    """Return the target of the instruction whose opcode ends here; None without one."""
     try:
         while True:
             key, at = _varint(program, at)
@@ -186,7 +186,7 @@ def _target_behind(program: bytes, at: int) -> bytes | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that is written at a position, and the position behind it."""
+    """Return the varint at a position, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

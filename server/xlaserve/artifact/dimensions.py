@@ -25,7 +25,7 @@ from jax.export import SymbolicScope
 from xlaserve.errors import InvalidModel
 
 MAX_CHARACTERS = 4096
-"""Of the text of one shape."""
+"""Length of one shape's text."""
 
 MAX_DEPTH = 32
 """Operations within one another."""
@@ -37,10 +37,10 @@ MAX_DEGREE = 32
 """Factors of one term."""
 
 MAX_BITS = 128
-"""Bits of a number that may come out of one dimension."""
+"""Limit of bits of a number computed from one dimension."""
 
 MAX_TERMS_OF_ALL = 16_384
-"""Terms of all dimensions of one artifact: those that are numbers alone do not count."""
+"""Limit of symbolic terms of one artifact's dimensions."""
 
 _OPERATIONS = frozenset({"floordiv", "mod", "max", "min"})
 _TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[^\W\d]\w*)|(?P<sign>[-+*^(),]))")
@@ -74,7 +74,7 @@ class _Size:
         )
 
     def operation(self, other: "_Size") -> "_Size":
-        """Bound what an operation on two expressions may be simplified to: either of them."""
+        """Bound the size of a simplified operation: either expression's."""
         return _Size(
             self.terms + other.terms, self.degree + other.degree + 1, self.bits + other.bits + 1
         )

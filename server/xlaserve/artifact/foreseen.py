@@ -1,4 +1,4 @@
-"""Which programs a load will compile, told from manifest and configuration alone. Needs no JAX."""
+"""Predicts a load's programs from manifest and configuration, without JAX."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ class Serving:
     in_background: bool = False
     """Whether a load leaves most batch sizes for later."""
     patience_seconds: float | None = None
-    """For how long an estimate of its temporaries is waited for; None for as long as it takes."""
+    """Time limit of the estimate of temporaries; None without one."""
 
     @property
     def is_accelerator(self) -> bool:
@@ -47,7 +47,7 @@ class Foreseen:
     rows: int
     """The most of one of them."""
     sizes: Mapping[str, int]
-    """The largest of each other open dimension, by its name."""
+    """The largest size of each other open dimension, by name."""
 
     def shape(self, named: Sequence[str]) -> tuple[int, ...]:
         """Return the largest shape of an input whose sizes have names where they are open."""
@@ -86,7 +86,7 @@ def _is_exact(described: Manifest, config: ModelConfig) -> bool:
 
 
 def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the sizes that are compiled of open dimensions other than the batch."""
+    """Return the compiled sizes of open dimensions other than the batch."""
     said = config.parameters.get(COMPILED_SHAPES)
     if said is None:
         return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}

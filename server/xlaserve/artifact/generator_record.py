@@ -35,7 +35,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     dtype: str
     shape: list[int]
-    """With SLOTS and LENGTH where they come."""
+    """With SLOTS and LENGTH as placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
         """Return the shape for so many slots and positions."""
@@ -76,7 +76,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class _Start(msgspec.Struct):
-    """The fields that have to be known before the others can be judged."""
+    """Fields needed to validate the others."""
 
     format_version: int
     kind: str

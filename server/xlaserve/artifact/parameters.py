@@ -24,9 +24,9 @@ class _Slot:
     """The source of one leaf of the tree."""
 
     index: int | None
-    """Index of its array; None for a leaf that is no array."""
+    """Index of its array; None for a leaf without one."""
     key_impl: str | None = None
-    """For a random key, whose array holds its words: the generator."""
+    """For a random key, whose array has its words: the generator."""
     constant: object = None
 
 
@@ -35,7 +35,7 @@ class Parameters:
     """The arrays of a pytree by name, in order, and what it takes to rebuild the tree."""
 
     arrays: Mapping[str, Tensor]
-    """Arrays by path, as in `layers/0/weight`. One that is there twice (tied) is stored once."""
+    """Arrays by path, as in `layers/0/weight`; tied ones are stored once."""
     weak_types: tuple[bool, ...]
     """Whether each array is promoted to the dtypes that it meets, as Python numbers are."""
     _slots: tuple[_Slot, ...]

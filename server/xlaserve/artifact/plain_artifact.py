@@ -15,7 +15,7 @@ EXPORTED_NAME = "model"
 SUFFIX = Path(manifest.ARTIFACT).suffix
 
 NAMES = "names.json"
-"""The file beside it that may name its arrays: `{"inputs": ["image"], "outputs": ["scores"]}`."""
+"""Optional file of array names: `{"inputs": ["image"], "outputs": ["scores"]}`."""
 
 _LIMIT_BYTES = 1 << 20
 _OF_EXPORTS = (manifest.FILE_NAME, manifest.STABLEHLO, manifest.WEIGHTS)

@@ -114,7 +114,7 @@ def _linked(source: Path | str, target: Path | str) -> object:
 
 
 def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what may be kept of a version directory, or of the file in it, with where it was."""
+    """Yield backups of a version directory, or of its file, with their original path."""
     yield directory / path.name, path
     for mark in (directory / path.name).glob(f"*{_MARK}"):
         name = mark.name.removesuffix(_MARK)
@@ -122,7 +122,7 @@ def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_of(place: Path, current: Path) -> bool:
-    """Tell whether what is there now is what took the place of what is kept."""
+    """Tell whether a backup's replacement is still in place."""
     try:
         return _mark(place).read_text(encoding="ascii").strip() == _digest(current)
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ MAX_COMBINATIONS = 64
 """The most that a model is compiled for, each with every batch size."""
 
 Sizes: TypeAlias = tuple[int, ...]
-"""One size for each open dimension; () where there is none."""
+"""One size for each open dimension; () without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OpenDimensions:
     places: tuple[tuple[int, int, int], ...] = ()
     """Every (input, axis, dimension)."""
     closed: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """The only sizes that a dimension may have, of those of which no other is compiled."""
+    """Allowed sizes of dimensions without on-demand compilation."""
 
     @property
     def has_rows(self) -> bool:
@@ -82,7 +82,7 @@ class OpenDimensions:
     def sizes_of(
         self, model: str, inputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
     ) -> Sizes:
-        """Return the sizes of a request; raises InvalidTensor for those that are not compiled."""
+        """Return the sizes of a request; raises InvalidTensor for uncompiled ones."""
         found: dict[int, int] = {}
         for index, axis, dimension in self.places:
             shape = tensors[index].shape

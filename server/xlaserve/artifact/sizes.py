@@ -40,7 +40,7 @@ MAX_ESTIMATES = 64
 """Most estimates that are remembered."""
 
 _SPARE = 1.6
-"""Times that is told what an estimate says: XLA for the CPU leaves gaps between what it places."""
+"""Safety factor of estimates: XLA for the CPU leaves gaps between buffers."""
 
 _CODE: Mapping[str, tuple[int, float]] = MappingProxyType({"cuda": (2 << 10, 3.0)})
 """Bytes of the code of a program on accelerators: so many, and so many times its module."""
@@ -50,7 +50,7 @@ _ESTIMATING = ThreadPoolExecutor(1, "estimate")
 ON_THE_HOST = Serving()
 
 Parts: TypeAlias = Callable[[str], int]
-"""Tells into how many parts a parameter is split, each on a device of its own."""
+"""Returns the number of shards of a parameter."""
 
 
 def whole(name: str) -> int:

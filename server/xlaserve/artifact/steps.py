@@ -11,7 +11,7 @@ _MAX_STATE = 4096
 RESERVED = "stream."
 """The prefix of the tensors of a stepped model that its clients know nothing of."""
 FIRST = f"{RESERVED}first"
-"""The input that says whether there is no state yet, BOOL[]; it comes behind those of clients."""
+"""The input that marks a first step, BOOL[]; it follows clients' inputs."""
 DONE = f"{RESERVED}done"
 """The output that says whether it was the last step, BOOL[]; it comes behind those of clients."""
 

@@ -55,7 +55,7 @@ def flatten_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Nesting]:
 
 
 def flatten_outputs(outputs: Mapping[str, object]) -> dict[str, object]:
-    """Return what a function returned by the names of its leaves; raises InvalidModel."""
+    """Return a function's results by leaf name; raises InvalidModel."""
     flat: list[tuple[str, object]] = []
     for name, value in outputs.items():
         found, _ = _flattened("output", name, value)
@@ -160,7 +160,7 @@ def _joined(kind: str, path: tuple[str, ...]) -> str:
 
 
 def _check_dots(kind: str, given: Mapping[str, object], flat: Sequence[tuple[str, Any]]) -> None:
-    """Raise InvalidModel for a dotted name beside nested ones, which reads as one of them."""
+    """Raise InvalidModel if a dotted name is ambiguous beside nested ones."""
     if [name for name, _ in flat] != list(given):
         for name in given:
             _check_key(kind, name)

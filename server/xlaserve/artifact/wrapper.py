@@ -201,7 +201,7 @@ class _Table:
         return tuple(self._text(place) for place in self._places(field))
 
     def table(self, field: int) -> "_Table":
-        """Return a table that has to be there."""
+        """Return a required table."""
         place = self._place(field)
         if not place:
             raise ValueError(f"field {field} is missing")

@@ -9,7 +9,7 @@ from xlaserve import build
 
 _BETWEEN = ", xlaserve "
 _MOST = 64
-"""Characters that are shown of what a file says."""
+"""Displayed characters of a file's own text."""
 
 
 class Writer(NamedTuple):

@@ -66,7 +66,7 @@ class Exportable:
     """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch, a
     name such as "s" another dimension that stays open: the same name, the same size."""
     outputs: Sequence[str] | None = None
-    """The names of what `fn` returns; None where it returns a dict, which has them."""
+    """Names of the results of `fn`; None if it returns a dict."""
     max_batch_size: int | None = None
     """The most rows of one request, which may be put together with others where that is proved to
     change no answer: each server proves it for its platform. None for 64 where every input starts
@@ -289,7 +289,7 @@ def load_exportable(reference: str) -> Writable:
 
 
 def _called(reference: str, function: Callable[..., object]) -> object:
-    """Return what a function without arguments returns; raises InvalidModel for one that has."""
+    """Return the result of a function without arguments; raises InvalidModel for others."""
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -401,7 +401,7 @@ def _notice(
 def _unsized(
     names: Iterable[str], compiled: Mapping[str, Sequence[int]] | None, on_demand: int
 ) -> str:
-    """Say that there is no size of an open dimension yet, without which no server loads it."""
+    """Warn of an open dimension without sizes, which no server loads."""
     open_names = [] if compiled or on_demand else sorted(names)
     if not open_names:
         return ""

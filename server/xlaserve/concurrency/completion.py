@@ -70,7 +70,7 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
 
 
 async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
-    """Return or raise what a future is given; cancel the work when the caller is cancelled."""
+    """Await a future's result; cancel the work when the caller is cancelled."""
     try:
         return await answer
     finally:

@@ -17,7 +17,7 @@ from xlaserve.errors import ShuttingDown
 
 T = TypeVar("T")
 LEFT_BEHIND = "left behind"
-"""The question what a process has that its replacement cannot be given: counts, by name."""
+"""Asks for state that a replacement cannot get: counts, by name."""
 ANSWERING = "answering"
 """The question which models a process that loads answers for, and which failed to load."""
 
@@ -107,7 +107,7 @@ class ControlPlane(Protocol):
 
     @property
     def loads(self) -> bool:
-        """Whether this process loads models; a front end is told what its engine has loaded."""
+        """Whether this process loads models; a front end mirrors its engine's."""
         ...
 
     def conceals(self, model: str, version: str = "") -> bool:
@@ -115,10 +115,10 @@ class ControlPlane(Protocol):
         ...
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Say how changes that others ask for are made here."""
+        """Register the handler of other processes' changes."""
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Say how a question that others ask is answered here."""
+        """Register the reply to other processes' questions."""
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         """Make a change here by `here`, then everywhere else; return what `here` returned.
@@ -129,7 +129,7 @@ class ControlPlane(Protocol):
         ...
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers of all other processes, those that gave none among them."""
+        """Return the answers of all other processes, naming silent ones."""
         ...
 
 
@@ -157,11 +157,11 @@ class Journal:
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:
-        """Return the last change of the subject of a change; None where there was none."""
+        """Return the last change of a change's subject; None without one."""
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:
-        """Write a change down, and return those that it takes the place of."""
+        """Record a change, and return those that it replaces."""
         left = self._pop(_key(change.kind, change.subject))
         match change.kind:
             case ChangeKind.EVICT:
@@ -254,7 +254,7 @@ class OneProcess:
         self._in_progress = ChangesInProgress()
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Return false: there are no others."""
+        """Return false: there are no other processes."""
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
@@ -262,11 +262,11 @@ class OneProcess:
         self._makes[kind] = make
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Say how a question is answered here; nobody but this process asks."""
+        """Register the reply to a question, which only this process asks."""
         self._replies[question] = reply
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make the change; raises what `here` raises, and ShuttingDown while changes are held."""
+        """Apply the change; raises like `here`, and ShuttingDown while changes are held."""
         if self._in_progress.refuses(change.kind):
             raise ShuttingDown
         with self._in_progress.making(change.kind):
@@ -281,13 +281,13 @@ class OneProcess:
             self._journal.remember(ChangeText(change.kind, change.subject, dict(change.arguments)))
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return nothing: there is nobody else."""
+        """Return nothing: there is no other process."""
         return ()
 
     # --- a process that replaces this one, or that this one replaces ---
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return those that were made, once none is in progress."""
+        """Refuse changes from now on; return earlier ones once none is in progress."""
         await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 

@@ -39,7 +39,7 @@ class HostJob:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.model = model
-        """The model that it computes for; jobs of equal models share the turns of one."""
+        """Key of fair scheduling: jobs of equal models share one turn."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
         self._completion: Callable[[Any], None] = completion
@@ -55,7 +55,7 @@ class HostJob:
         return self._call is not None
 
     def take(self) -> Callable[[], object]:
-        """Return what a thread is to call; the job is not pending from then on."""
+        """Dequeue the call, which is no longer pending."""
         call, self._call = self._call, None
         assert call is not None
         return call
@@ -68,7 +68,7 @@ class HostJob:
             self._result = answerable(error)
 
     def complete(self, failure: BaseException | None = None) -> None:
-        """Call the completion with the result of the call, or with why there was none."""
+        """Invoke the completion with the result of the call or its error."""
         # Ownership passes on: the thread may have the job for a moment longer.
         result, self._result = self._result, None
         self._completion(failure or result)
@@ -138,7 +138,7 @@ class HostThreads:
             return not self._busy and not self._waiting
 
     async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
-        """Have something computed, in the turns of a model; return or raise what it does."""
+        """Compute something in the model's fair turn; return or raise its outcome."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await settled(future, self.start(call, partial(settle, future), model))
 
@@ -173,7 +173,7 @@ class HostThreads:
         return self._busy < self._threads or not self._computing[model]
 
     def _start_next(self) -> HostJob | None:
-        """Dequeue the job of the next turn and count it as running; None where none may start."""
+        """Dequeue the next job and count it as running; None if none may start."""
         model = next(filter(self._may_start, self._waiting), _NONE)
         if model is _NONE:
             return None

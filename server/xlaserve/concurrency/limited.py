@@ -25,7 +25,7 @@ class Overdue(Exception):
 
 
 class Beat:
-    """When a call last made progress, by a monotonic clock; set in its thread."""
+    """Time of a call's last progress, by a monotonic clock; set in its thread."""
 
     __slots__ = ("at",)
 
@@ -50,7 +50,7 @@ class LimitedCall(Generic[T]):
         self._threads = threads
 
     def cancel(self) -> bool:
-        """Cancel it and drop what was to be called, unless its thread has begun."""
+        """Cancel it and drop its callbacks, unless its thread has begun."""
         cancelled = self.future.cancel()
         if cancelled:
             # It stays in the queue, and must keep no model alive there.
@@ -100,7 +100,7 @@ def _tell(
 
 
 class LimitedThreads:
-    """So many calls at a time, in the order in which they came, each in a thread of its own."""
+    """A limited number of concurrent calls, first come first served, each in a new thread."""
 
     def __init__(self, name: str, slots: int) -> None:
         self._name = name

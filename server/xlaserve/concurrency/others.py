@@ -29,7 +29,7 @@ class Asked(Generic[T]):
     answers: Mapping[str, T]
     """One for each worker; that of the one that asked comes first."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why another one has none, by worker; those that are not ready yet are not asked."""
+    """Reasons of missing answers, by worker; workers that are not ready are not asked."""
 
     def complete(self) -> Mapping[str, T]:
         """Return the answers where every worker has one; else raises WorkersSilent."""

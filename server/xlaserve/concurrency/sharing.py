@@ -97,7 +97,7 @@ class Turns:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
     def is_free(self, key: Hashable) -> bool:
-        """Tell whether nobody holds a key's lock, or waits for it: who asks next has it at once."""
+        """Tell whether a key's lock is free and has no waiters."""
         return key not in self._locks
 
     @asynccontextmanager

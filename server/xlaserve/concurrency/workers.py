@@ -70,7 +70,7 @@ class Workers:
         return self._devices[queue]
 
     def finish(self, call: Callable[[], T], beat: Beat) -> LimitedCall[T]:
-        """Start what nobody waits for, one after the other; `beat` says how far it has come."""
+        """Start background work, one task at a time; `beat` reports progress."""
         return self._finish.start(call, beat)
 
     def compile(self, call: Callable[[], T]) -> LimitedCall[T]:

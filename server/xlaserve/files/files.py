@@ -51,7 +51,7 @@ def size_of(directory: Path, name: str, *, limit_bytes: int, roots: Roots = ANYW
 
 
 def read_exactly(file: BinaryIO, count: int, name: str) -> bytearray:
-    """Read so many bytes from an unbuffered file, or raise InvalidModel where it ends before."""
+    """Read an exact number of bytes, or raise InvalidModel for a shorter file."""
     data = bytearray(count)
     read_into(file, memoryview(data), name)
     return data
@@ -90,7 +90,7 @@ def check_size(name: str, size: int, record: FileRecord | None) -> None:
 
 
 def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
-    """Raise InvalidModel when the bytes of a file are not those that were recorded."""
+    """Raise InvalidModel if a file's bytes differ from its record."""
     if record is not None and sha256 != record.sha256:
         raise InvalidModel(
             f"{name} was changed after the export: its sha256 is {sha256[:12]}..., "

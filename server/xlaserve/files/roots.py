@@ -1,4 +1,4 @@
-"""The directories that may hold model files, and the one opener of such files."""
+"""The directories that may hold model files, and their only opener."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ class Roots:
 
     @classmethod
     def of(cls, directories: Iterable[Path]) -> "Roots":
-        """Make them of paths as an operator writes them, which may be links."""
+        """Make them from an operator's paths, which may be links."""
         return cls(tuple(directory.resolve() for directory in directories))
 
     def allow(self, resolved: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Self
 
 _NAME = re.compile(r"\.xlaserve-(?P<boot>[0-9a-f]{8})-[a-z0-9_]{8}")
 _REPLACED = "replaced-"
-"""In a temporary directory, what begins with this stood beside it until something replaced it."""
+"""Prefix, in a temporary directory, of the replaced files."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -148,7 +148,7 @@ def _opened(path: Path) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a directory for this process; False where another has it, None where nobody can."""
+    """Lock a directory for this process; False if another has it, None if unsupported."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

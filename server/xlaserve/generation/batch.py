@@ -1,4 +1,4 @@
-"""The requests that have a slot, and the turns in which they are computed."""
+"""Requests with a slot, and their scheduling."""
 
 import time
 from array import array
@@ -32,7 +32,7 @@ class Computes(Protocol):
     def begin(
         self, slot: int, prompt: Tensor, bias: Mapping[int, float], output: Sequence[int] = ()
     ) -> None:
-        """Have a slot go on with the prompt and bias of a request, and the tokens it was given."""
+        """Set a slot's prompt, bias and generated tokens."""
         ...
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
@@ -94,7 +94,7 @@ class Batch:
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a turn would change anything for the requests that have a slot."""
+        """Tell whether another step would make progress."""
         return any(
             running is not None and (not running.is_paused or running.request.is_cancelled)
             for running in self._slots
@@ -106,7 +106,7 @@ class Batch:
         return [running for running in self._slots if running is not None]
 
     def take_all(self) -> list[Running]:
-        """Take all requests out, and know of no rows: their cache may be gone."""
+        """Remove all requests, and forget their rows: their cache may be gone."""
         found = self.running
         self._slots = [None] * len(self._slots)
         if self._prefixes is not None:
@@ -140,14 +140,14 @@ class Batch:
         self._copy(slot, running)
 
     def yielding(self, level: int) -> Iterator[Running]:
-        """Yield the requests that may lose their slots to one of a level. In any thread."""
+        """Yield requests that may be preempted by a level. In any thread."""
         for running in self.running:
             is_worse = running.level > level and running.preempted < MOST_PREEMPTED
             if is_worse and not running.request.is_cancelled:
                 yield running
 
     def may_begin(self, waiting: Sequence[Running]) -> bool:
-        """Tell whether one of those that wait would be given a slot."""
+        """Tell whether a waiting request would get a slot."""
         ready = _ready(waiting)
         return bool(ready) and (self.has_free or any(self.yielding(ready[0].level)))
 
@@ -189,7 +189,7 @@ class Batch:
         return worst
 
     def _chosen(self, running: Running) -> int:
-        """Return a free slot, with as many rows of what a request begins with as there are."""
+        """Return the free slot with the longest matching prefix."""
         prefixes = self._prefixes
         if prefixes is None:
             return self._slots.index(None)
@@ -227,7 +227,7 @@ class Batch:
         return -(-(len(running.context) - 1 - written) // self._info.chunk)
 
     def _has(self, running: Running, count: int) -> None:
-        """Note that a request has so many rows more that were not computed for it."""
+        """Note that a request has more computed rows."""
         self._counts.positions_used += count
         running.written += count
         # What it has again after a preemption was computed for it, or counted, before.
@@ -326,7 +326,7 @@ class Batch:
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
-        """Say which tokens a slot may be given; False where its request has ended over that."""
+        """Set the allowed tokens of a slot; False if the request failed or ended."""
         try:
             if running.constraint is not None:
                 running.constraint.fill(self._mask[slot])

@@ -45,7 +45,7 @@ class Constraining:
             raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
-        """End the thread, behind what it was given."""
+        """End the thread after its queued work."""
         if self._thread is not None:
             self._thread.close()
         if self._grammars is not None:

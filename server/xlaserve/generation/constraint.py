@@ -14,7 +14,7 @@ class Grammar(NamedTuple):
 
 
 GRAMMARS = ("json_schema", "regex", "grammar")
-"""The parameters by which a request asks for text of a grammar: it may have one of them."""
+"""Grammar parameters, of which a request may have one."""
 
 
 class Constraint(Protocol):
@@ -27,5 +27,5 @@ class Constraint(Protocol):
         """
 
     def take(self, token: int) -> bool:
-        """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
+        """Advance by a token; True at the end. Raises InvalidParameter."""
         ...

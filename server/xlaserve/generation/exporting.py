@@ -291,7 +291,7 @@ def _record(
     max_length: int,
     copied: Mapping[str, Path],
 ) -> Record:
-    """Write all other files, and return what describes them."""
+    """Write all other files, and return their description."""
     arrays = made.parameters.arrays
     written = {
         name: files.write_atomically(directory / name, [data])

@@ -20,7 +20,7 @@ class Memory:
 
     aliased: int
     temporaries: int
-    """All of them, with the workspace."""
+    """All temporaries, workspace included."""
     workspace: int = 0
     """The most that a library takes for one of its calls: it holds nothing of the model."""
 

@@ -92,7 +92,7 @@ class GeneratorModel(UncompiledModel):
         self._programs = programs
         self._slots = Slots(name, generation, programs)
         text = self._text = generation.text if generation.is_text_offered else None
-        """That of requests over V2."""
+        """The text of V2 requests."""
         waiting = context.text_limits.waiting
         self._prompts = Prompts(name, text, generation.max_length, waiting) if text else None
         self._constraining = Constraining(name, grammars, self._slots.add, waiting)
@@ -265,7 +265,7 @@ class _Read:
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes that it holds beside its device."""
+        """Return its host memory."""
         return configured.host_bytes(self.generation, has_text=self.text.text is not None)
 
 
@@ -310,7 +310,7 @@ class Ahead:
         return cls(lowering, site, read.generation.slots, read.host_bytes)
 
     def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
-        """Return the rows of a program, and the window that it sees, if it sees one."""
+        """Return the rows of a program, and its window, if any."""
         return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
 
 
@@ -364,7 +364,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
 
 
 def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext) -> GenerationInfo:
-    """Return the sizes of a generator without what it turns out not to be able to do."""
+    """Return the sizes of a generator without failed ones."""
     if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
         generation = configured.without_prefixes(generation, context.config, context.model)
         # Its steps of fewer rows write the row of the position alone.

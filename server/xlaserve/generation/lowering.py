@@ -31,7 +31,7 @@ EMPTY = "the state without requests"
 BEGIN = "the begin of a request"
 COPY = "the copy of rows"
 PARTIAL = "a step of fewer rows"
-"""Names of programs that are in no file, beside DECODE and CHUNK."""
+"""Names of programs derived at a load, besides DECODE and CHUNK."""
 
 RESULTS = len(Step._fields)
 """Arrays that a step gives beside the cache."""
@@ -46,7 +46,7 @@ class Wanted:
     """Jitted."""
     arguments: tuple[Any, ...]
     window: int = 0
-    """The positions that it may see; 0 for one that sees none."""
+    """Its visible positions; 0 for none."""
     size: int = 0
     """The rows of a PARTIAL step; else 0."""
     logits_bytes: int | None = None
@@ -76,7 +76,7 @@ class Wanted:
         return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
 
     def check(self, memory: Memory, cache_bytes: int) -> None:
-        """Raise InvalidModel where it is to change the cache in place, and does not."""
+        """Raise InvalidModel if it must change the cache in place, and does not."""
         if self.name == PARTIAL:
             check_partial(memory, cache_bytes, self.gathered_bytes, self.logits_bytes or 0)
         elif self.window:
@@ -94,7 +94,7 @@ class Lowering:
         parameters: Sequence[Any],
         site: Site,
     ) -> None:
-        """`parameters` are arrays, which are not kept, or the shapes of those that are nowhere."""
+        """`parameters` are arrays, which are not kept, or shapes."""
         self._info = info
         self._exported = exported
         self._parameters = [
@@ -193,7 +193,7 @@ class Lowering:
                 yield self._partial(size, window)
 
     def _asked(self, seen: Any, rows: int) -> list[Any]:
-        """Return what a step of so many rows is given beside the state."""
+        """Return the arguments of a step besides the state."""
         return [
             seen,
             jax.ShapeDtypeStruct((rows, len(INTEGERS)), np.int32),
@@ -276,5 +276,5 @@ def _begin(tables: list[jax.Array], slot: jax.Array, rows: Sequence[jax.Array]) 
 
 
 def bytes_of(shape: Any) -> int:
-    """Return the bytes of an array on each of its devices."""
+    """Return the bytes of an array per device."""
     return int(np.prod(shape.sharding.shard_shape(shape.shape))) * int(shape.dtype.itemsize)

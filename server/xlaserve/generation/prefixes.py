@@ -37,7 +37,7 @@ class Prefixes:
         self._owners = [""] * slots
         self._beginnings = np.full((slots, self.least), _NOTHING, np.int32)
         self._used = [0] * slots
-        """When rows of each slot were last of use, by `_now`; 0 for never."""
+        """Last use of each slot's rows, by `_now`; 0 for never."""
         self._now = 0
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class Prefixes:
         self._used[slot] = self._now
 
     def beyond(self, found: Found) -> int:
-        """Return how many rows of a slot are behind those that were found in it."""
+        """Return the number of a slot's rows after the matching ones."""
         return len(self._tokens[found.slot]) - found.rows
 
     def oldest(self, slots: Iterable[int]) -> int:

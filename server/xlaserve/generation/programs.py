@@ -52,7 +52,7 @@ class Programs:
         self.cache_bytes = self._lowering.cache_bytes
         self.state_bytes = self._lowering.state_bytes
         self.why_whole = self._lowering.why_whole
-        """Why there is no step of fewer rows, where that was found out; empty otherwise."""
+        """Why there are no smaller steps, if a trial failed; empty otherwise."""
         self._parameters = list(parameters)
         self._launching = site.launching or nullcontext()
         self.temporary_bytes = 0
@@ -69,12 +69,12 @@ class Programs:
             )
             for rows in (*info.step_sizes, info.slots)
         }
-        """The mask of a step in which every slot may be given any token, by its rows."""
+        """Masks of steps without grammars, by rows."""
         self._cache: list[jax.Array] = []
         self._tables: list[jax.Array] = []
 
     def memory(self, host: int) -> ModelMemory:
-        """Return what the generator holds; `host` are bytes beside its device."""
+        """Return the memory of the generator; `host` are bytes beside its device."""
         return self._lowering.memory(self.temporary_bytes, host)
 
     def compile(self, before_each: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class Programs:
         self.why_whole = why
 
     def _made(self, wanted: Wanted) -> Any:
-        """Return a program, out of the cache if it is there."""
+        """Return a program, from the cache if possible."""
         lowered = wanted.lowered()
         place = wanted.place(self._kept, self._site, lowered)
 
@@ -154,7 +154,7 @@ class Programs:
     def begin(
         self, slot: int, prompt: Tensor, bias: Mapping[int, float], output: Sequence[int] = ()
     ) -> None:
-        """Have a slot go on with the prompt and bias of a request, and the tokens it was given."""
+        """Set a slot's prompt, bias and generated tokens."""
         begun = time.perf_counter_ns()
         counts = np.zeros(self._info.vocab, np.int32)
         np.add.at(counts, np.array(output, np.int32), 1)

@@ -74,11 +74,11 @@ class Running:
         self.passed = 0
         """Times that another one was chosen before it, since it was chosen itself."""
         self.context = prompt
-        """The tokens that it begins with: those of its answer too, once it was preempted."""
+        """Its prompt, and after a preemption its answer so far."""
         self.written = 0
         """Tokens whose rows are in the cache."""
         self.cached = 0
-        """Those of them that were there before it came."""
+        """Tokens of it found in the prefix cache."""
         self.preempted = 0
         """Times that it has given up its slot."""
         self.admitted = 0
@@ -87,7 +87,7 @@ class Running:
         self.is_paused = False
         """Whether its client has to read before it is given more."""
         self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
-        """When it was submitted, and then when it was given its last token."""
+        """Time of its submission, then of its last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []
         """Log-probability and likeliest tokens of each, where all are answered together."""
 

@@ -118,7 +118,7 @@ def _noisy(
 def _likely(
     logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, limited: jax.Array
 ) -> jax.Array:
-    """Return the logits with those at minus infinity that are not to be drawn."""
+    """Return the logits with excluded tokens at minus infinity."""
     # Each limit keeps the likeliest tokens down to some logit. To look for that bit by bit takes a
     # seventh of the time that sorting the vocabulary takes on a CPU.
     order = _ordered(logits)
@@ -168,7 +168,7 @@ def _sum(chosen: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _first(chosen: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the first of those that are chosen in each row, so many."""
+    """Return the first chosen ones of each row."""
     return chosen & (jnp.cumsum(chosen.astype(jnp.int32), axis=-1) <= count)
 
 

@@ -40,7 +40,7 @@ class Slots:
     # --- in any thread ---
 
     def add(self, running: Running) -> None:
-        """Have a request wait for a slot. Its `when_cancelled` is to be `withdraw`."""
+        """Queue a request for a slot. Its `when_cancelled` must be `withdraw`."""
         with self._changed:
             is_closing, is_cancelled = self._is_closing, running.request.is_cancelled
             if not is_closing and not is_cancelled:
@@ -66,7 +66,7 @@ class Slots:
         self._thread.join()
 
     def withdraw(self, request: ModelRequest) -> None:
-        """Let a request leave that nobody waits for; one that has a slot leaves it next turn."""
+        """Drop a cancelled request; one with a slot leaves before the next step."""
         with self._changed:
             running = next((one for one in self._waiting if one.request is request), None)
             if running is not None:
@@ -104,7 +104,7 @@ class Slots:
         batch.step()
 
     def _wait(self) -> bool:
-        """Wait until there is something to compute; False once it is to end."""
+        """Wait for work; False at the end."""
         with self._changed:
             while not self._is_closing and not self._has_work():
                 self._changed.wait()
@@ -114,7 +114,7 @@ class Slots:
         return self._batch.may_begin(self._waiting) or self._batch.has_work
 
     def _next(self) -> Running | None:
-        """Take the next request out of those that wait; None where none is given a slot."""
+        """Dequeue the next request; None if none gets a slot."""
         # Held all the while: one that is cancelled meanwhile is found where it waits by then.
         with self._changed:
             return self._batch.take_next(self._waiting)
@@ -123,7 +123,7 @@ class Slots:
         running.request.when_writable(partial(self._resume, running))
 
     def _taken(self) -> list[Running]:
-        """Take all requests out, those that wait too."""
+        """Remove all requests, queued ones too."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         return [*self._batch.take_all(), *waiting]

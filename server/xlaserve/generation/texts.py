@@ -38,7 +38,7 @@ class Found:
     text: LanguageText | None
     """None where it takes token ids only."""
     no_text: str
-    """Why it has none, behind the name of the model; empty where it has, or has no tokenizer."""
+    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
     is_offered: bool
     """Whether it is an input and an output, as the configuration lists them."""
 
@@ -94,7 +94,7 @@ def read(
 
 
 class Prompts:
-    """Has prompts become tokens, one after the other in a thread of its own, in callers' turns."""
+    """Tokenizes prompts in a thread of its own, fairly between callers."""
 
     def __init__(self, model: str, text: LanguageText, max_length: int, waiting: int) -> None:
         self._model = model

@@ -12,7 +12,7 @@ IDENTITY = "identity"
 
 
 class UnsupportedEncoding(Unsupported):
-    """A body in a content coding that is not read here (HTTP 501 with `Accept-Encoding`)."""
+    """A body in an unsupported content coding (HTTP 501 with `Accept-Encoding`)."""
 
     def __init__(self, coding: str) -> None:
         super().__init__(f"the content encoding '{coding[:40]}'")

@@ -1,4 +1,4 @@
-"""Where to send a request whose path is another server's, or has moved."""
+"""Advice for paths of other servers, and for moved ones."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
 
 
 def hint(path: str) -> str:
-    """Return the advice for a path that is not served, behind a semicolon; empty without one."""
+    """Return the advice for an unknown path, after a semicolon; empty without one."""
     for pattern, advice in _OTHERS.items():
         if match := re.fullmatch(pattern, path[:200]):
             return f"; {advice.format(*match.groups())}"

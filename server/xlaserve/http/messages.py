@@ -50,7 +50,7 @@ class HttpRequest:
 
     @property
     def content_type(self) -> str:
-        """Return the media type in lower case without its parameters; empty where none is given."""
+        """Return the media type in lower case without parameters; empty without one."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
@@ -61,7 +61,7 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE
     parts: Sequence[Buffer] = ()
-    """The body, in pieces that are sent one after the other without being joined."""
+    """The body, in pieces that are sent without being joined."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
     """Whether it may be compressed when the client accepts that: answers of models and pages.
@@ -94,7 +94,7 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream
 """Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
 
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
-"""Called once, on the event loop, with the answer to a request or why there is none."""
+"""Called once, on the event loop, with the answer to a request or its error."""
 
 Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer, int], HttpResponse | Pending]
 """Answers a body at once, or calls back later with what a handler would return or raise.

@@ -83,7 +83,7 @@ class Route:
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """Further statuses that carry `answer` as well, with what they mean."""
     api: Api | None = None
-    """Its group of Triton, where that does not follow from the operation."""
+    """Its group of Triton, if that does not follow from the operation."""
     prepare: Prepare | None = None
     """Makes what answers as `handle` does, on the fast path."""
     make_call: MakeCall | None = None

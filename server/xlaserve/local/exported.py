@@ -65,7 +65,7 @@ def exportable(
     outputs: Sequence[str] | None,
     max_batch_size: int | None,
 ) -> "Exportable":
-    """Return what is to be exported; raises InvalidModel where its inputs are not said."""
+    """Return the function to export; raises InvalidModel without inputs."""
     from xlaserve.authoring.export import Exportable
 
     if isinstance(source, Exportable):

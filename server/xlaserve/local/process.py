@@ -15,7 +15,7 @@ from typing import Any
 from xlaserve.errors import XlaserveError
 
 STOP_SECONDS = 60.0
-"""Seconds after which a server that was told to stop is killed: twice what it may drain."""
+"""Seconds between SIGTERM and SIGKILL: twice the drain's limit."""
 _SHOWN_BYTES = 2000
 """Bytes at the end of the log that an error has where the server ended without a word."""
 

@@ -89,7 +89,7 @@ def serve(
 
 
 def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str, Any]:
-    """Return the settings of the server as texts; raises InvalidRequest for what is none."""
+    """Return the server's settings as texts; raises InvalidRequest for an invalid value."""
     known = {field.name for field in fields(Settings)} - {"repository"}
     for setting in settings:
         if setting not in known:
@@ -114,7 +114,7 @@ def _text(value: object) -> str | list[str]:
 
 
 class Serving:
-    """What `serve` returns: a context manager, and an asynchronous one, of a server."""
+    """The result of `serve`: a context manager, also asynchronous, of a server."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Serving:
         *,
         may_fail: bool,
     ) -> None:
-        """`may_fail` says whether models may be left out that do not load."""
+        """`may_fail` allows models that do not load."""
         self._may_fail = may_fail
         self._directory = directory
         self._function = function
@@ -202,7 +202,7 @@ def _check(started: Started) -> None:
 
 
 class Running:
-    """A process that serves, and the function that it serves."""
+    """A server process, and its exported function."""
 
     def __init__(
         self, process: ServerProcess, started: Started, function: ExportedFunction | None
@@ -228,14 +228,14 @@ class Running:
 
 
 class _Addresses:
-    """Where a server is, and what it logs."""
+    """Addresses and log of a server."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self.url = running.started.grpc
-        """Where gRPC is served, as `host:port`."""
+        """Address of gRPC, as `host:port`."""
         self.http = f"http://{running.started.http}" if running.started.http else ""
-        """Where REST and the page are served, as a URL; empty where they are not."""
+        """URL of REST and the page; empty without them."""
 
     @property
     def log(self) -> str:
@@ -272,7 +272,7 @@ class Server(_Addresses):
         function.keep(version)
 
     def stop(self) -> None:
-        """End the server, once what it computes has ended; again is no error."""
+        """Drain and end the server; repeated calls do nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -302,7 +302,7 @@ class AsyncServer(_Addresses):
         await asyncio.to_thread(function.keep, version)
 
     async def stop(self) -> None:
-        """End the server, once what it computes has ended; again is no error."""
+        """Drain and end the server; repeated calls do nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True

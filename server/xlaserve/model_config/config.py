@@ -38,13 +38,13 @@ class ConfigTensor:
     name: str
     datatype: Datatype
     dims: Shape
-    """As written: without the batch dimension where `max_batch_size` is positive."""
+    """As written: without the batch dimension if `max_batch_size` is positive."""
     reshape: Shape | None = None
-    """The shape that the model has it in, where that is another one than clients see."""
+    """The model's shape, if it differs from the clients'."""
     is_optional: bool = False
     """Whether it is an input that a request may leave out."""
     is_ragged: bool = False
-    """Whether it is an input of which the requests of a batch may have different shapes."""
+    """Whether its shape may differ between requests of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class QueuePolicy:
     default_timeout_microseconds: int = 0
     """Longest wait of a request."""
     max_queue_size: int = 0
-    """Requests that may wait."""
+    """Limit of queued requests."""
     allow_timeout_override: bool = False
     """Whether the `timeout` of a request counts where it is the shorter one."""
     delays_expired: bool = False
-    """Whether a request that has expired waits behind the others, instead of being refused."""
+    """Whether expired requests are queued last instead of refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ModelConfig:
     max_batch_size: int = 0
     """0 where the configuration does not say, or says 0."""
     default_model_filename: str = ""
-    """File of the version directory that is the model; empty for the usual one of its kind."""
+    """The model file in the version directory; empty for the kind's default."""
     cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The same for GPUs of a compute capability: `9.0` -> file."""
     is_unbatched: bool = False
@@ -128,7 +128,7 @@ class ModelConfig:
     warmup: tuple[Sample, ...] = ()
     """Requests that are executed before it is ready."""
     response_cache: bool = False
-    """Whether equal requests may be given the answer of the first of them again."""
+    """Whether answers are cached for equal requests."""
     sequence_batching: SequenceBatching | None = None
     """How sequences are served; None for a model whose requests are independent."""
     steps: tuple[EnsembleStep, ...] = ()
@@ -143,7 +143,7 @@ class ModelConfig:
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """Fields written that change no answer, by the table of `config_fields`; for the log."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
-    """All that was written, also what the server does not act on; None where nothing was."""
+    """The whole configuration, ignored fields included; None without a file."""
 
     def with_defaults(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return it with these parameters where it has none of the same name."""
@@ -185,7 +185,7 @@ class ModelConfig:
 
     @property
     def is_ensemble(self) -> bool:
-        """Tell whether the model is made of other models."""
+        """Tell whether the model is an ensemble."""
         return bool(self.steps)
 
     def check_name(self, directory: str) -> None:

@@ -39,14 +39,14 @@ _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The treatment of one field. One that is not obeyed stands for all fields inside it."""
+    """Treatment of one field. A field that is not obeyed covers all fields inside it."""
 
     effect: Effect
     because: str = ""
-    """Reason of a refusal: what would differ, and what may be done."""
+    """Reason of a refusal: the difference, and a remedy."""
     asks: _Asks = lambda value, message: True
     files: _Files | None = None
-    """Files that the value names, of which a client may name those of the model alone."""
+    """Files named in the value; a client may name the model's own alone."""
 
 
 _OBEYED = Row(Effect.OBEYED)
@@ -220,7 +220,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 """Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
 
 CONTENT_TYPE = "content_type"
-"""The parameter that says what the elements of tensors stand for; `content_type.x` is that of x."""
+"""Parameter with the content type of all tensors; `content_type.x` is that of x."""
 
 EXECUTE_DELAY = "execute_delay_ms"
 """The parameter that says how long an execution of an identity model takes."""
@@ -263,7 +263,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
         "batch_rows": Effect.NONE,
     }
 )
-"""Entries of `parameters` that mean something here. Those of other servers have no effect."""
+"""Known entries of `parameters`; those of other servers have no effect."""
 
 
 _KINDS = ("platform", "backend")
@@ -272,7 +272,7 @@ _ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
 
 
 def is_onnx(kind: str) -> bool:
-    """Tell whether a `platform` or `backend` is what runs ONNX elsewhere; here it is imported."""
+    """Tell whether a `platform` or `backend` means ONNX, which is imported here."""
     return kind in _ONNX
 
 
@@ -347,7 +347,7 @@ def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
 
 
 def named_files(message: betterproto.Message) -> Iterator[tuple[str, str]]:
-    """Return each file that a configuration names, behind the path of its field."""
+    """Return each file named in a configuration, with the path of its field."""
     return _named_files(message, "")
 
 

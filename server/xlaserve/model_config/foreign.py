@@ -62,13 +62,13 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
 
 
 def advice(kind: str) -> str:
-    """Return what to do with a model of a kind that is not served; empty for an unknown one."""
+    """Return advice for an unsupported kind of model; empty for an unknown one."""
     row = FOREIGN.get(kind)
     return f": it needs {row.runtime}; {row.advice}" if row else ""
 
 
 def recognise(directory: Path) -> str:
-    """Say what a version directory holds instead of a model that is served; empty if unknown."""
+    """Name the format of an unsupported version directory; empty if unknown."""
     for kind, row in FOREIGN.items():
         for name in row.files:
             if (directory / name).exists():

@@ -24,7 +24,7 @@ from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
 ENSEMBLE = "ensemble"
-"""The platform of a model that is made of other models."""
+"""Platform of ensembles."""
 
 
 MAX_PRIORITY_LEVELS = 1000
@@ -136,7 +136,7 @@ def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTens
 
 
 def _between_open(dims: Iterable[int]) -> list[int]:
-    """Return the products of the sizes before, between and behind those that are open."""
+    """Return the products of sizes before, between and after open dimensions."""
     products = [1]
     for size in dims:
         if size == -1:

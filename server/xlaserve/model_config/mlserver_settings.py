@@ -62,7 +62,7 @@ class _Settings(msgspec.Struct):
 
     @property
     def content_types(self) -> dict[str, str]:
-        """Return the content types that it says, by the parameter that says them here."""
+        """Return its content types, by the name of our parameter."""
         tensors = (*self.inputs, *self.outputs)
         said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
         found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}

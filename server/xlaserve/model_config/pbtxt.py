@@ -113,7 +113,7 @@ class _Tokens:
         return f"line {line}, column {column}"
 
     def take(self, mark: str) -> bool:
-        """Pass over a punctuation mark if it is there."""
+        """Skip an optional punctuation mark."""
         if self.token.kind != "mark" or self.token.text != mark:
             return False
         self.advance()
@@ -131,13 +131,13 @@ class _Tokens:
         return closing
 
     def expect(self, mark: str) -> None:
-        """Pass over a punctuation mark, which must be there."""
+        """Skip a required punctuation mark."""
         if not self.take(mark):
             raise BadConfig.mismatch(f"'{mark}'", self.got)
 
 
 def _message(tokens: _Tokens, schema: Schema, closing: str) -> betterproto.Message:
-    """Read fields up to the closing mark, or to the end where there is none."""
+    """Read fields up to the closing mark, or to the end."""
     draft = Draft(schema)
     while not (tokens.take(closing) if closing else tokens.token.kind == "end"):
         if tokens.token.kind != "name":

@@ -46,7 +46,7 @@ ARTICLES = MappingProxyType(
 
 
 _GIVEN = "_given_by_a_text"
-"""The attribute of a message that is made here. Proto3 knows no default that was written."""
+"""Attribute with the fields that were set: proto3 does not record written defaults."""
 
 
 class BadConfig(ValueError):
@@ -84,15 +84,15 @@ class Field:
     """One field of a message."""
 
     name: str
-    """As the contract spells it."""
+    """As in the contract."""
     attribute: str
-    """As the generated class spells it."""
+    """As in the generated class."""
     kind: str
     """A protobuf scalar type, `enum`, `message` or `map`."""
     repeated: bool = False
     oneof: str | None = None
     message: type[betterproto.Message] | None = None
-    """The class of a message field; of a map, that of its entries, with `key` and `value`."""
+    """Class of a message field; of a map, its entries' class with `key` and `value`."""
     members: Mapping[str, betterproto.Enum] | None = None
     """The values of an enum by name."""
 
@@ -184,7 +184,7 @@ class Draft:
         self._values.setdefault(field.attribute, []).extend(values)
 
     def put(self, field: Field, key: object, value: object) -> None:
-        """Add an entry to a map; a key that is there already is an error."""
+        """Add an entry to a map; a duplicate key is an error."""
         entries = self._values.setdefault(field.attribute, {})
         if key in entries:
             raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")

@@ -45,7 +45,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of sequences are put together, and what their model is told and keeps."""
+    """Batching, controls and states of sequences."""
 
     idle_microseconds: int = DEFAULT_IDLE_MICROSECONDS
     """A sequence without a request for so long ends."""
@@ -59,7 +59,7 @@ class SequenceBatching:
     """Ascending; a batch of one of these sizes does not wait for the delay (StrategyOldest)."""
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """The part of the slots that have to be ready for a batch not to wait (StrategyDirect)."""
+    """Share of slots that must be ready before a batch starts early (StrategyDirect)."""
     is_iterative: bool = False
     """Whether one request is a sequence, which the model has executed until it is done."""
 

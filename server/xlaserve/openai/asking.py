@@ -21,7 +21,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_MAX_TOKENS = 16
-"""Of completions; chats have none."""
+"""Default for completions; chats have none."""
 _LEAST_TOP_P = 1e-9
 """Stands for 0, which leaves the likeliest token alone."""
 _SEEDS = 1 << 63
@@ -40,14 +40,14 @@ class Asked:
 
     model: str
     prompts: Sequence[Prompt]
-    """Of a completion; empty for a chat."""
+    """Prompts of a completion; empty for a chat."""
     messages: Sequence[Message]
-    """Of a chat; empty for a completion."""
+    """Messages of a chat; empty for a completion."""
     count: int
     """Choices for each prompt."""
     seed: int | None
     parameters: Mapping[str, Parameter]
-    """Of each generation, but for the seed."""
+    """Parameters of each generation, without the seed."""
     stop: Sequence[str]
     tops: int | None
     """How many of the likeliest tokens are told with each; None for no log-probabilities."""
@@ -55,7 +55,7 @@ class Asked:
     includes_usage: bool
     """Whether the last chunk of a stream tells the numbers of tokens."""
     form: Form = forms.ANY
-    """Of each answer."""
+    """Form of each answer."""
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Variables of the template of a chat, beside messages and tools."""
     echoes: bool = False
@@ -63,12 +63,12 @@ class Asked:
 
     @property
     def choices(self) -> int:
-        """Return how many answers there are to be."""
+        """Return the number of requested answers."""
         return self.count * max(1, len(self.prompts))
 
     @property
     def prompt_field(self) -> str:
-        """Return the field that holds what is to be continued."""
+        """Return the name of the field with the prompts."""
         return "messages" if self.messages else "prompt"
 
     @property

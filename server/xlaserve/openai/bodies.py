@@ -1,4 +1,4 @@
-"""The bodies of requests, typed: every field that is obeyed, and with which values."""
+"""Typed bodies of requests: the obeyed fields and their values."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +90,7 @@ class EmbeddingFields(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     """The form of an embedding: numbers, or those as FP32, little-endian, in base64."""
     dimensions: Count | None = None
-    """Elements that are left of each embedding, of a model that may be cut."""
+    """Requested size of each embedding, if the model can be cut."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
     content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
     """None in an answer with calls alone."""
     name: str | None = None
-    """For the template of the model."""
+    """For the model's template."""
     tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     """The calls of an answer; of role `assistant` alone."""
     tool_call_id: str | None = None
@@ -129,7 +129,7 @@ class ChatFields(Sampling, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]  # pyright: ignore[reportInvalidTypeForm]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    """The same; as many as there are positions where neither is given."""
+    """The same; by default all remaining positions."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
@@ -138,7 +138,7 @@ class ChatFields(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; it may where this is not given."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For the template of the model, which may have no use for it."""
+    """For the model's template, which may ignore it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, as `{"enable_thinking": false}`."""
 
@@ -209,7 +209,7 @@ def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) 
 
 
 def _check_json(body: memoryview) -> None:
-    """Raise InvalidBody for what is no JSON; what may be quoted is decoded as it will be then."""
+    """Raise InvalidBody for invalid JSON, decoding its text as later errors quote it."""
     try:
         msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -235,7 +235,7 @@ def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
 
 
 def _values(kind: Any, path: str) -> list[Any]:
-    """Return the values that a type has at a path; none where they are no choice."""
+    """Return the choices of a type at a path; none for other types."""
     found = list(_members(inspect.type_info(kind)))
     for name, index in _STEPS.findall(path):
         found = [member for one in found for member in _inner(one, name, index)]

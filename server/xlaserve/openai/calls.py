@@ -43,5 +43,5 @@ class ChoiceCall(EventCall):
         super().fail(error)
 
     def finish(self, now_ns: int) -> None:
-        """End it before its model does, since its answer is complete: that is no failure."""
+        """End it before its model does, since its answer is complete; not a failure."""
         answer_last(self, Executed({}, self.submitted_ns or self.started_ns, now_ns, self.rows))

@@ -30,9 +30,9 @@ class CallPiece(NamedTuple):
     """Something more of a call of a tool."""
 
     number: int
-    """Of the call within the choice, from 0."""
+    """Index of the call within the choice, from 0."""
     id: str | None
-    """With the first piece alone, as the name is."""
+    """In the first piece only, like the name."""
     name: str | None
     arguments: str
     """More of the JSON of its arguments."""
@@ -65,7 +65,7 @@ class Choice:
         self._detokenizer = text.detokenizer(stop, () if calls is None else calls.marks)
         self._tops = tops
         self.tokens = 0
-        """Those that were generated, with the one that stops it."""
+        """Generated tokens, the stopping one included."""
         self.cached_tokens = 0
         """Tokens of the prompt that were not computed again."""
         self.finish_reason: str | None = None
@@ -76,7 +76,7 @@ class Choice:
         return _TOKEN_BYTES + _TOP_BYTES * (1 + self._tops if self._tops is not None else 0)
 
     def take(self, response: InferResponse) -> Piece:
-        """Return what a token adds to the text; not to be called once the choice is finished."""
+        """Return a token's text; must not be called after the end of the choice."""
         outputs = {output.name: output.data for output in response.outputs}
         told: Mapping[str, Parameter] = {}
         if isinstance(response, DetailedResponse):

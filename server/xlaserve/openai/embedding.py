@@ -1,4 +1,4 @@
-"""From a request for embeddings to its answer: tokens, executions beside others', and JSON."""
+"""Embedding requests: tokenizing, batched executions, and the answer."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ _CHARACTERS_OF_TOKEN = 64
 a longer one has would take long, and hardly any has so few."""
 _FP32_BYTES = 4
 _IN_FLIGHT = 4
-"""Executions of one request that wait at once: with more, others would wait behind all of it."""
+"""Queued executions per request, so that others are not blocked by a long list."""
 _TRIES = 3
 """Attempts to have all inputs answered by the version that they were encoded for."""
 
 
 class _Reloaded(Exception):
-    """Another version answers by now, which may have another tokenizer."""
+    """Another version answers now, possibly with another tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)

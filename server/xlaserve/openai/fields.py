@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests that change nothing, and those that are refused, as tables."""
+"""Tables of OpenAI's fields that are ignored or refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -34,4 +34,4 @@ MESSAGE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "refusal": ("",),
     }
 )
-"""Fields that nothing obeys, with the values beside null that ask for nothing, which are taken."""
+"""Unsupported fields, with the neutral values that are accepted besides null."""

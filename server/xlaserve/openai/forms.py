@@ -1,4 +1,4 @@
-"""The form of an answer: a grammar, and the tools that it may call."""
+"""The form of an answer: its grammar and its tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Form:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The schema of the arguments by the name of the tool."""
     called: Sequence[str] = ()
-    """The tools of which one has to be called; empty where the model decides."""
+    """Tools of which one must be called; empty if the model decides."""
     most_calls: int = MOST_TOOLS
     """Calls that an answer may have."""
 
@@ -88,7 +88,7 @@ class Form:
         }
 
     def parser(self, family: ToolFamily | None) -> ToolCalls | None:
-        """Return what finds the calls in one answer, None where there are none."""
+        """Return the parser of calls in one answer, None without tools."""
         return None if family is None else family.parser(tuple(self.schemas), self.most_calls)
 
 

@@ -1,4 +1,4 @@
-"""From a request to generations that have begun: model, tokens of the prompts, and calls."""
+"""Starts generations from a request: model, tokens of the prompts, and calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +142,7 @@ class Generations:
         return calls
 
     async def _echoes(self, request: HttpRequest, asked: Asked, text: ModelText) -> Sequence[str]:
-        """Return the texts of the prompts, for which there is memory in every answer."""
+        """Return the texts of the prompts, after reserving memory for them in every answer."""
         given = asked.prompts
         if isinstance(given[0], str):
             found = cast(Sequence[str], given)

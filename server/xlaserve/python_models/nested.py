@@ -52,11 +52,11 @@ class Nested(InferCall):
         """Raise an error in whoever waits."""
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in whoever waits, which may tell the client: of hidden models no name."""
+        """Raise an error in the calling code, without names of hidden models."""
         self.settle(without_hidden(self, error, (self.asked_model,)))
 
     def cancel(self, reason: str = "") -> None:
-        """End the call; whoever waits for it is told."""
+        """End the call, notifying its caller."""
         super().cancel(reason)
         self.settle(CancelledByModel(self.asked_model, "the request was cancelled"))
 

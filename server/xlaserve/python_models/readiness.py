@@ -65,6 +65,6 @@ class PresentReadiness:
 
 
 def ask_all(copies: Sequence[object]) -> "list[Future[bool]]":
-    """Return what the copies are asked that have something to say."""
+    """Return the pending `is_ready` answers of copies that have it."""
     found = (getattr(copy, "readiness", None) for copy in copies)
     return [one.ask() for one in found if isinstance(one, CodeReadiness | PresentReadiness)]

@@ -1,4 +1,4 @@
-"""Says of a cancelled load who has cancelled it, and what happens next."""
+"""Attributes a cancelled load to its cause, and says what happens next."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +20,7 @@ class Cancelled(NamedTuple):
 
     by: str
     next: str
-    """What happens to its model."""
+    """What happens to its model next."""
 
 
 LEFT = Cancelled(
@@ -43,7 +43,7 @@ class Cancelling:
         self._why: dict[str, Cancelled] = {}
 
     async def load(self, name: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model, and note how that ended; raises what `load` does."""
+        """Load a model, and record the outcome; raises like `load`."""
         asker = asker_now()
         try:
             await self._notes.load(name, load)

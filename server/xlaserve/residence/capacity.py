@@ -38,7 +38,7 @@ class Capacity:
 
     @property
     def totals(self) -> Sizes:
-        """Return what each device of the server has; nothing while that is not known."""
+        """Return the memory of each device; empty until it is known."""
         return self._totals or {}
 
     @property
@@ -92,7 +92,7 @@ class Capacity:
         return self._held.get(holder, {})
 
     def missing(self, holder: object, sizes: Sizes) -> Sizes:
-        """Return what others would have to give back for a reservation, by device."""
+        """Return the missing bytes of a reservation, by device."""
         missing = {}
         for device, size in sizes.items():
             free = self._free(holder, device)
@@ -101,7 +101,7 @@ class Capacity:
         return missing
 
     def release(self, holder: object) -> None:
-        """Give a reservation back; one that is not there is no error."""
+        """Release a reservation; an unknown one is ignored."""
         if self._held.pop(holder, None) is not None:
             self._tell()
 
@@ -111,7 +111,7 @@ class Capacity:
         return any(total is not None and size > total for total, size in totals)
 
     async def changed(self) -> None:
-        """Return when what a holder holds next changes or is released; that may be never."""
+        """Return a future of the holder's next change or release, possibly never."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:
@@ -134,7 +134,7 @@ class Capacity:
         return None if self._totals is None else self._totals.get(device, self._elsewhere_bytes)
 
     def _free(self, holder: object, device: str) -> int | None:
-        """Return what a holder could have; less than nothing where others exceed the total."""
+        """Return the free bytes for a holder; negative if others exceed the total."""
         total = self._total(device)
         if total is None:
             return None
@@ -174,24 +174,24 @@ class Reservation:
         return self._capacity.held(self)
 
     def set(self, sizes: Sizes) -> None:
-        """Hold so many bytes instead of what was held; raises OutOfMemory."""
+        """Change the reservation; raises OutOfMemory."""
         self._capacity.reserve(self, self.model, sizes)
         self.needed = greatest(self.needed, sizes)
 
     def correct(self, sizes: Sizes) -> None:
-        """Hold so many bytes because that is what is used, whether or not it was to be had."""
+        """Record actual use, even beyond the total."""
         self._capacity.correct(self, sizes)
 
     def missing(self, sizes: Sizes) -> Sizes:
-        """Return how many bytes others would have to give back for it to hold so many."""
+        """Return the missing bytes of a larger reservation."""
         return self._capacity.missing(self, sizes)
 
     def exceeds(self, sizes: Sizes) -> bool:
-        """Tell whether so many bytes will never be there."""
+        """Tell whether a size exceeds the device."""
         return self._capacity.exceeds(sizes)
 
     def handed_over(self) -> "Reservation":
-        """Return another that holds what this one held, which holds nothing from then on."""
+        """Return another reservation with these bytes, leaving this one empty."""
         other = Reservation(self._capacity, self.model)
         self._capacity.hand_over(self, other)
         return other

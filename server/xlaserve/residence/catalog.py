@@ -116,7 +116,7 @@ class Catalog:
         return await self._says_ready(name, version)
 
     async def _says_ready(self, name: str, version: str) -> bool:
-        """Ask the code of a model that is loaded, where it has something to say."""
+        """Ask the code of a loaded model whether it is ready, if it answers that."""
         runner = self._registry.resolve(name, version)[1].runner
         code = getattr(runner, "handling", None) or runner  # it may serve sequences
         asked = code.ask_ready() if isinstance(code, SaysReady) else ()

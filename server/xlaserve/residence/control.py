@@ -72,7 +72,7 @@ class ModelControl:
         notes: EventNotes | None = None,
         sees_for: Callable[[Operation], Sees] = lambda _: everything,
     ) -> None:
-        """`sees_for` tells with which models the client of a call may do something else too."""
+        """`sees_for` returns the models for which the client of a call has another permission."""
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.failed_loads: Mapping[str, int] = self._notes.failed_loads
@@ -208,7 +208,7 @@ class ModelControl:
         self._dependents.named(name)
 
     def expect_unloads(self, are_expected: Callable[[], bool]) -> None:
-        """Have loads wait for memory, behind unloads in progress, only while more may come."""
+        """Let loads wait for memory after running unloads only while more unloads may come."""
         self._loader.expect_unloads = are_expected
 
     async def evict(self, name: str) -> None:
@@ -452,7 +452,7 @@ def _files_of(overrides: Mapping[str, Override], name: str) -> Mapping[str, byte
 
 
 def _of(name: str) -> Callable[[Hashable], bool]:
-    """Return what tells the loads of a model by their keys, which begin with its name."""
+    """Return a predicate for the load keys of a model, which begin with its name."""
     return lambda key: isinstance(key, tuple) and key[0] == name
 
 

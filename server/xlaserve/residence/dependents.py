@@ -1,4 +1,4 @@
-"""Which ensembles stand on which models, and what leaves together with a model."""
+"""Dependencies of ensembles on models, and unloading along them."""
 
 from xlaserve.residence.registry import Registry
 
@@ -25,7 +25,7 @@ class Dependents:
             self._named.add(model)
 
     def left(self, model: str) -> None:
-        """Drop who loaded a model that was unloaded, and what it had brought along."""
+        """Forget the loaders of an unloaded model, and its own dependencies."""
         self._brought.pop(model, None)
         self._named.discard(model)
 

@@ -40,7 +40,7 @@ _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
         ModelControlMode.NONE: "start the server again",
     }
 )
-"""What loads a model whose files were mended."""
+"""The trigger that loads a repaired model."""
 
 
 class RepositoryFollower:
@@ -57,7 +57,7 @@ class RepositoryFollower:
         unload: Callable[[str], Awaitable[None]],
         plane: ControlPlane,
     ) -> None:
-        """`load` and `unload` are those of `ModelControl`, in turn with what clients ask for."""
+        """`load` and `unload` are `ModelControl`'s, serialized with clients' requests."""
         self._settings = settings
         self._registry = registry
         self._repository = repository
@@ -96,7 +96,7 @@ class RepositoryFollower:
 
     @property
     def failed(self) -> Mapping[str, tuple[str, str]]:
-        """Return the models that were to be loaded and failed: the error's class and its text."""
+        """Return the models whose load failed, with the error's class and text."""
         return self._failed
 
     def forget(self, name: str) -> None:
@@ -118,7 +118,7 @@ class RepositoryFollower:
         return "" if self._plane.is_ready else "another process of the server is not ready"
 
     def check_start(self) -> None:
-        """Raise StartFailed if a model that was to be loaded is not there."""
+        """Raise StartFailed if a required model is not loaded."""
         if self._failed:
             raise StartFailed(sorted(self._failed))
 
@@ -135,7 +135,7 @@ class RepositoryFollower:
         self._registry.notify()
 
     async def _read_first(self) -> None:
-        """Read the repository and load what is there; it is settled once all of it was read."""
+        """Read the repository and load its models; it is settled after a complete read."""
         with because(Cause.START):
             first = await self._changes_at_start()
             is_whole = not self._polls or self.watch.seen
@@ -232,7 +232,7 @@ class RepositoryFollower:
             await self.poll()
 
     async def look_at_stores(self) -> None:
-        """Ask every store whether it is there, and log where that has changed."""
+        """Check every store, and log changes of its availability."""
         remotes = self._repository.remotes
         before = remotes.problems
         await self._workers.fetch_for(remotes.look)

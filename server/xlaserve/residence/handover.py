@@ -28,7 +28,7 @@ _OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, Chan
 
 
 class ChangesNotTaken(StartFailed):
-    """The changes of clients cannot be taken over from the server that is to be replaced."""
+    """The clients' changes could not be taken over from the replaced server."""
 
     def __init__(self, reason: str) -> None:
         super(StartFailed, self).__init__(

@@ -49,7 +49,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
         (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
     }
 )
-"""Every transition there is; what is not here is forbidden."""
+"""Every allowed transition."""
 
 
 class ForbiddenTransition(AssertionError):

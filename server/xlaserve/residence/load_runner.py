@@ -49,7 +49,7 @@ class Loading:
 
 
 class LoadRunner:
-    """Runs loaders in threads, and abandons those that do not end."""
+    """Runs loaders in threads, and abandons stalled ones."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class Readiness:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether a model that is not there will not come by itself."""
+        """Tell whether missing models will stay missing."""
         return self._registry.standing.row.is_settled
 
     def model_names(self) -> list[str]:

@@ -22,9 +22,9 @@ from xlaserve.serving.observability.event_notes import EventNotes
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
 """Reads something again, on the event loop; or raises, and then keeps what was read before."""
 Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[Mark, ...]"]]
-"""Calls a function in a thread that may wait for files."""
+"""Calls a function in a thread that may block on files."""
 Mark: TypeAlias = FileMark | None
-"""That of a file, behind every link to it; None while it is not there."""
+"""Identity of a file after following links; None if it is missing."""
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at the files."""

@@ -79,27 +79,27 @@ class Peer:
     """The other end of a connection, or the client of a trusted proxy; shared by all calls."""
 
     listener: str = ""
-    """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
+    """Setting of its endpoint: `grpc_endpoint`. Empty inside the process."""
     address: str = ""
-    """Its address as text: `10.0.0.7:51824`, or `unix`; without a port where a proxy told none."""
+    """Its address: `10.0.0.7:51824`, or `unix`; without a port behind a proxy that omits it."""
     tls_identity: str | None = None
     """The subject of its verified client certificate."""
     unix_user: int | None = None
     """The user id of the process at the other end of a unix socket."""
     account: Account | None = field(default=None, compare=False, repr=False)
-    """Account of its connection; None inside the process, where nothing is counted."""
+    """Account of its connection; None inside the process, which is not charged."""
     tls_names: tuple[str, ...] = ()
     """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
     granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
     """Findings of the permission gate by token, under None for calls without one; for it alone."""
     proxy: str = ""
-    """The address of the trusted proxy that speaks for it; empty where it is connected itself."""
+    """Address of the trusted proxy; empty for a direct connection."""
     scheme: str = ""
     """Scheme of the request to that proxy, `http` or `https`; empty if unknown."""
     prefix: str = ""
     """The path below which that proxy serves this server: `/models`; empty for none."""
     clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
-    """Clients of this peer, by what it said of them; for `Proxies` alone."""
+    """Clients behind this proxy, by their headers; for `Proxies` alone."""
 
 
 def host_of(address: str) -> str:
@@ -110,7 +110,7 @@ def host_of(address: str) -> str:
 
 
 NOBODY = Peer()
-"""The peer of calls that the server makes by itself."""
+"""The peer of the server's own calls."""
 
 
 class Admission:
@@ -126,14 +126,14 @@ class Admission:
 
 
 class Sight(Protocol):
-    """Models that the caller of a call may see, and use for its operation."""
+    """Models that the caller of a call may see and use."""
 
     def permits(self, model: str) -> bool:
         """Tell whether it is permitted; raises NotPermitted for a visible but forbidden model."""
         ...
 
     def shows(self, model: str) -> bool:
-        """Tell whether it may; raises nothing."""
+        """Tell whether it is visible; raises nothing."""
         ...
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
@@ -150,7 +150,7 @@ Tokens: TypeAlias = tuple[int | None, int | None]
 NOT_COUNTED: Tokens = (None, None)
 
 Outcome: TypeAlias = object
-"""Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
+"""Outcome of a call: an exception, an execution (`Executed`), or None."""
 
 
 class Observer(Protocol):
@@ -158,7 +158,7 @@ class Observer(Protocol):
 
     @property
     def began(self) -> "Callable[[Call], None] | None":
-        """Return what is called with each call before it passes the gates; None for nothing."""
+        """Return a callback for each call before the gates; None for none."""
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
@@ -184,11 +184,11 @@ class Call:
     tokens: Callable[[], Tokens] | None = None
     """Counts its tokens; None if nobody does."""
     carries_calls = False
-    """Whether it is a stream of calls, which quotas count in its stead."""
+    """Whether it is a stream of calls, which are counted instead of it."""
     model = ""
-    """The name of the model, once it is known; for some protocols that is in the message."""
+    """Name of the model, once known; some protocols have it in the message."""
     version = ""
-    """The version that is asked for; empty for the newest."""
+    """Requested version; empty for the newest."""
     headers: Headers = NO_HEADERS
     peer: Peer = NOBODY
     principal: Principal | None = None
@@ -214,11 +214,11 @@ class Call:
     has_begun = False
     has_ended = False
     is_cancelled = False
-    """Whether nobody wants an answer any more: nothing is written from then on."""
+    """Whether the answer is no longer wanted: nothing more is written."""
     holds_anything = False
     """Whether `release` has something to do: most calls are answered before they hold anything."""
     on_writable: Callable[[], None] | None = None
-    """Called once when the stream takes more again, or the call ends; set by who waits for it."""
+    """Called once when the stream takes more, or the call ends; set by the waiting station."""
     _observers: Sequence[Observer] = ()
     _holds: list[Callable[[], None]] | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -286,7 +286,7 @@ class Call:
             await resumed
 
     def hold(self, release: Callable[[], None]) -> None:
-        """Have something released when the call ends; at once where it has ended."""
+        """Release something when the call ends, or at once if it has."""
         if self.has_ended:
             release()
             return
@@ -336,7 +336,7 @@ class Call:
                 observer.ended((self,), outcome)
 
     def release(self) -> None:
-        """Give back what the call holds; `end` and `end_together` call it, once."""
+        """Release the call's resources; called once, by `end` or `end_together`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -64,7 +64,7 @@ class Engine:
         self._clock = clock
         self._image_limits = image_limits
         self.regions = regions or Regions()
-        """Shared memory that requests may name."""
+        """Registered shared memory."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one request (V2 protocol, Inference), as part of the call that is answered now.
@@ -204,7 +204,7 @@ class Engine:
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
-        """Decode the images of a call in a thread, into so many bytes at most."""
+        """Decode the images of a call in a thread, up to a size."""
 
         def decoded(found: dict[str, Tensor] | int | BaseException) -> None:
             if call.has_ended:
@@ -305,7 +305,7 @@ class Engine:
         return _Reading(*self._residents.resolve(name, version))
 
     def info(self, name: str, version: str = "") -> ModelInfo:
-        """Return what a model is; errors as for `infer`."""
+        """Return the description of a model; errors as for `infer`."""
         require_seen_now(name, version)
         return self._residents.resolve(name, version)[1].info
 
@@ -347,7 +347,7 @@ def _fail(call: InferCall, error: BaseException) -> None:
 
 
 def _describe(call: InferCall, info: ModelInfo) -> None:
-    """Note the rows and the key of a call, and fill in the inputs that it leaves out."""
+    """Set the rows and the batching key of a call, and fill in defaults."""
     inputs = call.inputs
     call.rows = rows_of(info, inputs)
     if len(inputs) < len(info.inputs):
@@ -363,7 +363,7 @@ def _describe(call: InferCall, info: ModelInfo) -> None:
 
 
 def _leave_out(call: InferCall, info: ModelInfo) -> None:
-    """Ask for no output of an input that a call leaves out; raises MissingInputs for no other."""
+    """Drop outputs of omitted inputs; raises MissingInputs if none is left."""
     wanted = call.chosen or info.outputs
     missing = [name for output in wanted if (name := info.echoes[output.name]) not in call.inputs]
     if len(missing) == len(wanted):
@@ -389,7 +389,7 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
 
 
 def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:
-    """Count images that nobody asked for memory for, while the call waits."""
+    """Charge decoded images of a queued call, if not charged yet."""
     account = call.peer.account
     if account is not None:
         size = sum(tensor.nbytes for tensor in images.values())

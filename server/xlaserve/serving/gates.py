@@ -32,7 +32,7 @@ class Gate:
     of_model: bool = False
     """Whether it is passed once the model of the call is found, instead of when the call begins."""
     of_deadline: bool = False
-    """Whether it lets every call pass that has no deadline."""
+    """Whether it passes every call without a deadline."""
 
 
 def everybody(call: Call) -> None:
@@ -40,7 +40,7 @@ def everybody(call: Call) -> None:
 
 
 class Gates:
-    """The table of gates, in order, and the observers beside it."""
+    """The table of gates, in order, and the observers."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Gates:
         return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:
-        """Let a call pass to its model, which has been found; raises as `admit`."""
+        """Admit a call to its known model; raises like `admit`."""
         for check in self.of_model:
             check(call)
 
@@ -143,7 +143,7 @@ class Gates:
         self._open()
 
     def _open(self) -> None:
-        """Note the checks that can refuse anything as things are; the others cost time."""
+        """Collect the checks that can currently refuse anything."""
         idle = {everybody} if self._is_draining else {everybody, self._is_open}
         gates = [gate for gate in self.table if gate.check not in idle]
         at_begin = [gate for gate in gates if not gate.of_model]

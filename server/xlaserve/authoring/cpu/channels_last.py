@@ -30,7 +30,7 @@ class Last:
 
     held: jax.Array
     logistic_of: jax.Array | None = None
-    """The array whose logistic function it is, where that is known."""
+    """The array whose logistic function it is, if known."""
 
     @property
     def ndim(self) -> int:
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def rank(value: Any) -> int:
-    """Return the number of dimensions of a value, which may be a number."""
+    """Return the number of dimensions of an array or a number."""
     return value.ndim if isinstance(value, Last) else int(jnp.ndim(value))
 
 
@@ -68,7 +68,7 @@ def held(value: Given) -> jax.Array:
 
 
 def _moved(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what belongs to the dimensions of an image in the order that they are held in."""
+    """Reorder per-dimension values of an image to its memory layout."""
     return tuple(sizes[axis] for axis in order(len(sizes)))
 
 
@@ -275,7 +275,7 @@ RULES: Mapping[core.Primitive, Rule] = {
 
 
 def ruled(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Compute an equation of images that are Last; None where it needs them as they were."""
+    """Compute an equation on Last images; None if it needs the original layout."""
     if not any(isinstance(each, Last) for each in given):
         return None
     rule = RULES.get(equation.primitive)

@@ -25,7 +25,7 @@ MAX_COLUMN_POSITIONS = 64
 """Pixels of a result up to which a convolution is one product of matrices: XLA's own takes 1.8
 times as long for 7 x 7 pixels of 512 channels, and no longer for 14 x 14 of 256."""
 MIN_COLUMN_FEATURES = 64
-"""Channels of an image from which on that was measured."""
+"""Fewest channels for which it was measured."""
 MIN_WINOGRAD_CHANNELS = 96
 """Channels of an image and of its result from which on Winograd's form is quicker: with fewer, its
 transforms of both take longer than the multiplications that it saves."""
@@ -182,7 +182,7 @@ def _sum_dtype(convolution: Convolution, image: jax.Array) -> Any:
 
 
 def _products(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Add up the image, shifted to each place of the kernel, times what the kernel has there."""
+    """Sum the image shifted to each kernel position, times the kernel there."""
     numbers, groups = convolution.numbers, convolution.groups
     positions = convolution.positions(image, kernel)
     dtype = _sum_dtype(convolution, image)

@@ -51,7 +51,7 @@ def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_rewritten(jaxpr: core.Jaxpr) -> bool:
-    """Tell whether a convolution is in it that may be computed in another form."""
+    """Tell whether it contains a convolution with another form."""
     return any(
         _is_candidate(equation) or any(map(_is_rewritten, _inner(equation).values()))
         for equation in jaxpr.eqns
@@ -101,7 +101,7 @@ _FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
 
 
 def _rewrite(closed: Any, *arguments: jax.Array) -> list[jax.Array]:
-    """Compute what a jaxpr does, with its convolutions in other forms."""
+    """Evaluate a jaxpr with convolutions in other forms."""
     return [plain(each) for each in _evaluate(closed, *arguments)]
 
 

@@ -17,7 +17,7 @@ class Ahead:
         self._is_paused = False
 
     def add(self, data: bytes | memoryview) -> None:
-        """Keep bytes behind those that are kept."""
+        """Append bytes to the kept ones."""
         self.data += data
         if len(self.data) > _AHEAD_BYTES:
             # Each time: a body, too, has reading resumed, when all of it was read.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t -~\x80-\xff]*)?\r\n")
 _SIZE_PART = re.compile(rb"[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}((;[\t -~\x80-\xff]*)?\r?)")
-"""What may become such a line."""
+"""A prefix of such a line."""
 _TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t -~\x80-\xff]*\r\n")
 _TRAILER_PART = re.compile(rb"\r|([!#$%&'*+\-.^_`|~0-9A-Za-z]+(:[\t -~\x80-\xff]*\r?)?)?")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
@@ -14,7 +14,7 @@ _MOST_LINE_BYTES = 16 << 10
 _MOST_TRAILER_BYTES = 64 << 10
 _BREAK = b"\r\n"
 _IN_LINE, _IN_TRAILERS = -1, -2
-"""What is read where no chunk is: the size of the next one, or what is behind the last one."""
+"""Phases between chunks: the next size line, or the trailers."""
 
 
 class BodyFault(Exception):

@@ -100,14 +100,14 @@ class Connection(asyncio.Protocol):
         self._request: Request | None = None
         """The request of the general path."""
         self._task: asyncio.Task[None] | None = None
-        """What answers it."""
+        """Its general-path task."""
         self._resumed: asyncio.Future[None] | None = None
         """While the client does not read: until it does."""
         self._is_paused = False
         self._since = 0.0
         """Loop time at which the connection began to wait for a request, or for the rest of one."""
         self._later: asyncio.TimerHandle | None = None
-        """When it is looked whether the connection is idle, or when its last bytes were read."""
+        """Time of the next idle check, or of the last read."""
         self._stall = Stall()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._read(fast, data)
 
     def _read(self, fast: FastPath, data: bytes) -> None:
-        """Take bytes of a request; what is behind it is kept until the request is answered."""
+        """Take bytes of a request; pipelined bytes are kept until its answer."""
         head = self._head
         if head is not None:
             try:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     def _refuse(self, fast: FastPath, error: Malformed) -> None:
-        """Answer what is no request, of which all before it have been answered."""
+        """Refuse a malformed request after the answers to earlier ones."""
         self._head = None
         answer = error_response(f"the request cannot be read: {error}", error.status)
         head = response_head(answer, answer.size, is_last=True)
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
             await self._fail(request)
 
     async def _fail(self, request: Request) -> None:
-        """Say that there is no answer, or cut the client off where it has a part of one."""
+        """Report a missing answer, or cut the client off after a partial one."""
         if request.is_begun:
             self.abort()
             return

@@ -9,7 +9,7 @@ from xlaserve.http.connection.connection import Connection, Server
 from xlaserve.net.accepting import Acceptor
 
 _IDLE_SECONDS = 0.25
-"""Seconds a drain leaves connections without a request open: one may be on its way."""
+"""Seconds for which a drain keeps idle connections: a request may be on its way."""
 _HANDSHAKE_SECONDS = 1.0
 """Seconds a drain waits for TLS handshakes: a client behind one has asked for nothing yet."""
 _FAREWELL_SECONDS = 2.0

@@ -15,7 +15,7 @@ class Exchange:
 
     request: Request
     path: str
-    """Its target without what stands behind a question mark."""
+    """Its target without the query."""
     media_type: str
     """Type of its body, in lower case."""
     peer: Peer
@@ -27,7 +27,7 @@ class Exchange:
 
 
 class OtherProtocol(Protocol):
-    """Answers what is no request of REST; each request passes the gates there."""
+    """Answers requests of another protocol on REST's port; each passes the gates there."""
 
     def takes(self, media_type: str) -> bool:
         """Tell whether a POST with a body of this type, in lower case, is of the protocol."""

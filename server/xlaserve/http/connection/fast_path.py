@@ -35,7 +35,7 @@ class Draining(Protocol):
     """The server, as far as it matters here."""
 
     is_draining: bool
-    """Whether each answer is the last one of its connection."""
+    """Whether each answer closes its connection."""
 
 
 class Owner(Protocol):
@@ -114,7 +114,7 @@ class FastPath(Lifecycle):
         """While QUEUED: the turn."""
         self._waited_seconds = 0.0
         self._opened_ns = 0
-        """When the head was there of a request whose body was not; 0 for none."""
+        """When the header block of a pending body arrived; 0 for none."""
 
     # --- bytes ---
 
@@ -146,7 +146,7 @@ class FastPath(Lifecycle):
             self._keep(memoryview(data)[size:])
 
     def _admits(self, plan: Plan) -> bool:
-        """Tell whether a body may be executed under pressure, which then may have to wait."""
+        """Tell whether a body may be executed under memory pressure, which may make it wait."""
         return self._account.admits(_PARSED_TIMES * plan.length)
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
@@ -177,7 +177,7 @@ class FastPath(Lifecycle):
         return data
 
     def hand_over(self) -> None:
-        """Give the general path a request whose body has not come, if there is one."""
+        """Give the general path a request with an incomplete body, if there is one."""
         if self.state is State.RECEIVING:
             assert self._timer is not None
             left = self._timer.when() - self._loop.time()
@@ -203,7 +203,7 @@ class FastPath(Lifecycle):
 
     @property
     def has_ahead(self) -> bool:
-        """Tell whether bytes are kept that nobody has looked at."""
+        """Tell whether unread pipelined bytes are kept."""
         return bool(self._ahead.data)
 
     def _keep(self, data: bytes | memoryview) -> None:
@@ -217,13 +217,13 @@ class FastPath(Lifecycle):
             self.change(Input.AHEAD)
 
     def _queue(self) -> None:
-        """Wait for a turn if requests came ahead, so that other connections have theirs."""
+        """Yield to other connections if requests are pipelined."""
         if self._ahead.data and self.state is State.IDLE:
             self.change(Input.AHEAD)
             self._turn = self._loop.call_soon(self._take_turn)
 
     def return_from_general(self) -> None:
-        """Begin with what came while the general path answered a request, all of which has left."""
+        """Continue with bytes that came during a general-path request."""
         self.change(Input.GENERAL_DONE)
         self._queue()
 
@@ -357,7 +357,7 @@ class FastPath(Lifecycle):
     # --- the end ---
 
     def end(self, happening: Input) -> None:
-        """Cancel all that is not answered, since nobody can have it: CLOSE or LOST."""
+        """Cancel unanswered requests after CLOSE or LOST."""
         self.change(happening)
         call, self._call = self._call, None
         if call is not None:
@@ -375,6 +375,6 @@ class FastPath(Lifecycle):
 
 
 def head_of(data: bytes | bytearray) -> bytes:
-    """Return request line and headers with the empty line behind them; empty if it is not there."""
+    """Return request line and headers with the empty line; empty if incomplete."""
     end = data.find(_END)
     return bytes(data[: end + len(_END)]) if end >= 0 else b""

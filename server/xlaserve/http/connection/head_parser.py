@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@,\s]*)(:[0-9]*)?")
 
 
 class Malformed(Exception):
-    """A header block that is none, or that asks for what is not spoken here."""
+    """A malformed header block, or one that asks for an unsupported feature."""
 
     def __init__(self, text: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(text)
@@ -44,11 +44,11 @@ class HeadParser:
         self._skipped = 0
         """Bytes of empty lines before the block."""
         self._position = 0
-        """Where llhttp is."""
+        """Position of llhttp."""
         self._url = b""
         self._fields: list[tuple[str, str]] = []
         self.block = bytearray()
-        """What has come; its own bytes and no other once it is whole."""
+        """Received bytes; exactly its own once it is complete."""
         self.method = ""
         self.target = ""
         """The target in origin form; in another form as it came."""

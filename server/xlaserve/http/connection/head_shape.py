@@ -54,7 +54,7 @@ class ShapedPlans:
         self._plans = plans
         self._shape: _Shape | None = None
         self._key = b""
-        """The essence of the last head that was looked at line by line."""
+        """Essence of the last header block that was compared line by line."""
         self._in_a_row = 0
         """The number of these that had the same."""
         self._needed = IN_A_ROW

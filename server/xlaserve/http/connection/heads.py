@@ -36,14 +36,14 @@ class Heads:
 
 
 def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """Return the headers that a plan may be made from: all but those that are idle."""
+    """Return the headers that define a plan: all but the idle ones."""
     return CIMultiDictProxy(
         CIMultiDict((name, value) for name, value in headers.items() if not is_idle(name.lower()))
     )
 
 
 def _is_plain(head: bytes, request: Request) -> bool:
-    """Tell whether the lines of a head are those that were read, one for each header."""
+    """Tell whether a header block has one line for each parsed header."""
     line = f"{request.method} {request.written_target} HTTP/1.1\r\n".encode(
         errors="surrogateescape"
     )

@@ -25,7 +25,7 @@ def read_bytes(limit: int) -> int:
 
 
 class Held:
-    """The account of a connection, which has one request after the other."""
+    """The memory account of a connection, for one request after another."""
 
     __slots__ = (
         "_answers",
@@ -52,7 +52,7 @@ class Held:
         self.has_overrun = False
         """Whether that has happened: nothing is read of the connection any more."""
         self.on_overrun: Callable[[], None] | None = None
-        """Called once when more came for a body than it may have with all that is around it."""
+        """Called once when a body exceeds its reservation."""
 
     def close(self) -> None:
         """Release everything: the connection is gone."""
@@ -97,7 +97,7 @@ class Held:
             raise self.refusal(what, count)
 
     def refusal(self, what: str, count: int) -> BudgetExhausted:
-        """Return the error of a request that there is no memory for."""
+        """Return the error of a request without memory."""
         return BudgetExhausted(what, count, self.account.ledger.limit)
 
     def end_request(self) -> None:
@@ -131,7 +131,7 @@ class Held:
     # --- what comes ahead ---
 
     def set_ahead(self, size: int) -> None:
-        """Count so many bytes that are kept until it is their turn."""
+        """Charge bytes of pipelined requests."""
         change = size - self.account.held_for(Kind.AHEAD)
         if change > 0:
             self.account.hold(change, Kind.AHEAD)
@@ -158,7 +158,7 @@ class Held:
         return answer
 
     def begin_part(self, size: int) -> bool:
-        """Count a part of an answer until `end_answer`; false where there is no memory."""
+        """Charge a part of an answer until `end_answer`; false without memory."""
         if size > JOINED_BYTES:
             if not self.account.reserve(size, Kind.ANSWERS):
                 return False
@@ -166,7 +166,7 @@ class Held:
         return True
 
     def end_answer(self) -> None:
-        """Take note that all of an answer was given to the transport, where it may wait."""
+        """Note that the transport has all of an answer, possibly buffered."""
         self._answers = False
         if not self._is_paused:
             self.account.release_all(Kind.ANSWERS)

@@ -54,7 +54,7 @@ class Origins:
 
     @property
     def are_open(self) -> bool:
-        """Tell whether pages of other origins may ask."""
+        """Tell whether pages of other origins are allowed."""
         return bool(self._origins)
 
     def check(self, headers: Headers, peer: Peer) -> str | None:
@@ -90,7 +90,7 @@ class Origins:
         return ANY in self._origins or origin.lower() in self._origins
 
     def answer_headers(self, headers: Headers) -> Mapping[str, str]:
-        """Return the headers with which a browser lets a page of an origin that may read it."""
+        """Return the CORS headers for a page of an allowed origin."""
         origin = headers.get("origin")
         if not self._origins or origin is None or not self.allows(origin):
             return _NONE

@@ -128,7 +128,7 @@ class Plans:
         self._once: set[int] = set()
         """Hashes of header blocks found once. Those that come again will be cached."""
         self.get = known.get
-        """Returns the plan of a head that is known by its bytes, None for others."""
+        """Returns the plan of a known header block, None for others."""
 
     def keep(self, head: bytes, plan: Plan) -> None:
         """Know a head of which every line but the first and the last is one header."""

@@ -37,7 +37,7 @@ class Body:
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self.fault: BodyFault | None = None
-        """What is wrong with it: where the next request begins is not known then."""
+        """Its framing error, after which the next request's start is unknown."""
         self.is_complete = length == 0
         """Whether all of it has come."""
 
@@ -98,6 +98,6 @@ class Body:
         return came
 
     async def drop(self) -> None:
-        """Read what nobody wants, to its end; raises BodyFault."""
+        """Discard the rest of the body; raises BodyFault."""
         while await self.read():
             pass

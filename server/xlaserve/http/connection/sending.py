@@ -16,7 +16,7 @@ from xlaserve.residence.server import NAME
 from xlaserve.tensors import Buffer
 
 _WRITTEN_BYTES = 512 << 10
-"""Bytes of an answer that are written before others have their turn."""
+"""Bytes of an answer written before other connections are served."""
 _EMPTY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 """Statuses of answers without a body, which no header describes (RFC 9110, 8.6)."""
 

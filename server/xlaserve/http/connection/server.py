@@ -153,7 +153,7 @@ class HttpServer:
             self._looks.stop()
 
     def _hurry(self) -> None:
-        """Give clients that do not read no longer than those that do not send."""
+        """Give unreading clients no longer than silent ones."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._looks is not None:
             self._looks.begin()
@@ -230,7 +230,7 @@ class HttpServer:
             return _noted(call, answer)
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
-        """Say that there is nothing, or which methods there are: to OPTIONS that is an answer."""
+        """Answer 404, or the allowed methods: for OPTIONS a success."""
         if method == "OPTIONS" and (allowed or path == _SERVER):
             methods = allowed or (route.method for route in self._routes.routes)
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
@@ -357,7 +357,7 @@ def _counted(call: Call) -> Iterator[None]:
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
-    """Return an answer, of which whoever observes the call now knows status and size."""
+    """Return an answer after reporting its status and size to the call's observers."""
     if call.record is not None:
         call.record.status = answer.status
         call.record.sent(answer.size)
@@ -398,7 +398,7 @@ def _to_compress(coding: str, answer: HttpResponse) -> bool:
 
 
 def _allow(methods: Iterable[str]) -> Mapping[str, str]:
-    """Return the header that names what may be asked where those are the methods of routes."""
+    """Return the `Allow` header for the methods of routes."""
     every = {*methods, "OPTIONS"}
     return {"Allow": ", ".join(sorted({*every, "HEAD"} if "GET" in every else every))}
 

@@ -47,13 +47,13 @@ class State(IntEnum):
     EXECUTING = 2
     """The fast path has begun a request and has no answer yet."""
     QUEUED = 3
-    """No request is in flight; those that came ahead wait for a turn of the event loop."""
+    """No request is in flight; pipelined ones wait for the next iteration of the event loop."""
     BLOCKED = 4
     """No request is in flight; the client does not read its answers, so none is begun."""
     GENERAL = 5
-    """A request comes on the general path: its header block, or what is missing of its body."""
+    """A general-path request is arriving: its header block, or the rest of its body."""
     ANSWERING = 6
-    """All bytes of a request of the general path have come; those behind them are kept."""
+    """A general-path request has arrived; pipelined bytes are kept."""
     CLOSING = 7
     """The transport sends what it has and closes; nothing is read any more."""
     CLOSED = 8

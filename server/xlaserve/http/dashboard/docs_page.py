@@ -321,7 +321,7 @@ def _method(method: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Write a path so that it may break between its segments, with its names set off."""
+    """Render a path with break opportunities between segments, and highlighted names."""
     parts = _IN_BRACES.split(path)
     marked = [f"<em>{_text(p)}</em>" if p[:1] == "{" else _text(p) for p in parts]
     return "<code>" + "".join(marked).replace("/", "<wbr>/").replace("<<wbr>/", "</") + "</code>"

@@ -222,7 +222,7 @@ def _of_model(before: VersionSample | None, after: VersionSample, seconds: float
 
 
 def _less(after: Buckets, before: Buckets) -> Sequence[int]:
-    """Return what was added; nothing where the counts began anew, as a model was forgotten."""
+    """Return the difference; nothing if the counts restarted, as a model was forgotten."""
     delta = [new - old for new, old in zip(after, before, strict=True)]
     return delta if min(delta, default=0) >= 0 else [0] * len(delta)
 

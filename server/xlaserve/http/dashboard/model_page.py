@@ -30,11 +30,11 @@ from xlaserve.serving.observability.events import Origin
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
 Permits: TypeAlias = Callable[[Call, Operation], Sees]
-"""Returns with which models the client of a call may do an operation."""
+"""Returns the models for which the client of a call has a permission."""
 
 
 def permit_everything(call: Call, operation: Operation) -> Sees:
-    """Permit everything: there are no rules."""
+    """Permit everything: without rules."""
     return everything
 
 

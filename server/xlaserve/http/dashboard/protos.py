@@ -15,7 +15,7 @@ FOLDER = "protos"
 """The directory of the protos in the archive, which examples of grpcurl name."""
 
 _CHECKOUT = Path(__file__).resolve().parents[4] / FOLDER
-"""Where they are while there is no wheel, which has them in the package."""
+"""Their place in a checkout; a wheel has them in the package."""
 
 _LINES = "grpcurl.txt"
 _PACKAGE = re.compile(r"^package ([\w.]+);", re.MULTILINE)
@@ -74,7 +74,7 @@ class Service:
 
 
 def read_protos() -> dict[str, str]:
-    """Return the text of each proto of this package, by the name of its file, sorted."""
+    """Return the text of each proto, by file name, sorted."""
     packaged = resources.files("xlaserve.http.dashboard").joinpath(FOLDER)
     folder = packaged if packaged.is_dir() else _CHECKOUT
     found = (path for path in folder.iterdir() if path.name.endswith(".proto"))

@@ -19,7 +19,7 @@ _Form: TypeAlias = tuple[str, type[np.generic]]
 _FORMS: Mapping[str, _Form] = MappingProxyType(
     {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
 )
-"""For each kind of numpy's: what simdjson calls numbers that hold it whole, and what numpy does."""
+"""By numpy kind: simdjson's exact number types, and numpy's conversion."""
 
 _PARSERS = threading.local()
 

@@ -274,7 +274,7 @@ def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:
 
 
 def write_as_python(value: object) -> bytes:
-    """Write what only Python's json reads beside what every reader of JSON does."""
+    """Serialize with Python's json extensions: NaN and infinities."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -291,5 +291,5 @@ def text_of(element: str | bytes) -> str:
 
 
 def escaped_text(element: str | bytes) -> str:
-    """Return text in which a surrogate stands for each octet that is not UTF-8."""
+    """Return text with a surrogate for each octet that is not UTF-8."""
     return element if isinstance(element, str) else bytes(element).decode(errors="surrogateescape")

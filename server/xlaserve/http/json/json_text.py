@@ -11,7 +11,7 @@ _QUOTE = ord('"')
 _FILLER = ord("_")
 _MARKS = b'[]{}"'
 _CHUNK = 1 << 16
-"""Octets that are looked at together, so that what becomes of them stays in the caches."""
+"""Octets processed together, so that intermediate results stay in the caches."""
 
 _FEW = 1 << 12
 

@@ -20,7 +20,7 @@ class GenerationReading:
 
     @classmethod
     def together(cls, readings: "Sequence[GenerationReading | None]") -> "GenerationReading | None":
-        """Return the sums of those that are generators; None where none is."""
+        """Return the sums over generators; None without any."""
         found = [reading for reading in readings if reading is not None]
         if not found:
             return None
@@ -163,4 +163,4 @@ OF_GENERATION: tuple[Family[GenerationReading], ...] = (
         _LABELS,
     ),
 )
-"""They have rows for generators that are loaded, and no others."""
+"""Families with rows for loaded generators alone."""

@@ -55,11 +55,11 @@ class VersionReading:
     backlog: Backlog = NO_BACKLOG
     """Empty while it is not loaded."""
     generation: GenerationReading | None = None
-    """None of what is no generator, and while it is not loaded."""
+    """None unless it is a loaded generator."""
     executed: ExecutedRows | None = None
     """None of versions that share one series."""
     failure: str = ""
-    """The reason of its last load that failed; empty where none did, or one succeeded later."""
+    """The reason of a failed last load; empty after a success."""
 
 
 _VERSION_LABELS = ("model", "version")

@@ -67,7 +67,7 @@ SHARED_NAME = "other"
 DEFAULT_MAX_VERSIONS = 2000
 
 _VERSIONS_AT_A_TIME = 32
-"""Versions that are written before requests have their turn again."""
+"""Versions written before requests are served again."""
 
 
 class Metrics:
@@ -160,7 +160,7 @@ class Metrics:
         return [*(text.encode() for text in texts), generate_latest(self._process)]
 
     async def _of_all(self, *, is_open: bool) -> list[bytes]:
-        """Return the metrics of all workers, which name those that did not answer."""
+        """Return the metrics of all workers, naming silent ones."""
         own = await self._snapshot({})
         asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
         folded = FoldedMetrics()

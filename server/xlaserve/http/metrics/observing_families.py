@@ -1,4 +1,4 @@
-"""The metrics of the server itself, and of the GPUs that it may use."""
+"""Metrics of the server itself and of its GPUs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class ObservingReading:
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)
     dropped_records: Callable[[], int] | None = None
-    """None where there is no access log."""
+    """None without an access log."""
     dropped_spans: Callable[[], int] | None = None
     """None where no spans are exported."""
     gpus: Callable[[], Sequence[GpuReading]] = tuple

@@ -30,7 +30,7 @@ Exemplars: TypeAlias = Mapping[str, str]
 
 
 def exemplar_text(exemplar: Exemplar) -> str:
-    """Return an exemplar as it stands behind a row: 43 of the 128 characters that it may have."""
+    """Return an exemplar as appended to a row: 43 of at most 128 characters."""
     label = f'trace_id="{exemplar.trace_id:032x}"'
     return f" # {{{label}}} {exemplar.seconds} {exemplar.at:.3f}"
 

@@ -216,7 +216,7 @@ def _truth(cell: str) -> bool:
 
 
 def _shapes_of_rows(spec: TensorSpec, rows: int, columns: int) -> Iterator[Shape]:
-    """Yield what rows may stand for: themselves, flattened entries of a batch, or one entry."""
+    """Yield interpretations of rows: as they are, flattened batch entries, or one entry."""
     yield rows, columns
     entry = spec.shape[1:]
     if -1 not in entry and prod(entry) == columns:
@@ -310,7 +310,7 @@ def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules)
 
 
 def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
-    """Return what each row was answered: its output, or an object where there are several."""
+    """Return each row's answer: its output, or an object of several."""
     values = {o.name: _listed(response, o, rules) for o in response.outputs}
     if len(values) == 1:
         (rows,) = values.values()

@@ -48,7 +48,7 @@ _INVOKE_HEADERS = (
     ),
 )
 _EXAMPLE = {"instances": [list(range(16))]}
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 _LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
 
 _SHOWN = 80
@@ -296,7 +296,7 @@ def _token_of(name: str) -> str:
 
 
 def _name_of(token: str) -> str:
-    """Return the name that a token stands for; raises InvalidParameter for one of nobody's."""
+    """Return the name in a token; raises InvalidParameter for an unknown one."""
     try:
         return b64decode(token, altchars=b"-_", validate=True).decode()
     except ValueError:

@@ -39,7 +39,7 @@ PARAMETER_HEADERS: Mapping[str, str] = MappingProxyType(
 )
 """Headers that a model is given as parameters of the request."""
 _MAX_PARAMETER_CHARACTERS = 1024
-"""As long as SageMaker lets the attributes be."""
+"""SageMaker's limit of the attributes' length."""
 
 _SHOWN = 80
 
@@ -114,7 +114,7 @@ class InvocationReader:
 
 
 def v2_answer(body: InferBody) -> HttpResponse:
-    """Send an answer; the length of its JSON stands where it survives, and where others look."""
+    """Send an answer; its JSON length is in the Content-Type and in Triton's header."""
     if body.header_length is None:
         return HttpResponse(parts=body.parts)
     return HttpResponse(
@@ -126,7 +126,7 @@ def v2_answer(body: InferBody) -> HttpResponse:
 
 
 def text_of(request: HttpRequest, body: memoryview) -> memoryview:
-    """Return the part of a body that is text, to be parsed."""
+    """Return the text part of a body, for parsing."""
     if request.content_type in BINARY_TYPES or HEADER_LENGTH in request.headers:
         return body[: _json_length(request)]
     return body if request.content_type in _TEXT_TYPES else body[:0]

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 
 class FastInfer:
-    """Answers the bodies of inference requests that are small enough to be read at once."""
+    """Answers small inference requests, which are decoded at once."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class FastInferCall(InferCall):
 
     @property
     def method(self) -> str:  # type: ignore[override]
-        """Return what its client asked, which is read of few calls."""
+        """Return the request line, which few observers read."""
         return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(
@@ -151,7 +151,7 @@ class FastInferCall(InferCall):
             self.answer_at_once = answer
 
     def refuse(self, error: BaseException) -> None:
-        """Hand over why there is no answer."""
+        """Answer with an error."""
         self._tell(error)
 
     def cancel(self, reason: str = "") -> None:

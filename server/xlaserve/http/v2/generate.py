@@ -24,7 +24,7 @@ _CONTENT_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
 _TAG = "inference"
 _ERRORS = (400, 404, 408, 413, 500, 501, 503, 507)
 _EXAMPLE = {"x": list(range(16))}
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 
 
 class GenerateRoutes:
@@ -101,7 +101,7 @@ class GenerateRoutes:
         return HttpStream(_CONTENT_TYPE, self._events(call, path, is_text))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
-        """Make the call of a request, which may be given any number of answers."""
+        """Make the call of a request, which may get any number of answers."""
         return EventCall(names, headers, peer, self._max_stream_bytes)
 
     async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:
@@ -150,5 +150,5 @@ class GenerateRoutes:
 
 
 def _event(answer: HttpResponse) -> bytes:
-    """Write an answer that is an object of JSON, which holds no end of a line."""
+    """Serialize an answer as an event: its JSON has no line break."""
     return b"data: %b\n\n" % b"".join(answer.parts)

@@ -164,7 +164,7 @@ def read_infer_request(
 def _read_short(
     info: ModelInfo, model: str, version: str, text: bytes, max_depth: int
 ) -> InferRequest | None:
-    """Read a short request of floats that is as it should be; None for any other."""
+    """Decode a short, regular request of floats; None for any other."""
     if text.count(b"[") + text.count(b"{") > max_depth:
         return None
     try:

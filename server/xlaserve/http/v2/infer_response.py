@@ -143,7 +143,7 @@ def write_infer_answer(
 
 
 def output_bytes(response: InferResponse) -> int:
-    """Return how many bytes of tensors there are to write, or were to shared memory."""
+    """Return the bytes of tensors to send, or written to shared memory."""
     size = 0
     for output in response.outputs:
         size += output.data.nbytes

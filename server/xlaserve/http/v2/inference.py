@@ -41,7 +41,7 @@ _LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, 
 _EXAMPLE = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
 }
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 
 _READ_SLOWLY = frozenset({Kind.TEXT, Kind.BOOLEAN})
 """Kinds of datatypes whose binary tensors are read element by element."""
@@ -65,7 +65,7 @@ class InferenceRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """`max_stream_bytes` of answers may wait for a client that is sent events."""
+        """Up to `max_stream_bytes` of unsent events are queued."""
         self._max_stream_bytes = max_stream_bytes
         self._threads = threads
         self._description = description

@@ -32,7 +32,7 @@ class TraceSettings(msgspec.Struct):
 
 
 class LogSettings(msgspec.Struct):
-    """Which records the log has."""
+    """Log levels and format."""
 
     log_file: str = ""
     log_info: bool = True

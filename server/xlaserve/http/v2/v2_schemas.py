@@ -60,7 +60,7 @@ class ModelMetadata(msgspec.Struct, omit_defaults=True):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     parameters: dict[str, str] = {}
-    """Those of the configuration."""
+    """Parameters of the configuration."""
 
 
 class RequestInput(msgspec.Struct, omit_defaults=True):

@@ -12,7 +12,7 @@ from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.residence.registry import Model, Registry
 
 MAX_HOSTED = 1000
-"""Models of one reading: the largest of those that are loaded."""
+"""Limit of models per reading: the largest are kept."""
 
 
 class Platform(StrEnum):
@@ -31,11 +31,11 @@ class HostedReading:
     held_bytes: int
     """Memory of all its versions."""
     told_bytes: int | None
-    """The size that a mesh counts it with; None where none was told."""
+    """The size reported to the mesh; None if none was."""
     url: str
     """The url that it was loaded from, or its directory; empty with a mesh."""
     loaded_at_ns: int
-    """When its last load ended, since the epoch; 0 where that is not known."""
+    """End of its last load, since the epoch; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class HostingBoard:
         return Platform.NONE if self._container is None else Platform.SAGEMAKER
 
     async def read(self) -> HostingReading:
-        """Return what is loaded, and what is on its way; requests have their turn in between."""
+        """Return loaded models and running loads; requests are served in between."""
         models: list[HostedReading] = []
         loading: list[LoadReading] = []
         async for model in in_turns(self._registry.models()):

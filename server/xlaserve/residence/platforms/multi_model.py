@@ -45,7 +45,7 @@ class Page:
 
     models: tuple[HostedModel, ...]
     last: str
-    """The name behind which the next page begins; empty where there is none."""
+    """The last name of this page; empty on the final page."""
 
 
 class MultiModelContainer:
@@ -155,7 +155,7 @@ class MultiModelContainer:
         return names[0]
 
     def _names(self) -> list[str]:
-        """List what is loaded, and the call that is answered now may see."""
+        """List loaded models visible to the current caller."""
         sees = seen_now()
         return [
             model.name
@@ -171,7 +171,7 @@ class MultiModelContainer:
         return HostedModel(model.name, url or self._repository.url(model.name))
 
     def _is_taken(self, name: str) -> bool:
-        """Tell whether the name has a model; one on its way out leaves the name behind."""
+        """Tell whether a model has the name; one being unloaded frees it."""
         model = self._registry.find(name)
         leaving = (State.UNAVAILABLE, State.UNLOADING)
         return model is not None and any(v.state not in leaving for v in model.versions.values())

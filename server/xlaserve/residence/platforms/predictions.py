@@ -82,7 +82,7 @@ class Predictions:
         return need.size_bytes if need else None
 
     def of_key(self, *keys: Hashable) -> int | None:
-        """Return what was needed by the first of these that is known."""
+        """Return the need under the first known key."""
         found = (_use(self._by_key, _digest(key)) for key in keys)
         return next((size for size in found if size is not None), None)
 
@@ -129,7 +129,7 @@ class FilesLook:
         self._log = structlog.get_logger("runtime")
 
     async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
-        """Return what `look` does; None where the files are not there, no model, or slow."""
+        """Return the result of `look`; None if files are missing, invalid or slow."""
         looking = asyncio.wrap_future(self._thread.submit(answering(look)))
         try:
             return await asyncio.wait_for(looking, LOOK_SECONDS)
@@ -160,5 +160,5 @@ def _use(kept: "OrderedDict[bytes, V]", key: bytes) -> V | None:
 
 
 def _digest(key: Hashable) -> bytes:
-    """Return some bytes instead of a key, which a client may have made as long as a message."""
+    """Return a fixed-size digest of a key, which clients may make long."""
     return hashlib.blake2b(repr(key).encode(errors="surrogatepass"), digest_size=16).digest()

@@ -31,7 +31,7 @@ blocks."""
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
 """The largest size that ModelMesh can count: units of 8 KiB, kept in 31 bits."""
 MAX_NUMBER = 2**31 - 1
-"""The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
+"""The largest signed 32-bit number: unsigned fields are signed in the mesh."""
 
 _COMPILED_BYTES = 8 << 20
 """Added for executables and buffers where only the size of a model's file is known."""
@@ -58,7 +58,7 @@ class RuntimeLimits:
     default_size_bytes: int
     limit_concurrency: bool
     slack_bytes: int = 0
-    """The memory that it is not told of."""
+    """Memory withheld from the mesh."""
 
     @classmethod
     def of(
@@ -110,7 +110,7 @@ class RuntimeLimits:
         )
 
     def may_evict(self, counted_bytes: int) -> bool:
-        """Tell whether a mesh that counts so many bytes evicts for it, or may do so."""
+        """Tell whether a mesh with this count evicts, or may evict."""
         return counted_bytes > self.capacity_bytes - self.capacity_bytes // _KEPT_FOR_UNLOADS
 
 
@@ -166,7 +166,7 @@ class ModelRuntime:
         self._largest_shared_bytes = 0
         """The most that a model was seen to need that another carried."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
-        """What the mesh was last told of the need of a model that is not loaded yet, by its id."""
+        """Reported need of models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()
         """The ids of loads in progress."""
         control.expect_unloads(self._unloads_expected)
@@ -243,7 +243,7 @@ class ModelRuntime:
         return loaded
 
     async def unload(self, model_id: str) -> None:
-        """Return once the model is gone and its memory free; an unknown id is no error."""
+        """Unload a model and free its memory; an unknown id is no error."""
         evict = partial(self._control.evict, model_id)
         await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
 

@@ -16,7 +16,7 @@ class Failing:
     version: str
     """Empty where no version is known."""
     reason: str
-    """As the repository index has it."""
+    """As in the repository index."""
 
 
 def failing(registry: Registry, name: str) -> Iterator[Failing]:

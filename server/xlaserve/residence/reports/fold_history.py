@@ -57,7 +57,7 @@ class _Side:
             self._known |= _by_key(sample)
 
     def at(self, moment: float) -> _Seen:
-        """Return what it had seen last by then."""
+        """Return its last sample before a moment."""
         count = bisect_right(self._times, moment)
         for sample in self._samples[self._taken : count]:
             self._known |= _by_key(sample)

@@ -115,7 +115,7 @@ def of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> Sta
 
 
 def versions_of(known: Iterable[Iterable[Key]]) -> list[Key]:
-    """List what any worker knows; a model without a version only where none has one."""
+    """List the versions known to any worker; a versionless model only without them."""
     keys = {key for each in known for key in each}
     loaded = {name for name, version in keys if version}
     return sorted((key for key in keys if key[1] or key[0] not in loaded), key=_ascending)

@@ -23,7 +23,7 @@ MAX_MODELS = 16
 """Model versions of one sample: those with the most requests since the one before; beside them it
 has those of the sample after it, of which it is the beginning."""
 _MANY_VERSIONS = 1000
-"""With more of them the server looks at all of them ten times less often, and when it is asked."""
+"""Above this many versions, samples are ten times less frequent."""
 
 Buckets = tuple[int, ...]
 _NO_REQUESTS = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
@@ -41,7 +41,7 @@ class VersionSample(NamedTuple):
     size_bytes: int | None
     """Memory that it holds; None while it is not loaded."""
     devices: Mapping[str, int]
-    """The same by device, where that is known."""
+    """The same by device, if known."""
 
 
 _Known = dict[tuple[str, str], VersionSample]

@@ -29,7 +29,7 @@ class TensorReading:
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, str]
-    """As ModelMetadata has them: `content_type`, `format`, `labels`, `optional`."""
+    """As in ModelMetadata: `content_type`, `format`, `labels`, `optional`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class RowsReading:
     """Whether the rows of a batch are independent of one another, and who says so."""
 
     independence: str
-    """proved, mixed or unknown; empty where there are no rows, or nobody asked."""
+    """proved, mixed or unknown; empty without rows or a verdict."""
     by: str
-    """`analysis` of the program, or the `declaration` of its configuration; empty for nobody."""
+    """`analysis` of the program, or the configuration's `declaration`; empty for neither."""
     text: str
     """Details of the analysis."""
     notice: str
-    """Why requests are not put together; empty where they are."""
+    """Why requests are not batched; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class GeneratorReading:
     has_template: bool
     """Whether it takes the messages of a chat."""
     no_text: str
-    """Why it has no text, behind its name; empty where it has, or has no tokenizer."""
+    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class StatusRow:
     request_buckets: tuple[int, ...]
     """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
     last_inference_ms: int
-    """Since the epoch; 0 where there was none."""
+    """Since the epoch; 0 before the first."""
 
 
 def report(registry: Registry, name: str = "", version: str = "") -> list[VersionReport]:

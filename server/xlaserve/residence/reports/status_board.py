@@ -18,7 +18,7 @@ from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.settings.choices import ModelControlMode
 
 MAX_ROWS = 6000
-"""Rows of one reading: a repository may hold more models than anybody can look at."""
+"""Limit of rows per reading: a repository may have any number of models."""
 
 REPOSITORY_SECONDS = 5.0
 """Seconds for which a listing of the repository is kept: readings come every second."""
@@ -74,7 +74,7 @@ class _Taken(NamedTuple):
 
 
 class StatusBoard:
-    """Takes readings, in turns with requests; all who ask within a tick are given the same one."""
+    """Takes readings between requests; concurrent readers share one."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ def _not_loaded(name: str, reason: str) -> StatusRow:
 
 
 class _Totals:
-    """The sums of rows that come one after the other."""
+    """Running sums of rows."""
 
     def __init__(self) -> None:
         self._success = self._fail = 0

@@ -23,7 +23,7 @@ from xlaserve.residence.repository.sources import VersionSource
 MAX_LABEL_BYTES = 16 << 20
 """The most bytes of the files of labels of a model."""
 MAX_LABELS = 1 << 18
-"""The most lines of them: each is an object of its own for as long as the model is there."""
+"""Limit of label lines: each is an object as long as the model is loaded."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
@@ -46,7 +46,7 @@ class DirectoryReader:
         self._max_config_bytes = max_config_bytes
 
     def confine_url(self, url: str) -> Path:
-        """Return the path of a url, of which nothing is said but that it is not allowed."""
+        """Return the path of a url; the error for a forbidden one reveals nothing."""
         if not url.startswith("/") or "\0" in url:
             raise InvalidModel(f"its url is not an absolute path: '{url}'")
         resolved = Path(url).resolve()
@@ -132,7 +132,7 @@ class DirectoryReader:
     def versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
-        """Return the versions that the policy picks; those that were sent may not leave it."""
+        """Return the versions picked by the policy, which must keep uploaded ones."""
         found = {
             int(path.name): path
             for path in directory.iterdir()

@@ -23,7 +23,7 @@ Fingerprint: TypeAlias = tuple[object, ...]
 
 
 def files_below(directory: Path) -> list[Path]:
-    """List the files of a version, or the one that it is, without a look at them."""
+    """List the files of a version, or its single file, without reading them."""
     found = [] if directory.is_dir() else [directory]
     walked = os.walk(directory, onerror=_refuse_to_skip) if not found else ()
     for root, _directories, names in walked:

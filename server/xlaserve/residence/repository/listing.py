@@ -31,7 +31,7 @@ class Listing:
 
 
 def list_root(root: Path, *, max_models: int) -> Listing:
-    """Return what is there; raises OSError unless the whole root could be read."""
+    """Return the entries; raises OSError unless the whole root was readable."""
     skipped: dict[str, str] = {}
     found: list[str] = []
     with os.scandir(root) as entries:
@@ -52,7 +52,7 @@ def list_root(root: Path, *, max_models: int) -> Listing:
 
 
 def _reason(entry: "os.DirEntry[str]") -> str:
-    """Say why an entry is no model; empty for a directory whose name a model may have."""
+    """Say why an entry is no model; empty for a directory with a valid name."""
     try:
         if not entry.is_dir():
             return _kind(entry)
@@ -90,7 +90,7 @@ def is_model(directory: Path) -> bool:
 
 
 def subdirectories(directory: Path) -> list[Path]:
-    """Return the directories in a directory, hidden ones left out; none where there is none."""
+    """Return visible subdirectories; none if the directory is missing."""
     if not directory.is_dir():
         return []
     return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]

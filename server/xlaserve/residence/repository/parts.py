@@ -30,7 +30,7 @@ class Part(Protocol):
         ...
 
     def hint(self, listing: Listing) -> str:
-        """Say what is meant instead, where it holds nothing that looks like a model."""
+        """Suggest another root if it has no models."""
         ...
 
     def is_holder(self, name: str) -> bool:
@@ -46,5 +46,5 @@ class Part(Protocol):
         ...
 
     def remove_leftovers(self) -> int:
-        """Remove what killed processes left, and return how much that was."""
+        """Remove leftovers of killed processes, and return their number."""
         ...

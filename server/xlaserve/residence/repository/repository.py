@@ -58,7 +58,7 @@ class Repository:
         self.root = root
         self._first: Part = remote or self
         self.parts: tuple[Part, ...] = (self._first, *beside)
-        """Itself, and those beside it; each is listed and watched by itself."""
+        """This part and the others; each is listed and watched separately."""
         self.remotes = remotes or Remotes()
         """Its parts that are in stores."""
         self._bare_name = bare_name
@@ -76,7 +76,7 @@ class Repository:
 
     @property
     def confines(self) -> Roots:
-        """Return the directories that files of its models may lie in, wherever links lead."""
+        """Return the directories that confine its models' files, also through links."""
         return self._roots
 
     def listing(self) -> Listing:
@@ -207,7 +207,7 @@ class Repository:
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
-        """Tell by its text alone whether a path may lead to a model: no file is looked at."""
+        """Tell from its text alone whether a path may lead to a model."""
         place = by_text(path)
         roots = (*self._given_roots, *self._roots.directories)
         return "\0" not in path and any(lies_in(place, root) for root in roots)

@@ -45,7 +45,7 @@ class VersionSource:
     roots: Roots = ANYWHERE
     """The directories that its files may lie in, wherever links lead."""
     home: Path = Path()
-    """The model's directory, which files of its configuration are relative to."""
+    """The model's directory, base of paths in its configuration."""
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
     remote: "RemoteFiles | None" = None

@@ -18,7 +18,7 @@ _MAX_LOOKED_INTO = 100
 
 
 def check_roots(settings: Settings) -> None:
-    """Raise InvalidSettings unless each repository is a directory, or a URL, of its own."""
+    """Raise InvalidSettings unless the repositories are distinct directories or URLs."""
     given = {"repository": [settings.repository], "model_repository": settings.model_repository}
     for root in settings.model_root:
         if url_of(root):

@@ -30,7 +30,7 @@ from xlaserve.settings import Settings
 _AGAIN_SECONDS = 5.0
 """Time between two attempts to read keys while none could be read."""
 _KEYS_SECONDS = 1.0
-"""Time that a reload waits for keys, which are taken later too."""
+"""Time that a reload waits for keys; later ones are taken as well."""
 _MAX_GRANTED = 16
 """Tokens of one connection whose permissions are remembered; each is known, and short."""
 _MAX_CHARACTERS = 4096
@@ -65,9 +65,9 @@ class _Permission:
     """The permission for one operation."""
 
     found: Found
-    """The first caller that allows it, which counts for the name and for quotas."""
+    """The first caller that allows it; names it, and has its quotas."""
     sight: Sight | None
-    """The models that it is for, of all callers that allow it; None for all models."""
+    """Models of all callers that allow it; None for all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Granted:
 
 
 class Wait(Protocol):
-    """Runs what waits for the disk in a thread."""
+    """Runs disk I/O in a thread."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Return the result of a call."""
@@ -128,7 +128,7 @@ class AccessControl:
     def of(
         cls, settings: Settings, quotas: Admits | None = None, standing: Standing | None = None
     ) -> "AccessControl":
-        """Return what the settings say; raises InvalidSettings for what cannot be used."""
+        """Return the control for the settings; raises InvalidSettings."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
@@ -240,7 +240,7 @@ class AccessControl:
     # --- the files ---
 
     def _read(self) -> _Files:
-        """Read the files; raises InvalidSettings for those that cannot be used."""
+        """Read the files; raises InvalidSettings for unusable ones."""
         assert self._path is not None
         rules = read_rules(self._path)
         return _Files(rules, self._keys_of(rules))
@@ -261,7 +261,7 @@ class AccessControl:
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys that are known for rules: those of the same place."""
+        """Return the cached keys of rules with the same source."""
         old = _NO_FILES if self._state is None else self._state.files
         if rules.signed is None or old.rules.signed is None:
             return ()

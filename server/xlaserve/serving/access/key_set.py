@@ -25,7 +25,7 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class IssuerKey:
-    """One public key, and the one algorithm that it verifies: a token cannot choose another."""
+    """A public key with its one algorithm: a token cannot choose another."""
 
     id: str | None
     algorithm: str

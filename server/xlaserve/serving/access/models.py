@@ -1,4 +1,4 @@
-"""Models that a caller may do something with: by exact names, and by patterns."""
+"""Sets of permitted models: exact names and patterns."""
 
 import re
 from collections.abc import Iterable

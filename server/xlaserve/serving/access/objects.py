@@ -1,4 +1,4 @@
-"""Whose everything is that callers reach: objects, their doors, and what each caller finds."""
+"""Ownership of objects that callers reach, their APIs, and results per caller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Found(StrEnum):
     WORKS = "works"
     ITS_OWN = "its own alone"
     NOT_THERE = "not there"
-    """The answer to a name that nobody knows, before anything is looked up."""
+    """The answer to an unknown name, given before a lookup."""
     REFUSED = "refused"
     """PERMISSION_DENIED or 403."""
     UNKNOWN = "unknown"
@@ -28,7 +28,7 @@ class Callers(NamedTuple):
     nobody: Found
     """A caller without credentials."""
     owner: Found
-    """A caller of some models, of whom the object is."""
+    """A caller of some models, the owner."""
     other: Found
     """A caller of other models."""
     operator: Found
@@ -36,7 +36,7 @@ class Callers(NamedTuple):
 
 
 class Rule(StrEnum):
-    """Rules that decide what callers find."""
+    """Rules of ownership."""
 
     OF_A_MODEL = "of a model"
     LIST = "a list"
@@ -63,7 +63,7 @@ RULES: Mapping[Rule, Callers] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The doors by which something is done with objects of one kind."""
+    """The APIs for an operation on one kind of object."""
 
     thing: str
     """The object."""

@@ -24,5 +24,5 @@ class Principal:
     """One caller, as the log, the quotas and the models know it."""
 
     name: str
-    """Its name in the rules; of a signed token, with the subject of the token behind it."""
+    """Its name in the rules, followed by the subject of a signed token."""
     known_by: KnownBy = KnownBy.NOTHING

@@ -57,7 +57,7 @@ class QuotaTable:
 
     @classmethod
     def create(cls, processes: int, max_principals: int) -> "QuotaTable":
-        """Return a table of nobody, for the parent; raises OSError."""
+        """Return an empty table, in the parent; raises OSError."""
         descriptor = os.memfd_create("xlaserve-quotas")
         os.ftruncate(descriptor, _size(processes, max_principals))
         return cls(descriptor, processes, max_principals)

@@ -1,4 +1,4 @@
-"""How much each principal may ask: a rate, and requests in flight."""
+"""Quotas of principals: a rate, and requests in flight."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _LOOKS = 16
 
 
 class Admits(Protocol):
-    """Counts what principals ask."""
+    """Counts requests of principals."""
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
         """Count a call; raises QuotaExceeded beyond the quota, without counting."""

@@ -18,7 +18,7 @@ ANY_SUBJECT = "*"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much a principal may ask; None is without a limit."""
+    """The quota of a principal; None is unlimited."""
 
     requests_per_second: float | None = None
     burst: float = 1.0
@@ -28,7 +28,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One entry of the rules: a caller, or several that are treated alike."""
+    """One entry of the rules: a caller, or several treated alike."""
 
     name: str
     allow: frozenset[Operation]
@@ -44,7 +44,7 @@ class Caller:
     anyone: bool = False
     """Whether everybody is this caller."""
     listeners: frozenset[str] = frozenset()
-    """Endpoints that it comes to; empty for all."""
+    """Its allowed endpoints; empty for all."""
     quota: Quota | None = None
 
     def known_by_peer(self, peer: Peer) -> KnownBy | None:
@@ -60,21 +60,21 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class SignedTokens:
-    """An issuer of signed tokens, and the claims that they must have."""
+    """An issuer of signed tokens, and required claims."""
 
     keys: str
     """File of the issuer's keys (RFC 7517), or a URL of this machine."""
     issuer: str
     audience: str
     leeway_seconds: float = 30.0
-    """How much the clocks of issuer and server may differ."""
+    """Allowed difference between the clocks of issuer and server."""
     refresh_seconds: float = 300.0
     """Time after which the keys are read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A caller that a call was found to be of."""
+    """A caller identified for a call."""
 
     caller: Caller
     principal: Principal

@@ -28,7 +28,7 @@ class SharedQuotas:
     def __init__(
         self, table: QuotaTable, process: int, now_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """The clock is that of all processes."""
+        """The clock is common to all processes."""
         self._table = table
         self._process = process
         self._now_ns = now_ns

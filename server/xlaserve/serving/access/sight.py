@@ -13,7 +13,7 @@ from xlaserve.errors.access import HIDDEN
 from xlaserve.serving.call import Call, current_call
 
 Sees: TypeAlias = Callable[[str], bool]
-"""Tells whether a model may be seen."""
+"""Tells whether a model is visible."""
 
 NOT_IN_REPOSITORY = "is not in the model repository, failed to load it"
 """Detail of ModelNotFound for a load."""
@@ -43,7 +43,7 @@ def require_seen(
 
 
 def require_seen_now(model: str, version: str = "", *, detail: str = "is not found") -> None:
-    """Do as `require_seen` for the call that is answered now."""
+    """Like `require_seen`, for the current call."""
     require_seen(current_call.get(), model, version, detail=detail)
 
 
@@ -55,7 +55,7 @@ def require_all_seen() -> None:
 
 
 def step_now(model: str) -> str:
-    """Return how a text names a step to the call that is answered now: a hidden one not at all."""
+    """Return the name of a step for the current caller, without a hidden name."""
     return f"'{model}'" if seen_now()(model) else HIDDEN
 
 

@@ -10,13 +10,13 @@ from xlaserve.serving.access.rules import SignedTokens
 _MAX_CHARACTERS = 8192
 """Longer tokens are not read."""
 _MAX_CACHED = 1024
-"""Tokens that were verified, whose subjects are remembered."""
+"""Limit of cached subjects of verified tokens."""
 _SUBJECT_CHARACTERS = 256
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 
 class Subject(NamedTuple):
-    """The subject of a token that was verified."""
+    """The subject of a verified token."""
 
     name: str
     until: float
@@ -38,7 +38,7 @@ class Verifier:
         self._known: dict[str, Subject] = {}
 
     def subject_of(self, token: str) -> Subject | None:
-        """Return the subject of a token; None for one that is not valid now."""
+        """Return the subject of a token; None for an invalid one."""
         known = self._known.get(token)
         if known is not None:
             return known if self._clock() < known.until else None

@@ -54,7 +54,7 @@ class LocalReading:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The skeleton of a model, and the objects that it stands for."""
+    """Skeleton of a model, and its objects in the store."""
 
     key: object
     models: Path
@@ -273,7 +273,7 @@ class RemotePart:
         return self._problem
 
     def listing(self) -> Listing:
-        """Return what the store held at the last `refresh`; raises OSError if it failed."""
+        """Return the listing of the last `refresh`; raises OSError if it failed."""
         if self._problem or self._listing is None:
             raise StoreProblem(self._problem)
         return self._listing
@@ -295,7 +295,7 @@ class RemotePart:
         return f"{self.url}/{name}"
 
     def remove_leftovers(self) -> int:
-        """Leave the store as it is: what lies there is not of this machine."""
+        """Do nothing: a store's objects do not belong to this machine."""
         return 0
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
@@ -352,7 +352,7 @@ def _mark(found: RemoteObject) -> tuple[str, int, str]:
 
 
 def _split(objects: Objects) -> tuple[Objects, Mapping[int, Objects]]:
-    """Return what is beside the versions, and what is below each of them."""
+    """Split objects into those beside the versions and those of each version."""
     home: list[RemoteObject] = []
     versions: dict[int, list[RemoteObject]] = {}
     for found in objects:

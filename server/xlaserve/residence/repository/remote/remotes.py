@@ -1,4 +1,4 @@
-"""All parts of the repository that are in stores, and the cache that they share."""
+"""Repository parts in stores, and their shared cache."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -101,7 +101,7 @@ class Remotes:
         return next((part for part in self.parts if not part.is_listed), None)
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
-        """List every store, unless that was done since so many seconds."""
+        """List every store, unless its listing is recent."""
         for part in self.parts:
             part.refresh(older_than_seconds)
 
