@@ -45,9 +45,9 @@ class Form:
 
     def __init__(self) -> None:
         self.accepted_by: object = None
-        """The check of a model that has accepted the form last, and accepts it again."""
+        """The last check that accepted the form; it accepts the form again."""
         self.rows = 0
-        """Rows that it has found."""
+        """Rows found by that check."""
 
 
 class InferRequest(msgspec.Struct, gc=False):
@@ -84,7 +84,7 @@ class InferResponse(msgspec.Struct, gc=False):
 
 
 class PlacedOutput(InferOutput, gc=False):
-    """One output whose elements are in shared memory; `data` says what its shape is."""
+    """An output with its elements in shared memory; `data` gives its shape."""
 
 
 class DetailedResponse(InferResponse, gc=False):
@@ -92,11 +92,11 @@ class DetailedResponse(InferResponse, gc=False):
 
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     output_parameters: Mapping[str, Mapping[str, Parameter]] = msgspec.field(default_factory=dict)
-    """Keyed by output; those of outputs that the answer does not have are nobody's."""
+    """By output; those of absent outputs are ignored."""
 
 
 class Pending(Protocol):
-    """A request that is not answered yet."""
+    """An unanswered request."""
 
     def cancel(self) -> None:
         """Abandon the request: no observer is called. Does nothing once it is answered."""

@@ -13,13 +13,13 @@ from xlaserve.process import allocator
 LOOK_SECONDS = 1.0
 """Seconds from one look to the next."""
 _EXCESS_BYTES = 16 << 20
-"""Bytes of growth since the last trim beyond which there is another one."""
+"""Growth since the last trim that triggers another one."""
 _QUIET_BYTES = 1 << 20
-"""Bytes that may have come and gone in between while it is quiet."""
+"""Growth that counts as quiet."""
 _BUSY_LOOKS = 10
 """Looks after which it is trimmed though it is not quiet."""
 _LOG_SECONDS = 30.0
-"""Seconds in which the log is silent once it has said that pressure began."""
+"""Seconds between two log lines about pressure."""
 
 _log = structlog.get_logger("memory")
 
@@ -44,7 +44,7 @@ class Returning:
         self._ledger = ledger
         self._in_thread = in_thread
         self._quick_bytes = _EXCESS_BYTES + kept_bytes
-        """Bytes of growth that are given back as soon as it is quiet."""
+        """Growth that is released as soon as it is quiet."""
         self._resident = resident
         self._trim = trim
         self._clock = clock
@@ -54,7 +54,7 @@ class Returning:
         self._pressures = 0
         self._refused = 0
         self._logged_at: float | None = None
-        """When the log said that there is pressure; None once it has said that it ended."""
+        """When the log reported pressure; None once it reported the end."""
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -63,7 +63,7 @@ class Returning:
             await self.look()
 
     async def look(self) -> None:
-        """Trim if that gives something back, and say what is to be said of pressure."""
+        """Trim if that releases memory, and log changes of pressure."""
         self._report()
         ledger = self._ledger
         came, ledger.peak = ledger.peak - ledger.held, ledger.held

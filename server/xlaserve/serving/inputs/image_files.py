@@ -1,4 +1,4 @@
-"""JPEG and PNG files: told apart, bounded, and decoded from their essential parts alone."""
+"""JPEG and PNG files: detected, bounded, and decoded from their essential parts alone."""
 
 import io
 import re
@@ -78,7 +78,7 @@ class Picture:
         return self.file.size[1]
 
     def seen(self, fit: Fit) -> tuple[int, int]:
-        """Return width and height as one is to see it."""
+        """Return width and height after the EXIF orientation."""
         return (self.height, self.width) if self._is_sideways(fit) else (self.width, self.height)
 
     def _is_sideways(self, fit: Fit) -> bool:

@@ -36,7 +36,7 @@ class Form:
     spec: TensorSpec
     channels: int
     height: int
-    """-1 for that of the image, as for the width."""
+    """-1 for the image's own, as for the width."""
     width: int
     channels_first: bool
     """Whether a tensor has [C,H,W] for each image, else [H,W,C] or, in grey, [H,W]."""
@@ -202,7 +202,7 @@ def _table(
 
 
 def _culprit(read: _Parameters, mean: float, deviation: float) -> tuple[str, str]:
-    """Return the parameter that makes pixels infinite, as it is given."""
+    """Return the parameter that makes pixels infinite, as given."""
     name = "image_scale"
     if not np.isfinite(mean):
         name = "image_mean"

@@ -12,7 +12,7 @@ from xlaserve.serving.inputs.shared_memory import Regions
 from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
 
 CLASSES = "classification"
-"""Parameter of an output: how many of its best classes are wanted, in the place of scores."""
+"""Parameter of an output: number of best classes wanted instead of scores."""
 
 Labels: TypeAlias = Callable[[str], Sequence[bytes]]
 """Returns the class names of an output, by index; empty without labels."""
@@ -58,7 +58,7 @@ class OutputForms:
         self._places = OutputPlaces(model, outputs, regions, call)
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
-        """Return outputs in their forms; raises an InvalidRequest for one that has no room."""
+        """Return outputs in their forms; raises an InvalidRequest if one does not fit."""
         return self._places.write([self._classified(output) for output in outputs])
 
     def _classified(self, output: InferOutput) -> InferOutput:

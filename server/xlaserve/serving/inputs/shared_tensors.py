@@ -37,7 +37,7 @@ _OFFSET = "shared_memory_offset"
 _SIZE = "shared_memory_byte_size"
 
 AT_ONCE_BYTES = 256 << 10
-"""Bytes of inputs up to which they are read on the event loop."""
+"""Size of inputs up to which they are read on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class _Finder:
 
 
 class SharedInputs:
-    """The inputs of one request that are in shared memory, found and not read yet."""
+    """Inputs of a request in shared memory, located and not yet read."""
 
     def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
-        """Raises an InvalidRequest for what is not within a region, or cannot be the tensor."""
+        """Raises an InvalidRequest for a range outside of a region, or of a wrong size."""
         self._request = request
         self._in_place = regions.policy.in_place
         self._places: dict[int, Place] = {}
@@ -96,7 +96,7 @@ class SharedInputs:
 
     @property
     def has_views(self) -> bool:
-        """Tell whether some are read in place, where their client may change them."""
+        """Tell whether some are read in place, so that their client may change them."""
         return any(
             self._is_view(self._request.inputs[index].datatype, place)
             for index, place in self._places.items()
@@ -156,7 +156,7 @@ class OutputPlaces:
     def __init__(
         self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, call: Call
     ) -> None:
-        """Raises an InvalidRequest for a place that is not within a region."""
+        """Raises an InvalidRequest for a place outside of a region."""
         self._model = model
         finder = _Finder(model, regions, call)
         self._places = {

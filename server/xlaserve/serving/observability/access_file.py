@@ -15,7 +15,7 @@ _STANDARD = {"stdout": 1, "stderr": 2}
 _DESCRIPTOR = "fd:"
 _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
-"""A pipe that can be written to takes so many without waiting."""
+"""Atomic write size of a pipe."""
 _PATIENCE_MS = 1000
 _LOOK_SECONDS = 1.0
 """Seconds between two looks whether the file was renamed or removed, as log rotation does it."""
@@ -43,7 +43,7 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Return what is written at once: all lines, or as many whole ones as a pipe takes."""
+        """Return what is written at once: all lines, or the whole ones that a pipe takes."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
@@ -53,7 +53,7 @@ class AccessFile:
         yield lines[start:]
 
     def write(self, line: bytes) -> bool:
-        """Write a line, or many; false where it, or a part of it, could not be written."""
+        """Write lines; false after a failed or partial write."""
         data = memoryview(b"\n" + line if self._torn else line)
         rest = data
         while rest and self._takes_more():
@@ -66,7 +66,7 @@ class AccessFile:
         return not rest
 
     def look(self) -> None:
-        """Open the file anew if another one, or none, has its name now; looks once a second."""
+        """Reopen the file if it was renamed or removed; checks once a second."""
         now = self._clock()
         if self._path is None or now - self._looked < _LOOK_SECONDS:
             return
@@ -80,7 +80,7 @@ class AccessFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the file by its name again. Raises OSError, and goes on with the old one."""
+        """Reopen the file by its name; raises OSError, keeping the old one."""
         if self._path is not None:
             opened = _open(self._path)
             os.close(self._descriptor)

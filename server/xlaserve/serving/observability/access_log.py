@@ -62,7 +62,7 @@ class Sampling:
     drawn for each record and not for each call.
     """
     slow_ns: int = 1_000_000_000
-    """Calls that took so long have one too."""
+    """Slower calls are always logged."""
 
 
 class AccessLog:
@@ -87,7 +87,7 @@ class AccessLog:
         self._clock = clock
         self._chance = chance
         self._left_out: float = self._next_gap()
-        """Calls that have no record before the next that has one."""
+        """Unlogged calls before the next sampled one."""
         self._max_pending = max_pending
         self._pending: list[Entry | ExecutedEntry] = []
         self._lines = Lines(status_of, clock, now)
@@ -175,7 +175,7 @@ class AccessLog:
         return True
 
     def _next_gap(self) -> float:
-        """Return how many calls are left out next: as many as if each was drawn by itself."""
+        """Return the number of calls to skip, geometrically distributed."""
         if self._rate >= 1.0:
             return 0
         if self._rate <= 0.0:
@@ -215,7 +215,7 @@ class AccessLog:
             self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
 
     def _flush(self) -> None:
-        """Hand over the lines of what was written to its client, or need not wait for that."""
+        """Hand over lines whose answers were written, or need not wait for that."""
         self._timer = None
         if self._make_some():
             loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ class AccessLog:
         self._thread.call(self._reopen)
 
     async def close(self, in_thread: InThread) -> None:
-        """Write what is pending, and wait for that a bounded time; `in_thread` runs the wait."""
+        """Write pending records within a time limit; `in_thread` runs the wait."""
         if self._timer is not None:
             self._timer.cancel()
         self._make(self._pending)
@@ -301,5 +301,5 @@ class AccessLog:
 
 
 def _is_early(entry: Entry | ExecutedEntry, due: int) -> bool:
-    """Tell whether the answer of a call may still be written, so that its record waits for it."""
+    """Tell whether a call's answer may still be unwritten, so that its record waits."""
     return entry.record.bytes_out < 0 and entry.error is None and entry.ended_ns > due

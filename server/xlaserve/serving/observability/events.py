@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 MAX_NAME = 256
-"""Characters that are kept of the name of a model or a caller."""
+"""Kept characters of the name of a model or a caller."""
 MAX_TEXT = 1024
-"""Characters that are kept of a text."""
+"""Kept characters of a text."""
 
 
 class EventKind(StrEnum):
@@ -39,7 +39,7 @@ class Cause(StrEnum):
     REPOSITORY = "repository"
     """The files of the repository have changed."""
     FILES = "files"
-    """Files of the server have changed, or it was told to read them again."""
+    """Changed files of the server, or a request to read them again."""
     OTHER_WORKER = "other worker"
     """Another process of the server was asked for it, and this one follows."""
 
@@ -50,7 +50,7 @@ class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
     principal: str = ""
     """Its name in the access rules."""
     peer: str = ""
-    """The address that it asked from."""
+    """Its address."""
     protocol: str = ""
     """gRPC, gRPC-Web, REST, ModelMesh or SageMaker."""
 
@@ -68,7 +68,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of the server that was made, or that failed."""
+    """One change of the server, done or failed."""
 
     kind: EventKind
     at_ns: int
@@ -87,17 +87,17 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     asker: Asker = NOBODY
     cause: Cause = Cause.NONE
     worker: int | None = None
-    """The process that it happened in; None where the server is one, or of the parent."""
+    """Its process; None for a single one, or the parent."""
 
 
 class Events(Protocol):
     """The event log of the server, wherever it is kept."""
 
     def note(self, event: Event) -> None:
-        """Keep an event; its number is given to it."""
+        """Keep an event, and number it."""
 
     async def read(self) -> "Kept":
-        """Return the events that are kept."""
+        """Return the kept events."""
         ...
 
 
@@ -109,11 +109,11 @@ class Kept(msgspec.Struct, frozen=True):
     events: Sequence[Event]
     """The oldest first."""
     dropped: int
-    """Events that were dropped, as newer ones needed their bytes."""
+    """Events dropped for newer ones."""
 
 
 class EventLog:
-    """Keeps the last events, of so many bytes of JSON. Of the event loop."""
+    """Keeps the last events, up to a size in JSON. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int, *, now: Callable[[], int] = time.time_ns) -> None:
         """`now` is the time since the epoch; with 0 bytes none is kept."""
@@ -126,7 +126,7 @@ class EventLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of what is kept, as JSON."""
+        """Return the size of the kept events in JSON."""
         return self._bytes
 
     def note(self, event: Event) -> None:
@@ -142,11 +142,11 @@ class EventLog:
             self._dropped += 1
 
     async def read(self) -> Kept:
-        """Return the events that are kept."""
+        """Return the kept events."""
         return self.kept()
 
     def kept(self) -> Kept:
-        """Return the events that are kept."""
+        """Return the kept events."""
         return Kept(self._began_ns, tuple(event for event, _ in self._kept), self._dropped)
 
 

@@ -63,7 +63,7 @@ QUANTITIES: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU, or an instance of MIG, at one time, with the quantities that it knows of itself."""
+    """One GPU, or an instance of MIG, at one time, with its supported quantities."""
 
     uuid: str
     values: Mapping[str, float]
@@ -79,7 +79,7 @@ class Gpus:
     interval_seconds: float
     """0 never asks."""
     is_expected: bool = False
-    """Whether the log says that NVML is not there: the settings ask for a GPU."""
+    """Whether the log reports a missing NVML: the settings ask for a GPU."""
     clock: Callable[[], float] = time.monotonic
     _read: tuple[float, Sequence[GpuReading]] = (0.0, ())
     _over: threading.Event = field(default_factory=threading.Event)

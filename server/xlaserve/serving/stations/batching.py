@@ -18,10 +18,10 @@ from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
-"""A smaller batch is copied in the time that it takes to align it."""
+"""Smaller batches are copied as quickly as they are aligned."""
 
 APART_NS = 50_000
-"""Requests with so much time between them are not of one pass of the event loop."""
+"""Gap between requests of different event-loop iterations."""
 
 ALONE_IN_A_ROW = 3
 """Consecutive requests without company after which the next is expected alone too."""
@@ -38,7 +38,7 @@ class BatchPolicy:
     preferred_rows: tuple[int, ...] = ()
     """Sizes that need not wait for the delay; ascending."""
     delay_ns: int = 0
-    """Longest wait of a request for others, while nothing else holds it up."""
+    """The batch delay, while a lane is free."""
     timeout_ns: int = 0
     """Longest wait of a request at all; 0 for as long as its client does."""
     timeouts_differ: bool = False
@@ -46,7 +46,7 @@ class BatchPolicy:
 
 
 class BatchQueue:
-    """Requests in the order in which they came."""
+    """Requests in arrival order."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class BatchQueue:
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the requests that have expired in the queue."""
+        """Dequeue and return expired requests."""
         expired = []
         while self.policy.timeout_ns and self._waiting and self._late(now_ns):
             expired.append(self._waiting.popleft())
@@ -130,7 +130,7 @@ class BatchQueue:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return how long a request may wait; 0 for as long as its client does."""
+        """Return the queue timeout of a request; 0 for none."""
         return self.policy.timeout_ns
 
     def due_ns(self, *, could_leave: bool) -> int | None:
@@ -203,7 +203,7 @@ def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
 
 
 def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
-    """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    """Split an output into views of each request's rows."""
     if isinstance(output, Parts):
         return output.parts
     if len(requests) == 1:
@@ -228,12 +228,12 @@ class Runner(Protocol):
 
     @property
     def lanes(self) -> int:
-        """Return how many batches may be started at first."""
+        """Return the number of lanes at first."""
         ...
 
     @property
     def is_inline(self) -> bool:
-        """Tell whether it executes where the event loop is, if that is quick enough."""
+        """Tell whether it executes on the event loop when quick."""
         ...
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
@@ -245,18 +245,18 @@ class Runner(Protocol):
 
 
 class Clock(Protocol):
-    """Time, and what happens later."""
+    """A clock with timers."""
 
     def now_ns(self) -> int:
-        """Return a time that only goes on."""
+        """Return a monotonic time."""
         ...
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Schedule a call after everything that is ready now."""
+        """Schedule a call after all currently ready ones."""
         ...
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time; returns what cancels that."""
+        """Call at a time; returns a function that cancels it."""
         ...
 
 
@@ -292,15 +292,15 @@ class RequestQueue(Protocol):
         ...
 
     def expire(self, now_ns: int) -> Sequence[InferCall]:
-        """Remove and return the requests that have expired in the queue."""
+        """Dequeue and return expired requests."""
         ...
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when to look at the queue again though nothing else happened."""
+        """Return the time of the next check without other events."""
         ...
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return how long a request may wait; 0 for as long as its client does."""
+        """Return the queue timeout of a request; 0 for none."""
         ...
 
 
@@ -323,7 +323,7 @@ class Batcher:
         deliver: Deliver,
         overtakes: Callable[[], bool] | None = None,
     ) -> None:
-        """`overtakes` says whether the next batch may be started though no lane is free."""
+        """`overtakes` tells whether the next batch may start without a free lane."""
         self._queue = queue
         self._overtakes = overtakes
         self._policy = queue.policy
@@ -336,17 +336,17 @@ class Batcher:
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
         """Whether a request may be executed without being queued."""
         self.in_a_row = 0
-        """Requests that came by themselves since some came together."""
+        """Requests without company since the last that had some."""
         self._ended_ns = 0
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
         self._apart = Apart()
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
-        """Requests of batches that failed, which are executed next, each by itself."""
+        """Requests of failed batches, retried next, each by itself."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each request that waits was submitted."""
+        """Yield the submission times of queued requests."""
         yield from (request.submitted_ns for request in self._queue)
         yield from (request.submitted_ns for request, _ in self._again)
 
@@ -361,7 +361,7 @@ class Batcher:
         )
 
     def passed(self, now_ns: int) -> None:
-        """Know of a request that was alone, and did not wait."""
+        """Record a request that was alone and did not wait."""
         self._ended_ns = now_ns
 
     def submit(self, request: InferCall) -> None:
@@ -443,7 +443,7 @@ class Batcher:
         return any(not one.is_apart for one in self._queue)
 
     def _start_again(self) -> None:
-        """Execute the next request of a batch that failed by itself, where a lane is free."""
+        """Retry the next request of a failed batch, if a lane is free."""
         while self._again and self._may_start:
             request, batch = self._again.popleft()
             if not request.has_ended:

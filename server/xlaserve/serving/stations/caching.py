@@ -121,7 +121,7 @@ class Caching(Around):
 
 
 class _Flight:
-    """One execution, and the calls that wait for it (a Place)."""
+    """One execution, and its waiting calls (a Place)."""
 
     def __init__(
         self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int
@@ -130,7 +130,7 @@ class _Flight:
         self._key = key
         self._flight_key = flight_key
         self._waiting: dict[InferCall, int] = {}
-        """Calls in the order in which they came, the leader first: how long each looked, in ns."""
+        """Waiting calls in arrival order, the leader first: lookup time of each, in ns."""
         self._has_landed = False
         self.relay = station.relay(leader, self)
         self.join(leader, looked)
@@ -156,7 +156,7 @@ class _Flight:
         self._station.landed(self._flight_key)
 
     def completed(self, relay: Relay, result: InferResponse | BaseException) -> None:
-        """Answer all that wait, and keep the answer."""
+        """Answer all waiting calls, and cache the answer."""
         if self._has_landed:
             return
         waiting = tuple(self._waiting.items())

@@ -1,4 +1,4 @@
-"""The queue of a model that is not batched."""
+"""The queue of an unbatched model."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ class Copies(Protocol):
 
 
 class Order(Protocol):
-    """Calls that wait, in some order: a deque is one."""
+    """Queued calls in some order: a deque is one."""
 
     def __len__(self) -> int: ...
 
@@ -53,7 +53,7 @@ class Order(Protocol):
 
 
 class ByPrincipal:
-    """Takes the calls of different principals by turns, those of each as they came (an Order)."""
+    """Serves principals in rotation, each in arrival order (an Order)."""
 
     def __init__(self) -> None:
         self._calls: dict[str, deque[InferCall]] = {}
@@ -70,7 +70,7 @@ class ByPrincipal:
         self._calls.setdefault(call.owner, deque()).append(call)
 
     def popleft(self) -> InferCall:
-        """Remove and return the next call; its principal is the last to have another turn."""
+        """Remove and return the next call; its principal goes last."""
         name = next(iter(self._calls))
         calls = self._calls.pop(name)
         call = calls.popleft()
@@ -113,7 +113,7 @@ class DirectQueue:
         self._is_looking = False
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call that waits was submitted."""
+        """Yield the submission times of queued calls."""
         return (call.submitted_ns for call in self._calls)
 
     def submit(self, call: InferCall) -> None:
@@ -136,7 +136,7 @@ class DirectQueue:
             return
 
     def retire(self) -> list[InferCall]:
-        """Hand on nothing more; return the calls that wait."""
+        """Stop handing over; return the queued calls."""
         calls = list(self._calls)
         self._calls.clear()
         return calls

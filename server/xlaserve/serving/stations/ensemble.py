@@ -147,7 +147,7 @@ class _Run:
     async def _from(
         self, start: int, tensors: dict[str, Value]
     ) -> "AsyncGenerator[dict[str, Value], None]":
-        """Yield the tensors behind the last step, from one step on."""
+        """Yield the tensors after the last step, starting at one."""
         for at, planned in enumerate(self._plan.steps[start:], start):
             if planned.is_decoupled:
                 async with aclosing(self._many(planned, tensors)) as answers:
@@ -160,7 +160,7 @@ class _Run:
         yield tensors
 
     async def _one(self, planned: PlannedStep, tensors: Mapping[str, Value]) -> dict[str, Value]:
-        """Execute a step, and return the tensors that it makes."""
+        """Execute a step, and return its outputs."""
         one = AwaitedInfer.within(self._call)
         await self._begin(one, planned, tensors)
         response = await one.answered()
@@ -172,7 +172,7 @@ class _Run:
     async def _many(
         self, planned: PlannedStep, tensors: Mapping[str, Value]
     ) -> "AsyncGenerator[dict[str, Value], None]":
-        """Execute a decoupled step, and yield the tensors of each answer that has any."""
+        """Execute a decoupled step, and yield the outputs of each answer with any."""
         one = StepAnswers.within(self._call)
         await self._begin(one, planned, tensors)
         async with aclosing(one.answers()) as answers:
@@ -238,7 +238,7 @@ def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: i
 
 
 def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
-    """Raise an InvalidRequest for what a step before has given, and the model does not take."""
+    """Raise an InvalidRequest if a step's outputs do not fit the next model."""
     specs = {spec.name: spec.datatype for spec in info.inputs}
     inputs = [
         InferInput(name, _datatype(value) or specs[name], cast(Tensor, value))

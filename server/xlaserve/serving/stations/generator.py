@@ -48,13 +48,13 @@ class Computing(Protocol):
 
 
 class Alone:
-    """Computes the answers of each request by itself (a Computing)."""
+    """Computes each request's answers separately (a Computing)."""
 
     def __init__(self, work: HostWork) -> None:
         self._work = work
 
     def start(self, waiting: "Generation", /) -> Job:
-        """Compute in any thread that is idle."""
+        """Compute in any idle thread."""
         return self._work.in_thread(waiting.compute, waiting.computed)
 
     def pending_since(self) -> Iterator[int]:
@@ -63,7 +63,7 @@ class Alone:
 
 
 class Generator:
-    """Computes one answer after the other in threads, as quickly as the client reads them."""
+    """Computes answers in threads, one after the other, at the client's pace."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Generator:
         """Shares the requests: all answers to one are computed by one replica."""
         self._unending = Unending(instance)
         self.queue: Batcher | None = None
-        """Requests that wait, where the configuration has rules for them."""
+        """Queued requests, if the configuration has queue rules."""
 
     def pending_since(self) -> Iterator[int]:
         """Yield since when each request waits, and each answer for a thread."""
@@ -110,7 +110,7 @@ class Generator:
 
     @property
     def lanes(self) -> int:
-        """Return how many requests are answered side by side at most, where they queue."""
+        """Return the maximum of concurrent requests, if they queue."""
         model = self.model
         if isinstance(self.computing, Together) and isinstance(model, Stepping):
             return model.replicas * model.most_together
@@ -136,7 +136,7 @@ class Generator:
             call.hold(loop.call_later(seconds, expire, context=outside_call()).cancel)
 
     def _reserve(self, call: InferCall) -> None:
-        """Count what a call holds between its answers; raises BudgetExhausted."""
+        """Charge a call's state between answers; raises BudgetExhausted."""
         account, size = call.peer.account, self.instance.info.state_bytes
         if not size or account is None:
             return
@@ -145,7 +145,7 @@ class Generator:
         call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:
-        """Return the calls that wait."""
+        """Return the queued calls."""
         return () if self.queue is None else self.queue.retire()
 
 
@@ -182,7 +182,7 @@ class Generation:
         self._station = station
         self._over = over
         self.call = call
-        """The call that is answered."""
+        """The call."""
         self._begun_ns = station.now_ns()
         self.replica = station.replicas.take()
         """The program that computes all answers."""
@@ -232,7 +232,7 @@ class Generation:
             deliver([self.call], found)
 
     def _go_on(self) -> None:
-        """Write answers, or have more computed, while the client may be sent one (backpressure)."""
+        """Write answers, or compute more, while the client reads (backpressure)."""
         call, ready = self.call, self._ready
         while not call.has_ended:
             if ready.is_done and not ready.answers:
@@ -319,7 +319,7 @@ class Generation:
     # --- in a thread ---
 
     def compute(self, replica: int) -> Computed:
-        """Return the next answer, and those behind it that take next to no time; raises nothing."""
+        """Return the next answer, and following quick ones; raises nothing."""
         computed = Computed()
         try:
             if not self._fill(computed, self.opened()):

@@ -1,4 +1,4 @@
-"""Models that are handed requests and answer them in threads of their own (a Station)."""
+"""Models that answer requests from their own threads (a Station)."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from xlaserve.serving.stations.unending import Unending
 from xlaserve.tensors import Parameter, Tensor, specs_of
 
 AHEAD = 32
-"""Executions that a copy may have been handed: waking its thread takes longer than many a model."""
+"""Executions handed to a copy ahead: waking its thread takes longer than many a model."""
 
 _QUICK_NS = 2_000_000
 """Limit of a quick execution; most of it may be a wait for Python's lock."""
@@ -49,11 +49,11 @@ class Handed:
         self._waits = waits
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call that waits for a copy was submitted."""
+        """Yield the submission times of calls waiting for a copy."""
         return chain(self._queue.pending_since(), self._runner.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
+        """Enqueue a call; raises Overloaded, or Decoupled if it accepts one answer only."""
         if isinstance(self._runner.model, Slotted):
             many = call.takes_many and not call.wants_whole
             call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
@@ -66,7 +66,7 @@ class Handed:
             self._waits.watch(call, self._runner)
 
     def retire(self) -> Sequence[InferCall]:
-        """Begin nothing more; return the calls that wait."""
+        """Start nothing more; return the queued calls."""
         return self._queue.retire()
 
 
@@ -102,7 +102,7 @@ class CopiesRunner:
         self._exchanges: set[Exchange] = set()
         """Exchanges of the copies."""
         self._owed: list[Callable[[], None]] = []
-        """Callbacks that say that another batch may start."""
+        """Callbacks that announce a free place for another batch."""
         self._calls_others = False
         """Whether its code calls other models, so that queued calls would wait for them."""
         self._recent_ns = _QUICK_NS
@@ -133,7 +133,7 @@ class CopiesRunner:
 
     @property
     def room(self) -> int:
-        """Return how many executions may be handed over now."""
+        """Return the number of executions that may be handed over now."""
         return max(0, max(self.lanes, self._ahead) - self._in_flight)
 
     @property
@@ -218,7 +218,7 @@ def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
 
 
 class Exchange:
-    """One call, as the model has it (a ModelRequest)."""
+    """One call, as seen by its model (a ModelRequest)."""
 
     __slots__ = (
         "_answers",
@@ -249,7 +249,7 @@ class Exchange:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` says whether others are executed with it."""
+        """`is_shared` tells whether others are executed with it."""
         self.call = call
         self._is_shared = is_shared
         self._has_answered = False
@@ -267,13 +267,13 @@ class Exchange:
         self.has_ended = False
         """Whether the model has said its last word; set in its thread."""
         self.has_failed = False
-        """Whether that was an error, or nothing at all."""
+        """Whether it failed, or returned nothing."""
         self.is_again = False
         """Whether its model has rescheduled it."""
         self.is_late = False
         """Whether it is answered after its execution, as its model has said."""
         self._answers = 0
-        """Answers that are on their way to the event loop, or to a client that does not read."""
+        """Answers on their way to the event loop, or to a slow client."""
         self._resume: Callable[[], None] | None = None
         self._lock = threading.Lock()
         """Held for both."""
@@ -314,7 +314,7 @@ class Exchange:
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the model may give another answer."""
+        """Tell whether the model may send another answer."""
         return self._answers < WINDOW or self.call.has_ended
 
     def begin(self) -> None:
@@ -341,7 +341,7 @@ class Exchange:
         self._outbox.post(partial(self._write, outputs, last, parameters))
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Hand what this thread gives meanwhile to the event loop at once, at the end."""
+        """Collect this thread's answers, and hand them to the event loop at the end."""
         return self._outbox.gathered()
 
     def again(self) -> None:
@@ -354,7 +354,7 @@ class Exchange:
         self.is_late = True
 
     def end(self) -> None:
-        """End the request, all of whose answers were given."""
+        """End the request after all of its answers."""
         self.has_ended = True
         self.ended_ns = self._now_ns()
         self._outbox.post(self._finish)

@@ -33,7 +33,7 @@ def _nobody() -> None:
 
 
 class Execution:
-    """One that was begun, or will be, until it is completed."""
+    """An execution that has started or will, until its completion."""
 
     __slots__ = ("begun", "fail", "line", "since")
 
@@ -60,7 +60,7 @@ class Watch:
         self._stalled = 0
         """Abandoned executions that have not ended."""
         self._pause = 0.0
-        """Seconds for which it was not ready when it last failed on its device."""
+        """Seconds of unreadiness after its last device failure."""
         self._failed_at = 0.0
         self._log = structlog.get_logger("execution")
 
@@ -70,7 +70,7 @@ class Watch:
             raise ExecutionStalled(self._model, self._health.seconds)
 
     def begin(self, begun: Callable[[], bool], fail: Fail, line: object = None) -> Execution:
-        """Watch an execution until `over`; where it does not end, `fail` is called in its place."""
+        """Watch an execution until `over`; if it stalls, `fail` is called instead."""
         execution = Execution(begun, fail, line)
         self.executions[execution] = None
         self._health.look_at(self)
@@ -151,14 +151,14 @@ class Watch:
 
 
 class Health:
-    """Looks at the executions of all instances of a server while there are any."""
+    """Checks the executions of all instances while there are any."""
 
     def __init__(
         self,
         seconds: float = DEFAULT_EXECUTION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` is how long an execution may take; 0 for any time."""
+        """`seconds` is the limit of an execution; 0 for none."""
         self.seconds = seconds
         self.now = clock
         self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)

@@ -17,16 +17,16 @@ them and to bring the outputs back took 1.6 ns a byte of both workers (perceptro
 
 
 class Helpers(Protocol):
-    """The other workers of the server, as the stations of one worker know them."""
+    """Other workers of the server, as stations see them."""
 
     @property
     def least_seconds(self) -> float:
-        """Return how long a batch takes at least for which it is worthwhile to ask another one."""
+        """Return the shortest batch worth offloading."""
         ...
 
     @property
     def most_bytes(self) -> int:
-        """Return how many bytes the inputs of a batch may have: they are copied on the loop."""
+        """Return the maximum input bytes of a batch: they are copied on the event loop."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class Helpers(Protocol):
         ...
 
     def serve(self, instance: Served, model: LoadedModel, work: HostWork) -> None:
-        """Execute batches of others for an instance from now on, until it leaves."""
+        """Execute other workers' batches for an instance until it leaves."""
         ...
 
     def execute(

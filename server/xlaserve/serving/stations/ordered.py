@@ -27,7 +27,7 @@ class Ordered(Around):
         self._order: OrderedDict[InferCall, Relay] = OrderedDict()
         """Unanswered calls, each with its executed call."""
         self._results: dict[InferCall, _Result] = {}
-        """Results that wait for those of calls before them."""
+        """Results waiting for those of earlier calls."""
         self._is_answering = False
 
     def begin(self, call: InferCall) -> None:

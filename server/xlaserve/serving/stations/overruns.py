@@ -54,7 +54,7 @@ class Overruns:
         seconds: float,
         limit: float,
     ) -> None:
-        """Take the model off the event loop, and find out in a thread whether it may come back."""
+        """Move the model off the event loop, and test in a thread whether it may return."""
         instance = work.instance
         if instance in self._away:
             return

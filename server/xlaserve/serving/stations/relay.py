@@ -19,7 +19,7 @@ class Relay(InferCall):
     """
 
     how = Relayed()
-    """How it was answered where it was not executed itself: a hit or a miss of the cache."""
+    """How it was answered without an execution of its own: a cache hit or miss."""
 
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id

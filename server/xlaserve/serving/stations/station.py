@@ -49,7 +49,7 @@ class Served(ServedInstance, Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """Return the configuration that it was loaded with."""
+        """Return the configuration of the load."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Served(ServedInstance, Protocol):
 
     @property
     def quick(self) -> QuickCheck:
-        """Return what recognises ordinary requests."""
+        """Return the recogniser of ordinary requests."""
         ...
 
     @property
@@ -86,11 +86,11 @@ class Served(ServedInstance, Protocol):
         ...
 
     def renew(self) -> None:
-        """Replace the station by one that fits what is known now."""
+        """Rebuild the station for new facts."""
         ...
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Have something called when it begins to leave; requests may still be in progress."""
+        """Call something when it begins to leave; requests may still be in progress."""
         ...
 
     def on_drain_expired(self, call: Callable[[], None]) -> None:
@@ -113,15 +113,15 @@ class Served(ServedInstance, Protocol):
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """A model that another process has loaded, which queues and counts its requests."""
+    """A model loaded by another process, which queues and counts its requests."""
 
     def station(self, instance: Served) -> Station:
-        """Return what passes requests on to that process."""
+        """Return the station that forwards requests to that process."""
         ...
 
 
 class Wrapper(Station, Protocol):
-    """A station around another one, which is replaced while the wrapper stays."""
+    """A station around another one, which may be replaced."""
 
     within: Station
 
@@ -131,7 +131,7 @@ class Wrapper(Station, Protocol):
 
 
 MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
-"""Makes the station of an instance; None, or the one that it replaces."""
+"""Makes the station of an instance; gets the replaced one or None."""
 
 
 class Working:

@@ -33,7 +33,7 @@ class StepAnswers(AwaitedInfer):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether another answer may wait."""
+        """Tell whether another answer may be queued."""
         return len(self._waiting) < _WINDOW
 
     def write(self, response: InferResponse, *, last: bool) -> None:

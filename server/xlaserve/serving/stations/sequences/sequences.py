@@ -1,4 +1,4 @@
-"""Models that serve sequences: each in its order, and many in one batch (a Station)."""
+"""Sequence models: each sequence in order, many in one batch (a Station)."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Sequences:
 
     @property
     def in_progress(self) -> int:
-        """Return how many sequences of clients there are; iterative ones end with their request."""
+        """Return the number of clients' sequences; iterative ones end with their request."""
         return 0 if self._is_iterative else self._table.in_progress
 
     def pending_since(self) -> Iterator[int]:
@@ -109,7 +109,7 @@ class Sequences:
                 return self._last_id
 
     def again(self, call: InferCall) -> None:
-        """Have a call executed once more, as the next step of its iterative sequence."""
+        """Reschedule a call as the next step of its iterative sequence."""
         turn = call.turn
         assert turn is not None
         turn.is_settled = True
@@ -138,7 +138,7 @@ class Sequences:
     def delivered(
         self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
     ) -> None:
-        """Go on with the sequences of a batch that has ended, and answer its calls."""
+        """Answer the calls of a batch, and continue their sequences."""
         if self._is_iterative and not isinstance(result, BaseException):
             return  # each was settled, or goes on
         now = self._clock.now_ns()
@@ -196,7 +196,7 @@ class Sequences:
             self._clock.at(due, partial(_wake, weakref.ref(self)))
 
     def wake(self) -> None:
-        """End the sequences that have expired."""
+        """End expired sequences."""
         self._due_ns = None
         changed = self._table.expire(self._clock.now_ns())
         # Before another sequence is executed in its slot.

@@ -1,4 +1,4 @@
-"""The turns of sequences that keep their row of the batch (StrategyDirect)."""
+"""Turns of sequences with fixed batch rows (StrategyDirect)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ class SlotQueue:
         return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
-        """Let a turn wait."""
+        """Queue a turn."""
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
@@ -31,7 +31,7 @@ class SlotQueue:
             self._waiting.remove(request)
 
     def clear(self) -> list[InferCall]:
-        """Remove and return all turns, in order."""
+        """Dequeue and return all turns, in order."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -50,7 +50,7 @@ class SlotQueue:
         return chosen
 
     def expire(self, now_ns: int) -> Sequence[InferCall]:
-        """Return nothing: a turn waits for as long as its client does."""
+        """Return nothing: turns have no queue timeout."""
         return ()
 
     def timeout_ns(self, request: InferCall) -> int:

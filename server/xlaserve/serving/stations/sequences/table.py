@@ -35,17 +35,17 @@ class Turn:
     is_start: bool = False
     is_end: bool = False
     is_begun: bool = False
-    """Whether its execution has begun; set by who executes it."""
+    """Whether its execution has begun; set by its runner."""
     is_settled: bool = False
     """Whether the table knows its outcome before its batch has ended."""
     seat: Seat | None = None
-    """The seat in which it is executed; set when it leaves the queue."""
+    """Its seat, set when it leaves the queue."""
     owner: str = ""
-    """The caller whose sequence it is: ids of one caller are no names to another."""
+    """Owner of the sequence: ids are scoped to a caller."""
 
     @property
     def key(self) -> "Key":
-        """Return what its sequence is known by."""
+        """Return the key of its sequence."""
         return self.owner, self.id
 
 
@@ -60,12 +60,12 @@ class Changed:
     ready: list[Turn] = field(default_factory=list)
     """Turns ready for execution, each with its seat."""
     refused: list[Turn] = field(default_factory=list)
-    """Turns that will not be executed: one that they waited for was not."""
+    """Turns that will not be executed, after one that was not."""
     expired: list[tuple[SequenceId, Seat]] = field(default_factory=list)
     """Expired sequences, and their seats."""
 
     def __iadd__(self, other: "Changed") -> "Changed":
-        """Add what changed after that."""
+        """Add later changes."""
         self.ready += other.ready
         self.refused += other.refused
         self.expired += other.expired
@@ -80,7 +80,7 @@ class _Sequence:
     key: Key
     waiting: deque[Turn] = field(default_factory=deque)
     running: Turn | None = None
-    """The turn that the batcher has."""
+    """The turn held by the batcher."""
     seat: Seat | None = None
     has_state: bool = False
     """Whether a turn of it was executed, and was not the last."""
@@ -116,13 +116,13 @@ class SequenceTable:
         self._live: dict[Key, _Sequence] = {}
         self._slots = [_Slots(slots) for _ in range(replicas)]
         self._backlog: dict[_Sequence, None] = {}
-        """Sequences without a slot, in the order in which they asked for one."""
+        """Sequences waiting for a slot, in arrival order."""
         self._idle: dict[_Sequence, int] = {}
         """Sequences in progress without a request, and since when; the oldest first."""
 
     @property
     def in_progress(self) -> int:
-        """Return how many sequences there are, those of the backlog too."""
+        """Return the number of sequences, waiting ones included."""
         return len(self._live)
 
     def backlog(self) -> Iterator[Turn]:
@@ -218,7 +218,7 @@ class SequenceTable:
         return changed
 
     def expire(self, now_ns: int) -> Changed:
-        """End the sequences that were without a request for too long."""
+        """End sequences that were idle for too long."""
         changed = Changed()
         while self._idle and (due := self.due_ns) is not None and due <= now_ns:
             sequence = next(iter(self._idle))
@@ -269,7 +269,7 @@ class SequenceTable:
     # --- slots ---
 
     def _seat(self, sequence: _Sequence) -> None:
-        """Give a sequence a slot of the replica with the most that are free, or have it wait."""
+        """Give a sequence a slot of the replica with the most free ones, or queue it."""
         replica = max(range(len(self._slots)), key=lambda index: len(self._slots[index]))
         free = self._slots[replica].free
         if free:
@@ -278,7 +278,7 @@ class SequenceTable:
             self._backlog[sequence] = None
 
     def _leave_seat(self, sequence: _Sequence) -> Iterator[Turn]:
-        """Free the slot of a sequence, and give it to the one that has waited longest."""
+        """Free the slot of a sequence for the longest waiting one."""
         seat, sequence.seat = sequence.seat, None
         if seat is None:
             return
