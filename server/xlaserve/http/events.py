@@ -36,7 +36,7 @@ FINAL_RESPONSE = "triton_final_response"
 _FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
 
 Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
-"""Writes an answer as JSON, in a thread where that takes long."""
+"""Serializes an answer as JSON, in a thread if it is large."""
 
 
 def wants_events(headers: Headers) -> bool:
@@ -76,7 +76,7 @@ class EventCall(InferCall):
         self.headers = headers
         self.peer = peer
         self.grow: Callable[[int, str], None] = lambda count, what: None
-        """Counts bytes of answers that wait, or fewer; raises BudgetExhausted."""
+        """Charges or releases bytes of queued answers; raises BudgetExhausted."""
         self._max_bytes = max_bytes
         self._waiting: deque[_Answer | BaseException] = deque()
         self._waiting_bytes = 0
@@ -90,7 +90,7 @@ class EventCall(InferCall):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether another answer may wait for the client (backpressure)."""
+        """Tell whether another answer may be queued (backpressure)."""
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
@@ -212,7 +212,7 @@ async def events(
 
 
 async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
-    """Write an answer, an object of JSON, which holds no end of a line."""
+    """Serialize an answer as an event: its JSON has no line break."""
     if isinstance(response, DetailedResponse):
         parameters = {**response.parameters, FINAL_RESPONSE: last}
         answer = await encode(msgspec.structs.replace(response, parameters=parameters))

@@ -14,14 +14,14 @@ from xlaserve.net.bounded_cache import MakingCache
 _MAX_STARTS = 64
 """Distinct header names that the code looks up."""
 _STARTS = MakingCache[str, bytes](lambda name: b"\r\n" + name.lower().encode() + b":", _MAX_STARTS)
-"""Name of a header -> start of its line, in lower case."""
+"""Name of a header -> beginning of its line, in lower case."""
 _HOST = "host"
 _AUTHORITY = re.compile(rb"[A-Z]+ +https?://([^/?# ]+)", re.IGNORECASE)
 """Start of a block whose target names the host, whatever Host says (RFC 9112, 3.2.2)."""
 
 
 class ReadHeaders:
-    """The headers of a request that was read."""
+    """Headers of a parsed request."""
 
     __slots__ = ("_headers",)
 

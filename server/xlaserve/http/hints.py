@@ -18,7 +18,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Advice by the whole path; what the pattern holds in parentheses stands in it by number."""
+"""Advice by pattern of the whole path, with its groups by number."""
 
 
 def hint(path: str) -> str:

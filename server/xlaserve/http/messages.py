@@ -20,7 +20,7 @@ BINARY_TYPE = "application/octet-stream"
 HTML_TYPE = "text/html"
 
 NO_STORE: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
-"""Header of answers that no cache may keep (RFC 9111, 5.2.2.5)."""
+"""Header of uncacheable answers (RFC 9111, 5.2.2.5)."""
 
 JOINED_BYTES = 64 << 10
 """Answers up to this size leave in one write; the pieces of larger ones are not copied."""
@@ -34,14 +34,14 @@ async def _no_body() -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request for a handler: the names in the path, and a body that is read when it is wanted."""
+    """A request for a handler: names from the path, and a body read on demand."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """The parts of the path that the route names, percent-decoded."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
     read: Callable[[], Awaitable[memoryview]] = _no_body
-    """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     call: Call = field(default_factory=Call)
     """Itself as the core knows it; it has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
@@ -78,7 +78,7 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer that is sent part by part, as its parts come."""
+    """An answer sent in parts."""
 
     content_type: str
     parts: AsyncGenerator[bytes, None]

@@ -8,7 +8,7 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.tensors import BYTES
 
 _COPIES = 3
-"""Most copies of a text: out of its body, without strings, without brackets."""
+"""Maximum number of copies of a text: without body, strings, brackets."""
 _COPIES_OF_STRINGS = 5
 """With strings in it: as strings, and as octets."""
 _NUMBER_BYTES = 8

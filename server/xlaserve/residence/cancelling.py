@@ -35,7 +35,7 @@ _log = structlog.get_logger("loading")
 
 
 class Cancelling:
-    """Knows who cancels the loads that end now."""
+    """Records who cancels running loads."""
 
     def __init__(self, registry: Registry, notes: EventNotes) -> None:
         self._registry = registry
@@ -67,7 +67,7 @@ class Cancelling:
 
     @contextmanager
     def unloading(self, name: str = _ALL) -> Iterator[None]:
-        """Have the loads of a model, or of all, end within a block since somebody unloads it."""
+        """Cancel a model's loads, or all, within a block, on behalf of an unload."""
         what = "an unload" if name else "an unload of every model"
         before = self._why.get(name)
         self._why[name] = Cancelled(f"{what} by {_named(asker_now())}", _UNLOADED)

@@ -23,10 +23,10 @@ class Capacity:
         self._totals = totals
         self._elsewhere_bytes = elsewhere_bytes
         self.kind = ""
-        """The devices of the server, as JAX calls their kind; empty while that is not known."""
+        """JAX's device kind; empty while unknown."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """One for each task in `changed`: a load bounds its wait, a Finisher has one a model."""
+        """One future per task in `changed`: loads have a limit, Finishers are one per model."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
         """Set what each device of the server has; until then nothing is refused.
@@ -48,12 +48,12 @@ class Capacity:
 
     @property
     def smallest_bytes(self) -> int | None:
-        """Return what every device of the server has at least; None while it is not known."""
+        """Return the smallest device's memory; None while unknown."""
         return None if self._totals is None else min(self._totals.values(), default=0)
 
     @property
     def used_bytes(self) -> int:
-        """Return the sum of what is reserved on those devices."""
+        """Return the sum of reservations on those devices."""
         return sum(
             size
             for sizes in self._held.values()
@@ -78,17 +78,17 @@ class Capacity:
         self._hold(holder, sizes)
 
     def correct(self, holder: object, sizes: Sizes) -> None:
-        """Write down what a holder really uses; one without a reservation stays without."""
+        """Record a holder's actual use; one without a reservation stays without."""
         if holder in self._held:
             self._hold(holder, sizes)
 
     def hand_over(self, holder: object, other: object) -> None:
-        """Let another hold what a holder has reserved."""
+        """Transfer a holder's reservation to another."""
         if holder in self._held:
             self._held[other] = self._held.pop(holder)
 
     def held(self, holder: object) -> Sizes:
-        """Return what a holder has reserved."""
+        """Return a holder's reservation."""
         return self._held.get(holder, {})
 
     def missing(self, holder: object, sizes: Sizes) -> Sizes:
@@ -170,7 +170,7 @@ class Reservation:
 
     @property
     def sizes(self) -> Sizes:
-        """Return what it holds."""
+        """Return its sizes."""
         return self._capacity.held(self)
 
     def set(self, sizes: Sizes) -> None:
@@ -197,5 +197,5 @@ class Reservation:
         return other
 
     def release(self) -> None:
-        """Give everything back; once is enough, more is no error."""
+        """Release everything; repeated calls do nothing."""
         self._capacity.release(self)

@@ -76,7 +76,7 @@ class ModelControl:
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.failed_loads: Mapping[str, int] = self._notes.failed_loads
-        """Failed loads of each model that came to no version."""
+        """Failed loads by model without a version."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(
@@ -114,7 +114,7 @@ class ModelControl:
         self._purging = 0
         """Purges in progress."""
         self._purges = 0
-        """Begins and ends of purges by now: a load that has seen another number is cancelled."""
+        """Number of begun and ended purges: a load that saw another number is cancelled."""
         self._log = structlog.get_logger("control")
 
     # --- what clients ask ---
@@ -169,7 +169,7 @@ class ModelControl:
         )
 
     def begin_shutdown(self) -> None:
-        """Be ready no more, so that no new requests are sent here, and cancel every load."""
+        """Become unready, so that new requests go elsewhere, and cancel every load."""
         self.follower.stop()
         self._stopping = True
         self._cancelling.stop()

@@ -4,17 +4,17 @@ from xlaserve.residence.registry import Registry
 
 
 class Dependents:
-    """Answers what `unload_dependents` takes along (model repository extension, Unload)."""
+    """Finds the models of `unload_dependents` (model repository extension, Unload)."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._brought: dict[str, set[str]] = {}
-        """Ensemble -> models that were loaded because it needed them."""
+        """Ensemble -> models that were loaded for it."""
         self._named: set[str] = set()
         """Models that a client, the start or a mesh loaded by name: they stay."""
 
     def brought(self, ensemble: str, model: str) -> None:
-        """Note that a model that is not loaded is loaded because an ensemble needs it."""
+        """Record a model that is loaded for an ensemble."""
         self._brought.setdefault(ensemble, set()).add(model)
         # It was evicted since somebody loaded it by name, or never loaded.
         self._named.discard(model)

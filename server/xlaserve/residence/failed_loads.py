@@ -28,16 +28,16 @@ as a name that no model may have."""
 MOST_MODELS = 1000
 """Models whose failures are kept: clients choose names. The oldest go first."""
 NOT_LOADED = "not loaded"
-"""The reason of a model that was never loaded."""
+"""The reason of an unloaded model."""
 INTERNAL = "internal error"
-"""The reason of a failure that is a fault of the server: the log has its traceback."""
+"""The reason of an internal failure, whose traceback is in the log."""
 SHOWN = 10
 """Failures that a text about the whole server names."""
 
 _WISHED = frozenset({"", NOT_LOADED, "unloaded"})
 """Reasons of models that are unloaded on request."""
 _LASTING = frozenset({State.UNAVAILABLE.public, State.READY.public})
-"""States whose reason is the end of a load; in the others it says how far one has come."""
+"""States whose reason is a load's outcome; in others it is the progress."""
 
 
 def is_failure(state: str, reason: str) -> bool:
@@ -81,7 +81,7 @@ class FailedLoads:
         return reason and without_names(reason, seen_now())
 
     async def noting(self, model: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Load a model, and keep why that failed if no version does; raises what `load` does."""
+        """Load a model, and keep the reason of a failure without a version; raises like `load`."""
         try:
             await load()
         except NOT_OF_THE_MODEL:

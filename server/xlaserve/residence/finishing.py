@@ -34,7 +34,7 @@ class Finisher:
 
     def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:
         self._step_seconds = step_seconds
-        """Seconds one bucket may take."""
+        """Time limit of one bucket, in seconds."""
         self._of: WeakKeyDictionary[Instance, asyncio.Task[None]] = WeakKeyDictionary()
         self._compiling: WeakKeyDictionary[Instance, LimitedCall[None]] = WeakKeyDictionary()
         self._workers = workers
@@ -51,7 +51,7 @@ class Finisher:
         self._loads += 1
 
     def load_ends(self) -> None:
-        """Go on, if it was the last."""
+        """Continue after the last running load."""
         self._loads -= 1
 
     def finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:

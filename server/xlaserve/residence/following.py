@@ -1,4 +1,4 @@
-"""Loads at start, and follows a repository that is polled."""
+"""Loads models at the start, and follows a polled repository."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
 
 
 class RepositoryFollower:
-    """Has loaded what the control mode says is loaded at start, and what changes on disk later."""
+    """Loads models at the start by the control mode, and follows changes on disk."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RepositoryFollower:
 
     @property
     def is_started(self) -> bool:
-        """Whether all that is loaded at the start was tried."""
+        """Whether every load of the start has ended."""
         return self._is_on and self._standing.row.is_settled
 
     @property
@@ -89,7 +89,7 @@ class RepositoryFollower:
 
     @property
     def is_ready_here(self) -> bool:
-        """Tell what `server_ready` tells, of this process."""
+        """Tell whether this process is ready."""
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
@@ -127,7 +127,7 @@ class RepositoryFollower:
         self._is_on = False
 
     async def start(self) -> None:
-        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        """Load the models of the control mode; failures are logged and indexed."""
         self._standing.state = State.UNREAD
         await self._workers.wait(self._remove_leftovers)
         await self._read_first()
@@ -147,7 +147,7 @@ class RepositoryFollower:
 
     @property
     def _polls(self) -> bool:
-        """Tell whether this process loads what the repository holds, whenever it can be read."""
+        """Tell whether this process loads the repository's models once it is readable."""
         polls = self._settings.model_control_mode is ModelControlMode.POLL
         return polls and self._plane.loads and not self._settings.modelmesh
 
@@ -197,7 +197,7 @@ class RepositoryFollower:
             self._log.exception("model not loaded from the repository", model=name)
 
     async def poll(self) -> None:
-        """Look at the repository once, and load, reload and unload what changed."""
+        """Scan the repository once, and load, reload and unload changed models."""
         was = self.server_ready, self.is_ready_here, self.is_started
         try:
             if not self._standing.row.is_settled:

@@ -31,7 +31,7 @@ def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of usable cores."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""One model version on its way into memory and out of it."""
+"""Loads and unloads one model version."""
 
 import asyncio
 import time
@@ -71,7 +71,7 @@ class Machinery:
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
     devices: Callable[[], Devices]
-    """Return the devices to load for, once JAX is up; called from a thread, may block."""
+    """Returns the devices, once JAX is up; called from a thread, may block."""
     mappings: Mappings = UNLIMITED
     """Memory mappings of the process."""
     compilation: Compilation = field(default_factory=Compilation)
@@ -322,7 +322,7 @@ class VersionLoader:
         return runner
 
     def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
-        """Return what a load adds to each device, from headers alone. Blocks."""
+        """Return a load's predicted bytes per device, from headers alone. Blocks."""
         machinery = self._machinery
         later = self._background_compile
         sizes = machinery.predict_size(

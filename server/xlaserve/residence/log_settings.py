@@ -1,4 +1,4 @@
-"""The settings of the log that clients may change while the server runs (logging extension)."""
+"""Log settings that clients may change at run time (logging extension)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

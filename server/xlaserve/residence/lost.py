@@ -30,11 +30,11 @@ class Answering(msgspec.Struct, frozen=True):
     failed: dict[str, tuple[str, str]]
     """Error class and text of failed loads, by model."""
     unsettled: str = ""
-    """Why the repository cannot be told yet; empty where all of it was read."""
+    """Why the repository is unreadable; empty if all of it was read."""
 
 
 def answer_answering(plane: ControlPlane, registry: Registry, follower: RepositoryFollower) -> None:
-    """Have this process say what it answers for."""
+    """Register this process's answer to the question of served models."""
 
     async def reply(_: object) -> object:
         if not plane.loads:

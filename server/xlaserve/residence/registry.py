@@ -31,7 +31,7 @@ from xlaserve.serving.statistics import VersionStatistics
 
 
 class Loaded(Protocol):
-    """Anything that was loaded, as residence knows it."""
+    """A loaded model or ensemble."""
 
     @property
     def info(self) -> ModelInfo:
@@ -75,13 +75,13 @@ class Instance:
         self.fault = ""
         """Why it cannot be asked now, though it is loaded; empty while it can."""
         self.on_fault: Callable[[], None] = lambda: None
-        """Called when that has changed."""
+        """Called at every change of it."""
         self.stuck: LimitedCall[Any] | None = None
         """An abandoned compilation whose thread may still use the model."""
         self.url = ""
-        """The url that a multi-model container has loaded it from; empty for any other."""
+        """Url of the load by a multi-model container; empty for others."""
         self.fetched = FetchedFiles()
-        """Its files, where they come from a store; the loader sets it."""
+        """Its fetched files, if from a store; set by the loader."""
         self._users = 0
         self._idle = asyncio.Event()
         self.has_left = False
@@ -104,12 +104,12 @@ class Instance:
 
     @property
     def bucket_sizes(self) -> Sequence[int]:
-        """Return the batch sizes that were compiled, ascending."""
+        """Return the compiled batch sizes, ascending."""
         return sorted({bucket.rows for bucket in self.info.buckets})
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Return what it holds, in bytes by device."""
+        """Return its bytes by device."""
         return self.info.memory.on_devices(self._device)
 
     @property
@@ -119,7 +119,7 @@ class Instance:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Return the parameters of the configuration that it was loaded with."""
+        """Return the parameters of its configuration."""
         return self.config.parameters
 
     @property
@@ -158,7 +158,7 @@ class Instance:
         self._leaving.append(call)
 
     def leave(self) -> None:
-        """Call what waits for that, once."""
+        """Call the callbacks of its departure, once."""
         self.has_left = True
         leaving, self._leaving = self._leaving, []
         for call in leaving:
@@ -172,7 +172,7 @@ class Instance:
         self._overstaying.append(call)
 
     def expire_drain(self) -> None:
-        """Call what waits for that, once."""
+        """Call the callbacks of an expired drain, once."""
         overstaying, self._overstaying = self._overstaying, []
         for call in overstaying:
             call()
@@ -228,7 +228,7 @@ class Instance:
             self.release()
 
     async def drained(self) -> None:
-        """Return once nobody uses the instance."""
+        """Return once the instance has no users."""
         while self._users:
             self._idle.clear()
             await self._idle.wait()
@@ -249,7 +249,7 @@ class Version:
         self.executed = ExecutedRows()
 
     def put(self, instance: Instance | None) -> None:
-        """Have an instance answer from now on, or none; what was executed stays counted."""
+        """Replace the serving instance; executions so far stay counted."""
         if self.instance is not None:
             self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
         self.instance = instance
@@ -274,7 +274,7 @@ class Model:
         return self.admission.in_progress
 
     def newest(self, *, answering: bool = True) -> Version | None:
-        """Return the highest version, of those that answer or of all."""
+        """Return the highest version, ready or of all."""
         found = (v for v in self.versions.values() if v.state.answers or not answering)
         return max(found, key=lambda version: int(version.number), default=None)
 
@@ -291,7 +291,7 @@ class Registry:
         self._names: list[str] = []
         """Their names, sorted: to sort thousands with every reading would hold the loop."""
         self.revision = 0
-        """Counts the changes: states, and models that are forgotten."""
+        """Number of changes: states, and forgotten models."""
         self._observers: set[Callable[[], None]] = set()
         self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
         """A cache of `resolve`, cleared by changes; at most two entries for each version."""
@@ -299,7 +299,7 @@ class Registry:
     # --- reading ---
 
     def models(self) -> list[Model]:
-        """Return every model that was ever loaded, by name."""
+        """Return every known model, by name."""
         return [self._models[name] for name in self._names]
 
     def find(self, name: str) -> Model | None:
@@ -371,7 +371,7 @@ class Registry:
         return tuple(dict.fromkeys(name for name, _ in self._steps(instance)))
 
     def _steps(self, instance: Instance) -> Iterator[tuple[str, Version | None]]:
-        """Yield each step of an ensemble with its version, and then the steps of that."""
+        """Yield each step of an ensemble with its version, recursively."""
         for name, number in instance.steps:
             model = self._models.get(name)
             version = None
@@ -423,7 +423,7 @@ class Registry:
         version.lifecycle.reason = reason
 
     def notify(self) -> None:
-        """Tell the observers that something may have changed."""
+        """Notify observers of a possible change."""
         self.revision += 1
         self._resolved.clear()
         for observer in tuple(self._observers):

@@ -7,7 +7,7 @@ _AHEAD_BYTES = 64 << 10
 
 
 class Ahead:
-    """Bytes that a connection cannot look at yet; it reads no more above the bound."""
+    """Pipelined bytes; above the limit the connection stops reading."""
 
     __slots__ = ("_is_paused", "_transport", "data")
 

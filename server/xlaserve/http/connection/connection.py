@@ -33,12 +33,12 @@ from xlaserve.tensors import Buffer
 
 _FULL = "too many HTTP connections are open (max_http_connections), try again"
 _LINGER_SECONDS = 2.0
-"""Seconds the rest of what was sent is read, so that its sender sees the answer."""
+"""Seconds of reading the rest of a request, so that its sender sees the answer."""
 
 _log = structlog.get_logger("http")
 
 Respond: TypeAlias = Callable[[Request], Awaitable[None]]
-"""Answers a request of the general path; raises ConnectionError where its client is gone."""
+"""Answers a general-path request; raises ConnectionError if its client is gone."""
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         self.respond = respond
         self.listener = listener
-        """The setting of the endpoint that it serves."""
+        """Setting of its endpoint."""
         self.max_connections = max_connections
         self.max_header_bytes = max_header_bytes
         self.idle_seconds = idle_seconds
@@ -66,11 +66,11 @@ class Server:
         self.body_seconds = body_seconds
         self.ledger = ledger
         self.unread_bytes = 2 * read_bytes(ledger.limit)
-        """Most bytes of a body that wait for a handler to want them, and one read more."""
+        """Limit of buffered body bytes before the handler reads, plus one read."""
         self.connections: set[Connection] = set()
-        """Connections that are open and were not refused."""
+        """Open, admitted connections."""
         self.is_draining = False
-        """Whether every answer is the last one of its connection."""
+        """Whether every answer closes its connection."""
 
     @property
     def admitted(self) -> int:
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
     held: Held
-    """The account of the connection; absent from one that is refused, as is the following."""
+    """Account of the connection; missing, like the following, on a refused one."""
     peer: Peer
     """The client; one object for all calls of the connection."""
 
@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
         await self.flushed()
 
     async def flushed(self) -> None:
-        """Return when the client has read nearly all that was sent to it."""
+        """Return when the client has read nearly everything."""
         while self._is_paused:
             self._resumed = self._loop.create_future()
             try:
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
     # --- the time it has, and the pace of its client ---
 
     def _look(self) -> None:
-        """Close the connection if it waits for a request for too long, or look again later."""
+        """Close the connection after its idle time, or check again later."""
         fast = self._fast
         if fast is None:
             return
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
     # --- the end ---
 
     def drain(self) -> None:
-        """Have a body that has not come be waited for no longer than a drain waits."""
+        """Limit the wait for a body to a drain's."""
         if self._fast is not None:
             self._fast.hand_over()
 
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off; what is in flight on it is cancelled."""
+        """Cut the connection off, cancelling its requests."""
         if self._fast is not None:
             self._fast.abort()
 

@@ -17,11 +17,11 @@ class Exchange:
     path: str
     """Its target without the query."""
     media_type: str
-    """Type of its body, in lower case."""
+    """Media type of its body, in lower case."""
     peer: Peer
     held: Held
     read: Callable[[], Awaitable[memoryview]]
-    """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     headers: Mapping[str, str]
     """Headers that the answer has besides its own."""
 
@@ -34,5 +34,5 @@ class OtherProtocol(Protocol):
         ...
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer a request, and return when that was sent."""
+        """Answer a request, and return when the answer was sent."""
         ...

@@ -23,7 +23,7 @@ from xlaserve.serving.inference import Pending
 
 _END = b"\r\n\r\n"
 _PARSED_TIMES = 12
-"""Most bytes that a byte of a short body may take once parsed: strings of two letters."""
+"""Maximum expansion of a short body by parsing: strings of two letters."""
 
 # The columns of the table that ordinary requests pass.
 _BEGUN = COLUMNS[Input.BEGUN]
@@ -32,7 +32,7 @@ _ANSWERED_LAST = COLUMNS[Input.LAST_ANSWER]
 
 
 class Draining(Protocol):
-    """The server, as far as it matters here."""
+    """The server's state, as far as needed here."""
 
     is_draining: bool
     """Whether each answer closes its connection."""
@@ -105,13 +105,13 @@ class FastPath(Lifecycle):
         self._plan: Plan | None = None
         """Plan of the request received or executed."""
         self._call: Pending | asyncio.Task[HttpResponse] | None = None
-        """The request that is executed, or its answer that is made ready."""
+        """The request in flight, or its answer being prepared."""
         self._part = bytearray()
         """While RECEIVING: the request, as much of it as has come."""
         self._timer: asyncio.TimerHandle | None = None
         """While RECEIVING: when the request is handed over."""
         self._turn: asyncio.Handle | None = None
-        """While QUEUED: the turn."""
+        """While QUEUED: the scheduled iteration."""
         self._waited_seconds = 0.0
         self._opened_ns = 0
         """When the header block of a pending body arrived; 0 for none."""
@@ -192,7 +192,7 @@ class FastPath(Lifecycle):
         return waited
 
     def take_opened_ns(self) -> int:
-        """Return when the head was there of a request that waited for its body, once; else 0."""
+        """Return once when the header block of a pending body arrived; else 0."""
         opened, self._opened_ns = self._opened_ns, 0
         return opened
 
@@ -272,7 +272,7 @@ class FastPath(Lifecycle):
         self._account.hold(_PARSED_TIMES * plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
-        """Take the answer to the request that is executed."""
+        """Take the answer to the request in flight."""
         plan = self._plan
         assert plan is not None
         self._call = None
@@ -370,7 +370,7 @@ class FastPath(Lifecycle):
         self._ahead.clear()
 
     def abort(self) -> None:
-        """Cut the connection off, with what it has still to send."""
+        """Cut the connection off, unsent bytes included."""
         self._transport.abort()
 
 

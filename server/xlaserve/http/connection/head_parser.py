@@ -1,4 +1,4 @@
-"""Header blocks of requests, read by llhttp, and how the body behind one is framed."""
+"""Header blocks of requests, parsed by llhttp, and the framing of their bodies."""
 
 import re
 from http import HTTPStatus
@@ -11,7 +11,7 @@ _BREAK = b"\r\n"
 _NOTHING_YET = frozenset({b"", b"\r"})
 _MOST_FIELDS = 128
 _MOST_LONG_LINES = 8
-"""Lines of the greatest length that a header block may have."""
+"""Maximum number of longest lines in a header block."""
 _VERSION = re.compile(rb"(?P<method>[!-~]+) +[!-~]+ HTTP/(?P<version>[0-9]\.[0-9])(?:\r|$)")
 _VERSIONS = frozenset({b"1.0", b"1.1"})
 _PREFACE = b"PRI"
@@ -137,7 +137,7 @@ class HeadParser:
     # --- what the block says ---
 
     def _check_version(self, begin: int) -> None:
-        """Refuse another version of HTTP, before whatever else may be wrong."""
+        """Refuse other versions of HTTP, before any other error."""
         found = _VERSION.match(self.block, begin)
         if found is None or found["method"] == _PREFACE:
             return
@@ -160,7 +160,7 @@ class HeadParser:
         self.keeps_alive = "close" not in options and (self.is_1_1 or "keep-alive" in options)
 
     def _read_target(self, headers: CIMultiDict[str]) -> None:
-        """Take the host of a target in absolute form for that of the request (RFC 9112, 3.2.2)."""
+        """Take the host from a target in absolute form (RFC 9112, 3.2.2)."""
         hosts = headers.getall("Host", ())
         if len(hosts) > 1:
             raise Malformed("there is more than one Host")
@@ -184,7 +184,7 @@ class HeadParser:
         self.target = rest if rest[:1] in ("/", "*") else "/" + rest
 
     def _read_framing(self, headers: CIMultiDict[str]) -> None:
-        """Find out where the body ends (RFC 9112, 6.3); llhttp has refused what has two ends."""
+        """Determine the end of the body (RFC 9112, 6.3); llhttp has refused ambiguous ones."""
         length = headers.get("Content-Length")
         if "Transfer-Encoding" not in headers:
             self.length = int(length) if length is not None else 0

@@ -50,12 +50,12 @@ class Held:
         """Whether the request waits for memory."""
         self._wire_left = 0
         self.has_overrun = False
-        """Whether that has happened: nothing is read of the connection any more."""
+        """Whether that has happened: the connection is no longer read."""
         self.on_overrun: Callable[[], None] | None = None
         """Called once when a body exceeds its reservation."""
 
     def close(self) -> None:
-        """Release everything: the connection is gone."""
+        """Release everything at the end of the connection."""
         self.account.close()
 
     # --- the request ---
@@ -90,7 +90,7 @@ class Held:
             wait.cancel()
 
     def grow(self, count: int, what: str = "the body") -> None:
-        """Count so many bytes more for the request, or fewer; raises BudgetExhausted."""
+        """Change the request's charge by a number of bytes; raises BudgetExhausted."""
         if count < 0:
             self.account.release(-count)
         elif not self.account.reserve(count):
@@ -101,23 +101,23 @@ class Held:
         return BudgetExhausted(what, count, self.account.ledger.limit)
 
     def end_request(self) -> None:
-        """Count the request no more: its answer is there."""
+        """Release the request's charge: its answer is complete."""
         self.is_waiting = False
         self.account.release_all(Kind.REQUESTS)
 
     # --- what is around a body ---
 
     def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
-        """Have `on_overrun` called when more than so many bytes come from now on."""
+        """Call `on_overrun` if more than this many bytes arrive from now on."""
         self._wire_left = count
         self.on_overrun = on_overrun
 
     def unbound_wire(self) -> None:
-        """Count no longer what comes."""
+        """Stop counting arriving bytes."""
         self.on_overrun = None
 
     def arrived(self, count: int) -> None:
-        """Take note of bytes that came."""
+        """Count arrived bytes."""
         overrun = self.on_overrun
         if overrun is not None:
             self._wire_left -= count
@@ -177,7 +177,7 @@ class Held:
         return self._transport.get_write_buffer_size()
 
     def pause(self) -> None:
-        """Count what waits in the transport: the client does not read."""
+        """Charge bytes in the transport while the client does not read."""
         self._is_paused = True
         more = self.waits_in_transport - self.account.held_for(Kind.ANSWERS)
         if more > 0:

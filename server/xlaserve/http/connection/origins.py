@@ -27,7 +27,7 @@ _PORTS: Mapping[str, str] = {"http": ":80", "https": ":443"}
 
 
 class Origins:
-    """The names of this server, and the origins whose pages may ask it (Fetch, 3.3)."""
+    """Names of this server, and allowed origins (Fetch, 3.3)."""
 
     def __init__(self, hosts: Iterable[str] = (ANY,), origins: Iterable[str] = ()) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts) | _LOOPBACK
@@ -86,7 +86,7 @@ class Origins:
         return name.rstrip(".") in self._hosts or _is_address(name)
 
     def allows(self, origin: str) -> bool:
-        """Tell whether the pages of an origin may ask."""
+        """Tell whether pages of an origin are allowed."""
         return ANY in self._origins or origin.lower() in self._origins
 
     def answer_headers(self, headers: Headers) -> Mapping[str, str]:

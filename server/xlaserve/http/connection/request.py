@@ -17,7 +17,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Request:
-    """One request, and what was said on its connection about it."""
+    """One request, with the facts of its connection."""
 
     def __init__(
         self, head: HeadParser, body: Body, connection: "Connection", waited_seconds: float
@@ -43,7 +43,7 @@ class Request:
         # RFC 9110, 10.1.1: not of HTTP/1.0, and what else is expected is ignored.
         self._is_asking = head.is_1_1 and "100-continue" in tokens(head.headers, "Expect")
         self.is_begun = False
-        """Whether the head of its answer was sent."""
+        """Whether the header block of its answer was sent."""
         self.is_last = False
         """Whether its answer is the last one of the connection."""
 
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def media_type(self) -> str:
-        """Return the type of its body in lower case without parameters; empty for none."""
+        """Return the media type of its body in lower case without parameters; empty for none."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     @cached_property

@@ -81,7 +81,7 @@ class Body:
             self._transport.resume_reading()
 
     async def read(self) -> bytes:
-        """Return what has come, once something has; empty at the end. Raises BodyFault."""
+        """Return the next bytes; empty at the end. Raises BodyFault."""
         while not self._pieces and not self.is_complete:
             if self.fault is not None:
                 raise self.fault

@@ -164,7 +164,7 @@ def _operation(row: Route, schemas: Mapping[object, Object]) -> Object:
 
 
 def operation_id(row: Route) -> str:
-    """Return a name that no other row has, in the characters of an identifier."""
+    """Return a unique name in the characters of an identifier."""
     path = re.sub(r"\W+", "_", _NAME.sub(r"by_\1", row.path)).strip("_")
     return f"{row.method.lower()}_{path or 'root'}"
 

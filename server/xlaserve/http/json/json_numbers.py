@@ -13,7 +13,7 @@ import orjson
 from xlaserve.tensors import Datatype, Tensor
 
 READS_ARRAYS = find_spec("simdjson") is not None
-"""Whether `read_numbers` reads anything here: simdjson has no wheels for every Python."""
+"""Whether `read_numbers` is available: simdjson has no wheels for every Python."""
 
 _Form: TypeAlias = tuple[str, type[np.generic]]
 _FORMS: Mapping[str, _Form] = MappingProxyType(

@@ -151,7 +151,7 @@ def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
 
 
 def _strings(text: bytes, structure: bytes) -> bytes:
-    """Remove the brackets that are not within strings."""
+    """Remove brackets outside of strings."""
     octets = np.frombuffer(structure, dtype=np.uint8)
     kept = (octets != ord("[")) & (octets != ord("]"))
     flat: bytes = np.frombuffer(text, dtype=np.uint8)[kept].tobytes()
@@ -216,7 +216,7 @@ class NotUtf8(ValueError):
 
 
 class JsonRules(NamedTuple):
-    """Rules for what JSON itself cannot hold; the defaults are those of Triton's answers."""
+    """Rules for values that JSON does not have; the defaults are Triton's."""
 
     strict: bool = False
     """Whether NaN and infinities are refused. Else they are the literals NaN, Infinity and

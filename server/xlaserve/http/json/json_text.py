@@ -45,7 +45,7 @@ def count_octets(text: Buffer, octets: bytes) -> int:
 
 
 def _deepest(text: bytes, enough: int) -> int:
-    """Return the greatest depth, or the first one found that is more than enough."""
+    """Return the greatest depth, or the first one beyond a limit."""
     marks = memoryview(_marks(_without_escapes(text)))
     depth = deepest = 0
     quoted = np.False_

@@ -38,7 +38,7 @@ from xlaserve.tensors import (
 )
 
 LARGE_BYTES = 64 << 10
-"""Bytes between two strings from which on an array is cut out."""
+"""Minimum distance of two strings for an array to be cut out."""
 
 _PIECE_BYTES = 128 << 10
 """Bytes parsed with the interpreter's lock held: a fifth of a millisecond."""
@@ -68,7 +68,7 @@ class Cut:
     def read(
         self, datatype: Datatype, shape: Shape | None, marker: bytes, max_levels: int
     ) -> Tensor | None:
-        """Read the array that a marker stands for, as `read_array` does."""
+        """Read a marker's array, like `read_array`."""
         return read_array(datatype, shape, self.arrays.pop(marker), max_levels)
 
 
@@ -131,7 +131,7 @@ def _without_strings(text: memoryview) -> list[tuple[int, int]]:
 
 
 def _array(text: memoryview, start: int, end: int) -> slice | None:
-    """Return where the array is that follows a key, if one does; its end may be too far."""
+    """Return the bounds of the array after a key, if any; the end may be too far."""
     head = _ARRAY.match(bytes(text[start : min(end, start + _HEAD_BYTES)]))
     if head is None:
         return None

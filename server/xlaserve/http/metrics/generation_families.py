@@ -1,4 +1,4 @@
-"""The metrics of generators: name and meaning of each, and where it is read."""
+"""Metrics of generators: name, meaning and source of each."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class GenerationReading:
 
     counts: GenerationCounts
     waiting: int
-    """Requests that wait for a slot."""
+    """Requests waiting for a slot."""
 
     @classmethod
     def together(cls, readings: "Sequence[GenerationReading | None]") -> "GenerationReading | None":

@@ -15,7 +15,7 @@ _LINES_AT_A_TIME = 1000
 
 
 class Fold(Enum):
-    """Rule that makes one row of those that workers have of the same name and labels."""
+    """Rule that merges workers' rows with the same name and labels."""
 
     SUM = "sum"
     MAX = "max"
@@ -150,7 +150,7 @@ class _Folded:
     head: list[str]
     rule: Fold
     rows: dict[str, float] = field(default_factory=dict)
-    """Values by the name of the row with its labels, in the order in which they came."""
+    """Values by row name with labels, in order of arrival."""
 
     def add(self, worker: str, key: str, value: float) -> None:
         """Add a row of one worker."""

@@ -144,7 +144,7 @@ class Metrics:
         return HttpResponse(content_type=kind, parts=parts, headers=headers)
 
     async def openmetrics(self) -> list[bytes]:
-        """Return what `parts` does in the OpenMetrics format, with exemplars."""
+        """Return the metrics in the OpenMetrics format, with exemplars."""
         exemplars = {row: exemplar_text(exemplar) for row, exemplar in self._exemplars()}
         texts = await self._texts()
         parts = []
@@ -303,7 +303,7 @@ class _Loads:
 
 
 def together(readings: Sequence[VersionReading]) -> VersionReading:
-    """Return the sums of several versions, which belong to no instance."""
+    """Return the sums of several versions, without an instance."""
     counts = [reading.statistics for reading in readings]
     return VersionReading(
         sum_of([reading.totals for reading in readings]),

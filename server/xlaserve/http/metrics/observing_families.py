@@ -13,7 +13,7 @@ from xlaserve.serving.observability.loop_lag import LAG_BOUNDS, LoopLag
 
 @dataclass(frozen=True, slots=True)
 class ObservingReading:
-    """Everything that is known of the server itself."""
+    """The state of the server itself."""
 
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)
@@ -77,7 +77,7 @@ _OF_GPUS = (
         "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
     ),
 )
-"""Triton's names where it has one."""
+"""Triton's names, if it has one."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     Family(

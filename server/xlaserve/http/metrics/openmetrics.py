@@ -26,7 +26,7 @@ _BUCKET = re.compile(
 )
 
 Exemplars: TypeAlias = Mapping[str, str]
-"""Exemplars as they are written, by the name and the labels of the row that they are of."""
+"""Serialized exemplars, by the name and labels of their row."""
 
 
 def exemplar_text(exemplar: Exemplar) -> str:

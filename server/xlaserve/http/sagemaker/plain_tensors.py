@@ -159,7 +159,7 @@ def is_object(text: memoryview) -> bool:
 
 
 def _flattened(value: object) -> tuple[Shape, list[object]]:
-    """Return the shape of nested lists, and what is in the innermost ones."""
+    """Return the shape of nested lists, and their elements."""
     shape: list[int] = []
     level: list[object] = [value]
     while level and isinstance(level[0], list):
@@ -248,7 +248,7 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
 )
 
 PLAIN_TYPES = tuple(_READERS)
-"""The media types of bodies that are bare tensors."""
+"""Media types of plain tensors."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One media type that an answer may have."""
+    """A media type of answers."""
 
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]

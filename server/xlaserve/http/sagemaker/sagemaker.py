@@ -57,21 +57,21 @@ _PROTOCOL = "SageMaker"
 
 
 class LoadRequest(msgspec.Struct):
-    """A model to load, and the name that it gets; nothing follows from the name."""
+    """A model to load, and its arbitrary name."""
 
     model_name: str
     url: str
 
 
 class Model(msgspec.Struct, rename="camel"):
-    """One model that is loaded."""
+    """One loaded model."""
 
     model_name: str
     model_url: str
 
 
 class ModelList(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One page of the models that are loaded, by name."""
+    """A page of loaded models, by name."""
 
     models: list[Model]
     next_page_token: str = ""
@@ -244,7 +244,7 @@ class SageMakerRoutes:
     # --- invocations ---
 
     async def ping(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the container is healthy; one that waits for models is."""
+        """Tell whether the container is healthy; one without models is."""
         if self._container.healthy:
             return json_response(Health("Healthy"))
         return json_response(Health("Unhealthy"), HTTPStatus.SERVICE_UNAVAILABLE)

@@ -57,7 +57,7 @@ class FastInfer:
         peer: Peer = NOBODY,
         opened_ns: int = 0,
     ) -> HttpResponse | Pending:
-        """Answer a body at once, or call back; raises what the handler would raise."""
+        """Answer a body at once, or call back; raises like the handler."""
         call = FastInferCall(self, asked, done, headers, peer)
         call.opened_ns = opened_ns
         name, version, length = asked
@@ -106,9 +106,9 @@ class FastInferCall(InferCall):
 
     request: InferRequest
     is_waited_for = False
-    """Whether the connection was told that the answer comes later."""
+    """Whether the answer was announced for later."""
     answer_at_once: HttpResponse | BaseException | None = None
-    """The answer that came before that."""
+    """An answer that came before."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
     @property
@@ -126,7 +126,7 @@ class FastInferCall(InferCall):
         self.peer = peer
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Hand over the answer; a large one is written while others are served."""
+        """Send the answer; a large one is serialized in a thread."""
         if output_bytes(response) > INLINE_BYTES:
             self._writing = self._fast_infer.answer_later(self.request, response, self.peer.account)
             self._writing.add_done_callback(self._written)
@@ -155,7 +155,7 @@ class FastInferCall(InferCall):
         self._tell(error)
 
     def cancel(self, reason: str = "") -> None:
-        """End the call, and let nobody write its answer."""
+        """End the call without an answer."""
         super().cancel(reason)
         if self._writing is not None:
             self._writing.cancel()

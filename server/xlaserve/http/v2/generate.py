@@ -39,7 +39,7 @@ class GenerateRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """`max_stream_bytes` of answers may wait for a client; its model pauses then."""
+        """With `max_stream_bytes` of queued answers the model pauses."""
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth

@@ -193,7 +193,7 @@ class InferenceRoutes:
         return json_response(ModelReady(name, ready), STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
-        """Return the versions that answer, the platform, the tensors, and what parameters say."""
+        """Return ready versions, platform, tensors and parameters."""
         name, version = _model(request)
         info, versions = self._control.catalog.describe(name, version)
         config = self._control.catalog.config(name, version).config
@@ -281,7 +281,7 @@ class InferenceRoutes:
 
 
 def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:
-    """Return how many bytes of a body are looked at: binary tensors are views, most of them."""
+    """Return the parsed bytes of a body: most binary tensors are views."""
     if json_size is None or any(spec.datatype.kind in _READ_SLOWLY for spec in info.inputs):
         return size
     return json_size

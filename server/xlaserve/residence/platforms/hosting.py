@@ -1,4 +1,4 @@
-"""The models of a platform that decides on loads here: ModelMesh or SageMaker."""
+"""Models of a platform that controls loading: ModelMesh or SageMaker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ class Platform(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostedReading:
-    """A model that is loaded."""
+    """A loaded model."""
 
     name: str
     held_bytes: int
@@ -33,7 +33,7 @@ class HostedReading:
     told_bytes: int | None
     """The size reported to the mesh; None if none was."""
     url: str
-    """The url that it was loaded from, or its directory; empty with a mesh."""
+    """Its url, or its directory; empty with a mesh."""
     loaded_at_ns: int
     """End of its last load, since the epoch; 0 if unknown."""
 
@@ -54,11 +54,11 @@ class HostingReading:
 
     platform: Platform
     limits: RuntimeLimits | None
-    """Limits that a mesh was told when it last asked; None before that, and without a mesh."""
+    """Limits reported to a mesh at its last call; None before, and without a mesh."""
     untold_bytes: int
-    """Bytes that models hold beyond what the mesh counts them with."""
+    """Memory of models beyond the sizes reported to the mesh."""
     used_bytes: int
-    """Memory that models hold, or that is reserved for them."""
+    """Memory held by models or reserved for them."""
     total_bytes: int | None
     """Memory for models; None while it is not known."""
     model_count: int
@@ -71,7 +71,7 @@ class HostingReading:
 
 
 class HostingBoard:
-    """Reads what a platform has loaded. Of the event loop."""
+    """Reads a platform's loaded models; belongs to the event loop."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class HostingBoard:
         mesh: ModelRuntime | None = None,
         container: MultiModelContainer | None = None,
     ) -> None:
-        """`mesh` is there with ModelMesh, and `container` with SageMaker."""
+        """`mesh` exists with ModelMesh, and `container` with SageMaker."""
         self._registry = registry
         self._capacity = capacity
         self._mesh = mesh

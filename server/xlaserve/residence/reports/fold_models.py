@@ -1,4 +1,4 @@
-"""Folds the answers of several workers about the same models into that of one server."""
+"""Merges several workers' answers about their models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 """A model and its version."""
 
 States = Mapping[str, tuple[str, str]]
-"""State and reason of a version in each worker, by its name."""
+"""State and reason of a version, by worker."""
 
 
 # --- statistics ---

@@ -30,17 +30,17 @@ ENSEMBLE_VERSION = 1
 
 
 UNVERSIONED = 1
-"""The version of what has no version directories."""
+"""The version of a directory without versions."""
 
 _FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Directories in which nothing is a model, whatever the allowed roots are."""
+"""Directories without models, whatever the allowed roots are."""
 
 
 class DirectoryReader:
     """Reads directories of models, which lie where the roots allow, wherever links lead."""
 
     def __init__(self, root: Path, roots: Roots, max_config_bytes: int) -> None:
-        """Paths that are not absolute are below `root`."""
+        """Relative paths are below `root`."""
         self._root = root
         self._roots = roots
         self._max_config_bytes = max_config_bytes
@@ -56,7 +56,7 @@ class DirectoryReader:
         return self._roots.confine(resolved, url)
 
     def existing(self, text: str) -> Path:
-        """Return where a path leads; raises InvalidModel unless something is there."""
+        """Return the resolved path; raises InvalidModel if it does not exist."""
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
         # Of what lies outside nothing is said, not even whether it is there. What is below the
@@ -81,7 +81,7 @@ class DirectoryReader:
         return replace(config, inputs=given.inputs, outputs=given.outputs)
 
     def versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
-        """Return the versions of a model directory, or what the path leads to as one."""
+        """Return the versions of a model directory, or the path itself as one."""
         if path.is_dir():
             versions = self.versions(path, config, sent=False)
             if versions:
@@ -89,7 +89,7 @@ class DirectoryReader:
         return (self._version(UNVERSIONED, path, config, path, sent=False),)
 
     def config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
-        """Return the configuration of a model, which a text replaces; raises InvalidModel."""
+        """Return the configuration of a model, or that of a text; raises InvalidModel."""
         config = (
             self._read(directory)
             if text is None

@@ -1,4 +1,4 @@
-"""The files below a directory, and what tells that one of them was changed."""
+"""Files below a directory, and fingerprints of their changes."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ MAX_FILES_PER_VERSION = 10_000
 
 MOST_CONTENT_BYTES = 16 << 20
 MOST_CONTENT_FILES = 1000
-"""Files of one version that are read to tell whether they were changed, and their bytes."""
+"""Limits of a version's files that are read to detect changes: number and size."""
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when a file of the version, or its configuration, changes."""

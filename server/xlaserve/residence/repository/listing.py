@@ -1,4 +1,4 @@
-"""The entries in the root of a repository: models, and others with the reason."""
+"""Entries of a repository's root: models, and others with a reason."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ class Listing:
     models: tuple[str, ...]
     """Names of directories, sorted."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Why another entry is no model, by its name."""
+    """Why other entries are no models, by name."""
 
 
 def list_root(root: Path, *, max_models: int) -> Listing:
@@ -115,7 +115,7 @@ def unpacked(path: Path) -> Path:
 
 
 def is_version_directory(path: Path) -> bool:
-    """Tell whether an entry may be a version; raises InvalidModel for a link to nothing."""
+    """Tell whether an entry may be a version; raises InvalidModel for a dangling link."""
     if path.is_symlink() and not path.exists():
         # Where it leads to may be back later; a version is gone when its name is.
         nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

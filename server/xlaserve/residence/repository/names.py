@@ -64,7 +64,7 @@ def check_version(text: str) -> int:
 
 
 def check_asked_version(model: str, text: str) -> None:
-    """Raise InvalidVersion for what is neither empty, which is any version, nor a number."""
+    """Raise InvalidVersion unless a version is empty, for any, or a number."""
     if text and not (text.isascii() and text.isdigit()):
         raise InvalidVersion(model, text)
 

@@ -9,7 +9,7 @@ from xlaserve.residence.repository.sources import ModelSource
 
 
 class Part(Protocol):
-    """One repository of several; each is listed and watched by itself."""
+    """One of several repositories, listed and watched separately."""
 
     @property
     def root(self) -> Path:
@@ -22,11 +22,11 @@ class Part(Protocol):
         ...
 
     def listing(self) -> Listing:
-        """Return what it holds; raises OSError unless the whole of it can be read."""
+        """Return its entries; raises OSError unless all could be read."""
         ...
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return what changes when anything of a model does."""
+        """Return a fingerprint of a model's files."""
         ...
 
     def hint(self, listing: Listing) -> str:
@@ -38,11 +38,11 @@ class Part(Protocol):
         ...
 
     def directory(self, name: str) -> str:
-        """Return where a model of it is, be it there or not."""
+        """Return the place of a model, existing or not."""
         ...
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read what a load of the model would load. Raises ModelNotFound and LoadFailed."""
+        """Read the sources of a load. Raises ModelNotFound and LoadFailed."""
         ...
 
     def remove_leftovers(self) -> int:

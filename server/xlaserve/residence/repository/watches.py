@@ -10,10 +10,10 @@ from xlaserve.residence.repository.watching import Changes, RepositoryWatch
 
 
 class RepositoryWatches:
-    """The looks at all parts of a repository, as one."""
+    """Watches of all parts of a repository, as one."""
 
     def __init__(self, repository: Repository, unload_fraction: float = 1.0) -> None:
-        """If more than this fraction of the models of a part is gone, a second look decides."""
+        """If more than this fraction of a part's models is gone, a second scan decides."""
         self._repository = repository
         self._watches = tuple(RepositoryWatch(part, unload_fraction) for part in repository.parts)
         self._shared: frozenset[str] = frozenset()

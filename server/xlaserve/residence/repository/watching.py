@@ -31,13 +31,13 @@ class Changes:
     """The changes that one look found."""
 
     changed: tuple[str, ...] = ()
-    """Models that are new, or whose files are."""
+    """New and changed models."""
     gone: tuple[str, ...] = ()
-    """Models whose names are there no more."""
+    """Removed models."""
 
 
 class RepositoryWatch:
-    """Remembers what the last look saw, and logs once what is odd."""
+    """Remembers the last scan, and logs oddities once."""
 
     def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
         """If more than this fraction of its models is gone, a second scan decides."""
@@ -82,7 +82,7 @@ class RepositoryWatch:
         return None if listing is None else listing.models
 
     def changes(self) -> Changes:
-        """Look, and compare with what `changes` saw before. Waits for the disk."""
+        """Scan, and compare with the last call. Waits for the disk."""
         listing = self._look()
         if listing is None:
             return Changes()
