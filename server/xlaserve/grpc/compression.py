@@ -21,9 +21,9 @@ ACCEPTED = ",".join(("identity", *ENCODINGS))
 _INLINE_BYTES = 1 << 10
 """Longer messages are inflated in a thread: they may become a thousand times as long."""
 _LEAST_BYTES = 256
-"""Bytes of an answer below which there is nothing to save."""
+"""Smaller answers are not worth compressing."""
 _AT_ONCE_BYTES = 16 << 10
-"""An answer that is longer is compressed in a thread."""
+"""Larger answers are compressed in a thread."""
 
 
 async def decompress(

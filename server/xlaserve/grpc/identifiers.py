@@ -8,7 +8,7 @@ from multidict import MultiMapping
 from xlaserve.errors import InvalidRequest
 
 MAX_ID_BYTES = 4096
-"""Longest id that a header may hold."""
+"""Longest id in a header."""
 MAX_LOGGED_BYTES = 256
 """Length of logged ids."""
 

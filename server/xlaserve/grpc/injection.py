@@ -1,4 +1,4 @@
-"""Replaces the model id in the message by that of a header, as runtimeStatus advertises."""
+"""Replaces the model id in a message by the header's, as runtimeStatus advertises."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The table of served methods, each with the permission that it needs."""
+"""The table of served methods, with their permissions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ def reason_of(error: BaseException, listener: str = "") -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Tell whether an error has a reason of its own, so that no traceback is logged."""
+    """Tell whether an error has its own reason, so that no traceback is logged."""
     return reason_of(error) != UNEXPECTED
 
 

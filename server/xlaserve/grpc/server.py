@@ -28,7 +28,7 @@ _ARRIVAL_SECONDS = 1.0
 """Seconds that a drain waits for handshakes, for the clients' round trips, and then for those that
 have begun a request to go on with it."""
 _FAREWELL_SECONDS = 2.0
-"""Seconds that a stop waits for clients to close connections that were ended."""
+"""Seconds for which a stop waits for clients to close their connections."""
 _LOOK_SECONDS = 0.01
 _SPARE_SECONDS = 5.0
 """Seconds for which message memory is kept for reuse."""
@@ -129,7 +129,7 @@ class GrpcServer:
         return True
 
     def disconnected(self, protocol: "Http2Protocol | H2Engine") -> None:
-        """Take note that a connection is gone."""
+        """Record the end of a connection."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         self._connections.discard(protocol)
         self._refused.discard(protocol)
@@ -141,7 +141,7 @@ class GrpcServer:
 
     @property
     def in_handshake(self) -> int:
-        """Return how many accepted connections are none yet."""
+        """Return the number of connections in their TLS handshake."""
         return sum(acceptor.in_handshake for acceptor in self._acceptors)
 
     @property

@@ -41,7 +41,7 @@ async def inflate_within(
     reserve: Callable[[int], None],
     run: Callable[[Callable[[], bool]], Awaitable[bool]],
 ) -> memoryview:
-    """Decompress a body in threads as there is memory; raises as `inflate` and `reserve` do."""
+    """Decompress a body in threads within memory limits; raises like `inflate` and `reserve`."""
     with _refusing(coding, limit_bytes):
         return await compression.inflate_within(coding, body, limit_bytes, reserve, run)
 

@@ -30,7 +30,7 @@ class Dependents:
         self._named.discard(model)
 
     def leaving_with(self, name: str) -> list[str]:
-        """List the ensembles over a model, the model, and what only these had loaded, in order."""
+        """List the ensembles over a model, it, and models loaded for these only, in order."""
         leaving: dict[str, None] = {}
 
         def visit(model: str) -> None:

@@ -1,4 +1,4 @@
-"""Calls of the code of a model to other models of the server."""
+"""Calls of a model's code to other models of the server."""
 
 import threading
 from collections import deque
@@ -71,7 +71,7 @@ class Change:
 
 
 class Replies:
-    """The answers to one request, in the order in which they come. Thread-safe."""
+    """Answers to one request, in order. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -83,7 +83,7 @@ class Replies:
         self.is_cancelled = False
         """Whether the reader has stopped."""
         self.on_taken: Callable[[], object] = lambda: None
-        """Called when one was taken: more may come (backpressure)."""
+        """Called after an answer is taken (backpressure)."""
         self.on_cancel: Callable[[], object] = lambda: None
 
     @property
@@ -127,10 +127,10 @@ class Replies:
 
 
 class Calls(Protocol):
-    """Has other models answer, in any thread."""
+    """Calls other models, from any thread."""
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Ask for one answer, as part of a request; the future raises what the model fails with."""
+        """Request one answer, as part of a request; the future raises the model's error."""
         ...
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
@@ -160,5 +160,5 @@ def computing(request: object) -> Iterator[None]:
 
 
 def current_request() -> object:
-    """Return the request for which the code computes, in this thread or coroutine."""
+    """Return the request of the current thread or coroutine."""
     return _current.get()

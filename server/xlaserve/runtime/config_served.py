@@ -20,7 +20,7 @@ ConfigTensor = TypeVar("ConfigTensor", inference.ModelInput, inference.ModelOutp
 
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
-    """A loaded model, and the configuration that it was loaded with."""
+    """A loaded model, and the configuration of its load."""
 
     name: str
     config: ModelConfig

@@ -25,10 +25,10 @@ from xlaserve.artifact.element_types import ITEMSIZES
 Shape: TypeAlias = tuple[int, ...]
 
 MAX_STEPS = 20_000
-"""Operations that are walked through at most, those of calls each time: some 0.2 ms each."""
+"""Limit of operations, repeated calls included: some 0.2 ms each."""
 
 _MAX_NUMBERS = 16
-"""Most elements of an array of integers that are followed: shapes are computed from such."""
+"""Longest array of integers that is tracked, for computing shapes."""
 
 _SMALL_BYTES = 1024
 """Smaller tensors are not tracked."""
@@ -58,7 +58,7 @@ _KERNELS = frozenset(
         "triangular_solve",
     }
 )
-"""Operations that read their operands from memory; all others are fused with them."""
+"""Operations that read operands from memory; all others are fused with them."""
 
 _IN_MEMORY = _KERNELS | {"concatenate", "reduce"}
 """Operations that always write their results to memory."""
@@ -102,7 +102,7 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """A result: its shape, and where it is."""
+    """A result: its shape and place."""
 
     shape: Shape
     nbytes: int
@@ -117,7 +117,7 @@ class _Value:
     """Whether it is a permutation of that memory, as products accept."""
     is_cheap: bool = False
     is_widened: bool = False
-    """Whether the host computes with it in a datatype that is twice as wide."""
+    """Whether the host computes with a datatype of twice the width."""
 
 
 _Values: TypeAlias = dict[Any, _Value]
@@ -138,7 +138,7 @@ def of_module(
 
 
 class _Walk:
-    """Walks through the operations in their order, into functions that are called."""
+    """Walks through operations in order, into called functions."""
 
     def __init__(self, module: Any, platform: int, *, widens: bool, rows: int) -> None:
         self._functions = {_name(one): one for one in module.body.operations}
@@ -215,7 +215,7 @@ class _Walk:
         return found
 
     def _loop(self, operation: Any, taken: Sequence[_Value], values: _Values) -> list[_Value]:
-        """Walk once through a body: what it takes and reads lies as long as it runs."""
+        """Walk through a loop body once: operands live as long as the loop."""
         for one in taken:
             self._keep(one, ())
         outer = {place for value in values.values() for place in value.places}
@@ -266,7 +266,7 @@ class _Walk:
                 self._keep(one, over if may_be_over else ())
 
     def _bring(self, name: str, taken: Sequence[_Value]) -> None:
-        """Have in memory what a kernel reads; products take what is in another order too."""
+        """Materialise a kernel's operands; products accept permuted ones."""
         is_product = name == "dot_general"
         for one in taken:
             if is_product and one.is_widened and _are_given(one.places):

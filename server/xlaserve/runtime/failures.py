@@ -29,7 +29,7 @@ def raise_if_exhausted(model: str, error: Exception) -> None:
 
 @contextmanager
 def invalid_model(model: str, name: str) -> Iterator[None]:
-    """Turn what JAX raises while it compiles an artifact into OutOfMemory or InvalidModel."""
+    """Turn JAX's compilation errors into OutOfMemory or InvalidModel."""
     try:
         yield
     except XlaserveError:

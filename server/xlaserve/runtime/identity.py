@@ -60,11 +60,11 @@ class IdentityModel(UncompiledModel):
         }
 
     def expected_seconds(self, rows: int) -> float:
-        """Return the delay: there is nothing to compute."""
+        """Return the delay, the only cost."""
         return self._delay
 
     def close(self) -> None:
-        """Do nothing: there is nothing to drop."""
+        """Do nothing: it holds nothing."""
 
 
 def load(directory: Path, context: LoadContext) -> IdentityModel:

@@ -44,7 +44,7 @@ class Owner(Protocol):
         ...
 
     def disconnected(self, protocol: Any) -> None:
-        """Take note that a connection is gone."""
+        """Record the end of a connection."""
         ...
 
 
@@ -147,7 +147,7 @@ class H2Engine(H2Protocol):
         self.requests = handler
         self._admitted = False
         self._awaits_client = False
-        """Whether the client was asked to go, and has not answered the PING behind that."""
+        """Whether a GOAWAY was sent, and its PING is unanswered."""
         self.leaves = False
         """Whether the client knows which streams are the last ones."""
 
@@ -207,7 +207,7 @@ class H2Engine(H2Protocol):
             self.connection._transport.write(PingFrame(0, opaque_data=ROUND_TRIP).serialize())
 
     def came_back(self) -> None:
-        """Leave: the client has answered the PING, so that all its streams are there."""
+        """Leave: the client has answered the PING, so all of its streams are known."""
         if self._awaits_client:
             self.leave()
 
@@ -219,7 +219,7 @@ class H2Engine(H2Protocol):
             self.ended()
 
     def ended(self) -> None:
-        """Close the connection if it leaves, and its last stream has ended."""
+        """Close a leaving connection after its last stream."""
         if self.leaves and not self.processor.streams and not self.connection.is_closing():
             self.connection._transport.close()
 
@@ -228,7 +228,7 @@ class H2Engine(H2Protocol):
         self._end(ErrorCodes.NO_ERROR)
 
     def abort(self) -> None:
-        """Cut the connection off, whatever is still to be written."""
+        """Cut the connection off, unsent bytes included."""
         self.connection._transport.abort()
 
     @property
@@ -248,7 +248,7 @@ class H2Engine(H2Protocol):
 
 
 class _Connection(Connection):
-    """A connection whose streams bound the messages that they receive."""
+    """A connection whose streams bound their messages."""
 
     max_message_bytes = 0
     answer_seconds = 0.0
@@ -278,7 +278,7 @@ class _Stream(Stream):
     """While it sends: looks whether the client reads."""
 
     def keep(self) -> int:
-        """Return the bytes that are counted for the message read last; count them on."""
+        """Return the charge of the last message, and keep it."""
         kept, self._held = self._held, 0
         return kept
 

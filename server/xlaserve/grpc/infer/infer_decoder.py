@@ -36,7 +36,7 @@ from xlaserve_proto import inference as pb
 MAX_KEY_BYTES = 512
 """Longest field that is looked up among the parsed ones."""
 MAX_LAYOUT_BYTES = 1024
-"""Bytes besides id and elements up to which a request is looked for among those before."""
+"""Limit of bytes besides id and elements, for recognising a repeated request."""
 BYTE_COST = 8
 """Upper bound of what a byte of a message counts towards the field limit."""
 
@@ -93,7 +93,7 @@ class InferDecoder:
     # --- a request like one before ---
 
     def recognise(self, message: bytes | memoryview) -> InferRequest | None:
-        """Return a request like one before whose elements are as numpy has them; else None."""
+        """Return a request with a known layout and elements in numpy's format; else None."""
         layout = self._find(message) if type(message) is bytes and len(message) > 1 else None
         if layout is None or layout.plain is None:
             return None
@@ -222,7 +222,7 @@ class InferDecoder:
         return DecodedInfer(names, data, self._codec, structure)
 
     def _count(self, end: int, raw: list[Contents], typed: list[Contents]) -> None:
-        """Raise NotOrdinary unless a message surely has no more fields than it may have."""
+        """Raise NotOrdinary unless the message is surely within the field limit."""
         most = BYTE_COST * (end - sum(stop - start for start, stop, _ in raw))
         for start, stop, elements in typed:
             if not isinstance(elements, list):  # which has a field for each of its elements

@@ -1,4 +1,4 @@
-"""ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
+"""ModelInfer without grpclib: no task and no message objects."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ Written: TypeAlias = tuple[list[Buffer], int]
 
 
 class InferFastPath:
-    """Answers ModelInfer of one connection; what is not ordinary takes the general path."""
+    """Answers ModelInfer of one connection; unusual requests take the general path."""
 
     message_first = True
 
@@ -177,7 +177,7 @@ class InferFastPath:
         *,
         is_reserved: bool = False,
     ) -> None:
-        """Have a thread read a request, whose memory may be reserved already, and begin it."""
+        """Decode a request in a thread, with memory possibly reserved already, and start it."""
         stream.call = call
         begin = partial(self._begin_read, call, is_reserved=is_reserved)
         self._long.read(call, self._decode, message, begin)
@@ -244,7 +244,7 @@ class InferFastPath:
         head: bytes,
         record: CallRecord | None,
     ) -> None:
-        """Send the parts that something writes in a thread; a stream that is closed takes none."""
+        """Serialize and send parts in a thread, unless the stream is closed."""
 
         def written(found: Written | BaseException) -> None:
             writing.end()
@@ -313,7 +313,7 @@ class FastPathCall(InferCall):
             self.deadline = stream.deadline
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, or what is wrong with it."""
+        """Send a response, or its error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
@@ -355,7 +355,7 @@ class CompressedCall(FastPathCall):
     """A ModelInfer of a client that compresses its messages."""
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, compressed if its client takes that, or what is wrong with it."""
+        """Send a response, compressed if its client accepts that, or its error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
@@ -389,7 +389,7 @@ def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:
 
 
 def _reserve(stream: ServerStream, count: int) -> None:
-    """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+    """Reserve the size of a decoded message, or less if it shrank. Raises a refusal."""
     if count < 0:
         stream.hold(count)
     elif not stream.reserve(count):

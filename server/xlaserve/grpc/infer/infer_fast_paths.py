@@ -147,7 +147,7 @@ class _NamedDecoder:
         self._splice = splice
 
     def recognise(self, message: Buffer) -> InferRequest | None:
-        """Return a request that is like one before and names this model; else None."""
+        """Return a request with a known layout for this model; else None."""
         request = self._recognise(message)
         return request if request is not None and request.model_name == self._name else None
 
@@ -165,7 +165,7 @@ class _NamedDecoder:
 
 
 class _FastPathInContext:
-    """A fast path whose requests are logged with what their headers say of the model."""
+    """A fast path whose requests are logged with their model headers."""
 
     message_first = True
 

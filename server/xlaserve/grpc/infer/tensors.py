@@ -90,7 +90,7 @@ def is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
 
 
 def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> SharedInput:
-    """Return an input without elements, which the core reads from shared memory."""
+    """Return an input without elements, to be read from shared memory."""
     datatype = datatype_named(tensor.datatype)
     filled = _filled(_contents(tensor))
     if filled:

@@ -24,7 +24,7 @@ from xlaserve.grpc.protobuf.wire import (
 )
 
 Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
-"""Repeated bytes fields that are read as views of the received message instead of as copies."""
+"""Repeated bytes fields that are views of the received message instead of copies."""
 
 # Costs besides those of the fields, so that a bound on the count is a bound on the time.
 VIEW_COST = 1
@@ -36,7 +36,7 @@ PACKED_BYTES = 256
 
 
 class Decoder:
-    """Reads messages; keeps the plan of every class that it has met."""
+    """Decodes messages; caches the plan of every class."""
 
     def __init__(self, *, max_fields: int, max_depth: int, views: Views) -> None:
         self._max_fields = max_fields

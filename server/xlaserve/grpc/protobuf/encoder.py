@@ -40,7 +40,7 @@ Dump: TypeAlias = Callable[[Any], bytes]
 """Turns one value into the bytes that follow its tag."""
 
 _FEW = 32
-"""Numbers of a packed field up to which Python is done before numpy has started."""
+"""Packed numbers up to which Python is faster than numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Plan:
 
 
 class Encoder:
-    """Writes messages; keeps the plan of every class that it has met."""
+    """Encodes messages; caches the plan of every class."""
 
     def __init__(self) -> None:
         self._plans: dict[type[betterproto.Message], Plan] = {}

@@ -1,4 +1,4 @@
-"""gRPC services of the operator's own, beside the server's: found, checked, decoded."""
+"""Custom gRPC services beside the server's: found, checked, decoded."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Plans of HTTP requests, cached by header block: all of its bytes or the relevant ones."""
+"""Plans of HTTP requests, cached by header block: all bytes or the relevant ones."""
 
 import asyncio
 import re

@@ -19,7 +19,7 @@ HANDLE_BYTES = 64
 """Size of a CUipcMemHandle, which is a cudaIpcMemHandle_t as well."""
 
 _LAZY_ENABLE_PEER_ACCESS = 1
-"""The only flag of cuIpcOpenMemHandle: memory of another device may be opened."""
+"""The only flag of cuIpcOpenMemHandle: allows another device's memory."""
 
 _OK = 0
 
@@ -105,7 +105,7 @@ class CudaDriver:
                 self._call("cuCtxSynchronize")
 
     def close(self, device: int, address: int) -> None:
-        """Unmap what `open` mapped."""
+        """Unmap memory mapped by `open`."""
         with self._on(device):
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
@@ -119,7 +119,7 @@ class CudaDriver:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _context(self, device: int) -> ctypes.c_void_p:
-        """Return the primary context of a device, which is kept for as long as the process runs."""
+        """Return the primary context of a device, kept until the process ends."""
         known = self._contexts.get(device)
         if known is None:
             number, known = ctypes.c_int(), ctypes.c_void_p()

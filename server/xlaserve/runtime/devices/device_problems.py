@@ -70,7 +70,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def reason(device: str, running_on: str, said: Sequence[str]) -> str:
-    """Return why JAX runs on another platform than the one that was asked for."""
+    """Return why JAX runs on another platform than requested."""
     # What a plugin said comes before what JAX made of it.
     for text in said:
         for pattern, meaning in _KNOWN.get(device, ()):

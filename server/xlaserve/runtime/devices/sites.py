@@ -50,7 +50,7 @@ class Site:
     ) -> None:
         self.devices = tuple(devices)
         self.platform = platform
-        """The platform whose programs run there."""
+        """The platform of its programs."""
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
         """Lock for dispatching to several devices; None for a single one."""
@@ -67,7 +67,7 @@ class Site:
 
     @property
     def queue(self) -> str:
-        """Return in which line its work is (Dispatching.queues)."""
+        """Return its queue (Dispatching.queues)."""
         names = self.device_names
         return names[0] if len(names) == 1 else f"{self.platform}:{_MESHES}"
 
@@ -97,7 +97,7 @@ class Site:
         return self._split(self._rule(name) or ())
 
     def check(self, parameters: Mapping[str, Shape]) -> None:
-        """Raise InvalidModel unless every rule splits a parameter, evenly, over axes there are."""
+        """Raise InvalidModel unless every rule splits a parameter evenly, over existing axes."""
         for glob, spec in self.rules.items():
             names = [name for name in parameters if fnmatchcase(name, glob)]
             if not names:
@@ -156,7 +156,7 @@ class Layout:
 
     sites: tuple[Site, ...]
     replicas: tuple[int, ...]
-    """Index of each replica's site; several may share one."""
+    """Site index of each replica; several may share one."""
 
 
 def layout(

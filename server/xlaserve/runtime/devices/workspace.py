@@ -1,4 +1,4 @@
-"""The workspace that libraries take for their calls, which is a device's and no model's."""
+"""Workspace of libraries, owned by a device and not by a model."""
 
 import re
 

@@ -29,7 +29,7 @@ _DEFAULTS = {"true": "{}", "false": ""}
 
 
 class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """The fields of the object; all may be left out where the tensors say it."""
+    """Fields of the declaration; all are optional if the tensors imply them."""
 
     tokens: str = ""
     """The input of token ids; empty for the only remaining one."""
@@ -40,18 +40,18 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     output: str = ""
     """The output. Empty for the only one."""
     max_tokens: int | None = None
-    """None for the largest size that is compiled."""
+    """None for the largest compiled size."""
     vocab: int | None = None
-    """None where ids are not to be checked."""
+    """None if ids are not checked."""
     pad: int = 0
     dimensions: bool | list[int] = False
-    """Sizes that an embedding may be cut to; `true` for any."""
+    """Sizes to which an embedding may be cut; `true` for any."""
     prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declaration, and the tokenizer beside the model."""
+    """A declaration, and its model's tokenizer."""
 
     said: Declaration
     place: str
@@ -97,7 +97,7 @@ def read(
 
 
 def parse(text: bytes, place: str) -> Declaration:
-    """Read a declaration; raises InvalidModel with where it was written."""
+    """Parse a declaration; raises InvalidModel with its place."""
     try:
         found = msgspec.json.decode(text, type=Declaration)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

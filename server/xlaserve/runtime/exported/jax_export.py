@@ -93,7 +93,7 @@ class JaxExportModel:
         self._output_names = tuple(spec.name for spec in info.outputs)
         self._is_accelerated = copies[0].site.is_accelerator
         self.queues = tuple(copy.site.queue for copy in self._by_replica)
-        """The lines that the replicas' work is in, where it is dispatched."""
+        """Queue of each replica, if it is dispatched."""
         self._stock = Stock(model, info, copies, lease, self._take)
 
     def execute(
@@ -176,7 +176,7 @@ class JaxExportModel:
 
     @property
     def dispatching(self) -> "JaxExportModel | None":
-        """Return itself, where it is on accelerators."""
+        """Return itself on accelerators."""
         return self if self._is_accelerated else None
 
     def dispatch(
@@ -290,11 +290,11 @@ class JaxExportModel:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm the buckets that the load left out, one after the other."""
+        """Compile and warm the remaining buckets, one after the other."""
         self._stock.compile_rest(check_cancelled, on_stage)
 
     def stop(self) -> None:
-        """Compile nothing more: what is compiled for no request ends at its next step."""
+        """Stop background compilation at its next step."""
         self._stock.stop()
 
     def close(self) -> None:
@@ -429,7 +429,7 @@ def _compiled(
     *,
     refuse: Callable[[Verdict], Verdict] | None = None,
 ) -> JaxExportModel:
-    """Compile a model as it is proved, or as `refuse` has it; raises ContradictionError too."""
+    """Compile a model by its proof, or as `refuse` says; raises ContradictionError too."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(

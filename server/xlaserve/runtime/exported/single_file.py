@@ -65,7 +65,7 @@ def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE
 
 
 def read_file(path: Path, roots: Roots = ANYWHERE) -> Exported:
-    """Read a file that `jax.export` wrote, which calls nothing unknown; raises InvalidModel."""
+    """Read a `jax.export` file without unknown calls; raises InvalidModel."""
     limit = LIMIT_ARTIFACT_BYTES
     data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
     return artifact.deserialize(data, name=path.name)

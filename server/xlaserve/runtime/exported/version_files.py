@@ -20,7 +20,7 @@ from xlaserve.runtime.devices.sites import Layout
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """The contents of a version's files, but for the values of its parameters."""
+    """Contents of a version's files, without the values of its parameters."""
 
     config: ModelConfig
     """The configuration, completed by the manifest."""
@@ -29,7 +29,7 @@ class VersionFiles:
     computation: Keyed
     entries: Sequence[WeightEntry] = ()
     described: Manifest | None = None
-    """None for a model that is one file, without parameters."""
+    """None for a single-file model, without parameters."""
 
     def check_layout(self, layout: Layout) -> None:
         """Raise InvalidModel unless every partition rule fits the parameters."""
