@@ -10,7 +10,7 @@ from xlaserve.runtime.loaded import Stage
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Addresses of the server, as clients are told."""
+    """Addresses of the server for clients."""
 
     grpc: str
     """`none` where gRPC is not served."""
@@ -38,7 +38,7 @@ class Display(Protocol):
         """The ports are open."""
 
     def stage(self, model: str, version: str, stage: Stage) -> None:
-        """A load went on to another stage."""
+        """A load has reached another stage."""
 
     def started(self, rows: Sequence[ModelRow]) -> None:
         """Every load of the start has ended."""

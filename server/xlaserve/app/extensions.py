@@ -39,7 +39,7 @@ class Extension:
     pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
     """Its pages, which may show all routes."""
     protocol: Callable[[Core, Runner], OtherProtocol] | None = None
-    """A protocol besides REST on the port of HTTP, over what runs the requests of gRPC."""
+    """A protocol besides REST on the port of HTTP, using gRPC's runner."""
 
 
 def _openai(core: Core) -> Iterable[Route]:

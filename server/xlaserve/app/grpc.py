@@ -1,4 +1,4 @@
-"""Assembles what serves gRPC."""
+"""Assembles the gRPC server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

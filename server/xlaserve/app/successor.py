@@ -57,7 +57,7 @@ class Changes(Protocol):
         ...
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what each process of the server says to a question."""
+        """Return each process's reply to a question."""
         ...
 
 
@@ -86,7 +86,7 @@ class Successor:
         self._working: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the replacement, unless there is a reason not to; the log says which."""
+        """Start the replacement, or log why not."""
         if reason := self._refusal():
             _log.warning("not replaced", reason=reason)
             return
@@ -138,13 +138,13 @@ class Successor:
             self._work(self._replaced(self._process.pid))
 
     def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for the replacement, in place of what was being done."""
+        """Replace the current task for the replacement."""
         if self._working is not None:
             self._working.cancel()
         self._working = asyncio.ensure_future(work)
 
     async def _hand_over(self, channel: socket.socket) -> None:
-        """Give the replacement what clients have changed, and change nothing from now on."""
+        """Hand the clients' changes over, and refuse further ones."""
         changes = await self._changes.hold(handover.kinds(self._settings))
         directory = self._settings.scratch_directory
         try:

@@ -41,9 +41,9 @@ class Library:
     mark: bytes = b""
     """Part of the name of each function that needs initialization."""
     initialize: str = ""
-    """The function that makes them ready, as a path in the module; empty where they always are."""
+    """The function that initializes them, as a path in the module; empty if none does."""
     parts: tuple[str, ...] = ()
-    """The extension modules that name its functions, where it registers them at its import."""
+    """Extension modules with the names of its functions, if it registers them at import."""
 
 
 LIBRARIES = (
@@ -63,14 +63,14 @@ _HOST = "Host"
 _PLATFORMS = {"gpu": CUDA}
 """Platforms by the names that devices give them, where these differ."""
 _FOREIGN = re.compile(r"lapack_\w+|\w+_ffi|(cu|hip)(hybrid)?_\w+")
-"""Names of functions of jaxlib. Others are XLA's own, which it knows best itself."""
+"""Names of jaxlib's functions; others are XLA's own."""
 
 _CUSTOM_CALL = b"\x12\x0bcustom-call"
 """The opcode (field 2) of an HloInstructionProto."""
 _PARAMETER = b"\x12\x09parameter"
 """Marks a parameter of the other form: every program has one."""
 _TARGET = 28
-"""The field of its target. Fields are written in the order of their numbers."""
+"""The field of its target; fields are ordered by number."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -128,7 +128,7 @@ def _registrations(module: Any) -> dict[str, list[tuple[str, Any, int]]]:
 
 
 def _known(platform: str) -> frozenset[str]:
-    """Return the names that a platform has; none where they cannot be listed."""
+    """Return the names known on a platform; none if they cannot be listed."""
     register()
     if platform == CPU:
         # Other code may register more at any time, and libraries come with the backend.

@@ -31,7 +31,7 @@ MAX_DEPTH = 32
 """Operations within one another."""
 
 MAX_TERMS = 512
-"""Terms that one dimension may have once it is multiplied out."""
+"""Limit of terms of one dimension after expansion."""
 
 MAX_DEGREE = 32
 """Factors of one term."""
@@ -50,7 +50,7 @@ _RELATION = re.compile(r">=|<=|==")
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Upper bounds of what an expression becomes once JAX has multiplied it out."""
+    """Upper bounds of an expression after JAX has expanded it."""
 
     terms: int = 1
     degree: int = 0
@@ -115,7 +115,7 @@ class _Parser:
         self._kind, self._token = self._next()
 
     def terms(self) -> int:
-        """Return the terms of the dimensions that are not numbers; raises InvalidModel."""
+        """Return the terms of symbolic dimensions; raises InvalidModel."""
         count = 0
         while self._kind:
             found = self._bounded(self._expression())

@@ -38,7 +38,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """With SLOTS and LENGTH as placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
-        """Return the shape for so many slots and positions."""
+        """Return the shape for numbers of slots and positions."""
         sizes = {SLOTS: slots, LENGTH: length}
         return tuple(sizes.get(size, size) for size in self.shape)
 
@@ -56,7 +56,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The contents of the file, in the order in which they are written."""
+    """Contents of the file, in written order."""
 
     format_version: int
     kind: str

@@ -1,4 +1,4 @@
-"""The `model.json` of a version directory: what an exported model takes, gives and consists of."""
+"""The `model.json` of a version directory: a model's signature and files."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ ARTIFACT = "model.jaxexp"
 """The name of the serialized `jax.export.Exported`."""
 
 STABLEHLO = "model.stablehlo"
-"""The name of the computation in StableHLO, which is readable for years."""
+"""Name of the StableHLO file, which is readable for years."""
 
 WEIGHTS = "params.safetensors"
 """The name of the file of parameters."""
@@ -49,7 +49,7 @@ MAX_DIMENSION = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The description that it takes to call the function in the StableHLO file."""
+    """Facts needed to call the function in the StableHLO file."""
 
     calling_convention: int
     """Its version, as `jax.export` numbers it."""
@@ -82,7 +82,7 @@ class Manifest:
     exported_at: str
     """RFC 3339, in UTC."""
     written_by: str = ""
-    """The build of xlaserve that wrote it; empty in files of before."""
+    """The build of xlaserve that wrote it; empty in older files."""
     durable: Durable | None = None
     """None without a StableHLO file, only with the file of `jax.export`."""
     batch_independent: bool | None = None
@@ -91,7 +91,7 @@ class Manifest:
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """The sizes to compile of dimensions besides the batch that are open, by their names."""
+    """Compiled sizes of open dimensions besides the batch, by name."""
     max_on_demand_shapes: int = 0
     """Limit of programs kept for other sizes, compiled on demand."""
     verdict: Verdict | None = None
@@ -112,7 +112,7 @@ class Manifest:
 
     @property
     def named_shapes(self) -> tuple[tuple[str, ...], ...]:
-        """Return the shapes of the inputs, sizes as texts and what is open by its name."""
+        """Return the input shapes as texts, open sizes by name."""
         if self.durable is None:
             return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
         arguments = self.durable.arguments[len(self.parameters) :]
@@ -121,7 +121,7 @@ class Manifest:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of the inputs may have any size."""
+        """Tell whether the first dimension of the inputs is open."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property

@@ -50,7 +50,7 @@ class OnnxSource:
     """A model of ONNX or torch.export, with its configured shapes."""
 
     path: Path
-    """The file of the model; external data lies beside it."""
+    """The model's file; external data lies beside it."""
     is_alone: bool
     """Whether the model was named itself, and not its version directory."""
     sizes: Sizes
@@ -60,7 +60,7 @@ class OnnxSource:
 
     @property
     def is_pt2(self) -> bool:
-        """Tell whether it is a program of torch.export, by the end of its name."""
+        """Tell from its name whether it is a torch.export program."""
         return self.path.suffix == PT2_SUFFIX
 
 
@@ -76,7 +76,7 @@ def find(version: Path, config: ModelConfig) -> OnnxSource | None:
 
 
 def is_unconverted(version: Path, config: ModelConfig) -> bool:
-    """Tell whether a version is a model of ONNX or torch.export that was not imported."""
+    """Tell whether a version is an unimported model of ONNX or torch.export."""
     was_imported = (version / manifest.FILE_NAME).exists()
     return not was_imported and find(version, config) is not None
 

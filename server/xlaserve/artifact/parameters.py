@@ -16,7 +16,7 @@ from xlaserve.tensors import Tensor
 _NARROW = {np.dtype(wide): narrow for wide, narrow in (("i8", "i4"), ("u8", "u4"), ("f8", "f4"))}
 
 ROOT_NAME = "params"
-"""The name of parameters that are one array instead of a tree."""
+"""Name of parameters that are a single array instead of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The arrays of a pytree by name, in order, and what it takes to rebuild the tree."""
+    """Arrays of a pytree by name, in order, and the structure of the tree."""
 
     arrays: Mapping[str, Tensor]
     """Arrays by path, as in `layers/0/weight`; tied ones are stored once."""
     weak_types: tuple[bool, ...]
-    """Whether each array is promoted to the dtypes that it meets, as Python numbers are."""
+    """Whether each array has a weak type, like Python numbers."""
     _slots: tuple[_Slot, ...]
     _assemble: Callable[[Sequence[object]], object]
 
     def unflatten(self, arrays: Sequence["jax.Array | Tensor"]) -> object:
-        """Return the tree with these arrays, which may be tracers, in place of the stored ones."""
+        """Return the tree with these arrays, possibly tracers, in place of the stored ones."""
         return self._assemble([_leaf(slot, arrays) for slot in self._slots])
 
 

@@ -10,7 +10,7 @@ from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
 
 EXPORTED_NAME = "model"
-"""The name that every exported function has: that of the one which is traced."""
+"""Name of every exported function: that of the traced one."""
 
 SUFFIX = Path(manifest.ARTIFACT).suffix
 

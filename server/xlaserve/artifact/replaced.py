@@ -70,7 +70,7 @@ def put_back(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove what a migration replaced, once what took its place has been loaded; best effort."""
+    """Remove the backups of a migration once the new version was loaded; best effort."""
     directory = path.parent / DIRECTORY
     if not directory.is_dir():
         return
@@ -130,7 +130,7 @@ def _is_of(place: Path, current: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of what describes a version directory and hashes its files."""
+    """Return the hash of a file, or of a version directory's description."""
     found = [path / name for name in _DESCRIPTIONS if (path / name).exists()]
     digest = hashlib.sha256()
     for one in found or [path]:

@@ -19,7 +19,7 @@ computes one, the inputs of the next are copied to it. A third would only wait t
 memory."""
 
 MAX_TARGETS = 32
-"""The most that a manifest may have."""
+"""Limit of targets per manifest."""
 
 _MAX_BYTES = 1 << 50
 _MAX_NAME_LENGTH = 32

@@ -87,7 +87,7 @@ def names_of_results(out_tree: Any) -> list[str]:
 
 
 def check_names(kind: str, names: Sequence[str]) -> None:
-    """Raise InvalidModel unless there are names, of a length that a manifest has, each once."""
+    """Raise InvalidModel for missing, long or duplicate names."""
     if not names:
         raise InvalidModel(f"expected at least one {kind}, got a tree without arrays")
     for name in names:
@@ -146,7 +146,7 @@ def _text(key: Any) -> str:
 
 
 def is_described(value: object) -> bool:
-    """Tell whether a value is no tree of descriptions, but one, right or wrong."""
+    """Tell whether a value is one description, valid or not, rather than a tree."""
     if isinstance(value, Mapping) or value is None:
         return False
     begin = value[0] if isinstance(value, tuple | list) and value else ""

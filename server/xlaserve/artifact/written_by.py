@@ -13,21 +13,21 @@ _MOST = 64
 
 
 class Writer(NamedTuple):
-    """The versions of those that wrote a file."""
+    """Versions of a file's writer."""
 
     jax: str
     xlaserve: str = ""
-    """Empty in files of before."""
+    """Empty in older files."""
 
     @classmethod
     def of(cls, text: str) -> "Writer":
-        """Return what the field of a manifest says."""
+        """Parse the field of a manifest."""
         jax, _, xlaserve = text.partition(_BETWEEN)
         return cls(jax, xlaserve)
 
     @property
     def text(self) -> str:
-        """Return it as a manifest has it."""
+        """Return it as in a manifest."""
         return f"{self.jax}{_BETWEEN}{self.xlaserve}" if self.xlaserve else self.jax
 
 

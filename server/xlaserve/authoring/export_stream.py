@@ -54,12 +54,12 @@ class ExportableStream:
 
     step: Step
     params: object
-    """Any pytree, as that of an Exportable."""
+    """Any pytree, as for an Exportable."""
     inputs: Inputs
     """Name, datatype and shape of each input; all sizes are fixed."""
     begin: Begin
     outputs: Sequence[str] | None = None
-    """The names of the outputs of a step; None where it returns them as a dict."""
+    """Names of a step's outputs; None if it returns a dict."""
     max_steps: int = DEFAULT_MAX_STEPS
     """The most answers to one request: a model that is not done then fails. A configuration may
     say less, by its parameter `max_steps`."""

@@ -32,7 +32,7 @@ from xlaserve.runtime.programs.trials import Outcome, Subject
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""Platforms of an artifact unless its author says otherwise, as far as there are kernels."""
+"""Default platforms of an artifact, as far as there are kernels."""
 
 
 KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
@@ -66,7 +66,7 @@ class Lowered:
     find_difference: Callable[[], Outcome]
     """Makes a trial of them."""
     find_contradiction: Callable[[], Outcome]
-    """Makes a brief trial of what is proved of them."""
+    """Briefly tests a proof of rows."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Requested platforms without a kernel, with the missing primitive."""
 
@@ -76,14 +76,14 @@ class OpenShapes:
     """Open dimensions of the inputs during tracing."""
 
     batched: bool
-    """Whether the first ones have none, and may be a batch."""
+    """Whether the first dimensions are open, and may be the batch."""
     names: Sequence[Sequence[str | int]] = ()
     """Shapes of the inputs with symbolic names; empty without open dimensions."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Sizes that the artifact is run back with, by name."""
 
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
-        """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
+        """Return the input shapes with symbols for open sizes; raises InvalidModel."""
         scope = jax.export.SymbolicScope()
         symbols: dict[str | int, object] = {
             name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)

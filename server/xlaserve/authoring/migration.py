@@ -43,7 +43,7 @@ _SUFFIX = Path(ARTIFACT).suffix
 
 
 class Result(StrEnum):
-    """The result for one version, or for a model that is one file."""
+    """The result for one version, or for a single-file model."""
 
     CURRENT = "current"
     """Nothing to do."""
@@ -169,7 +169,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> _Done:
 
 
 def _notes(path: Path, lost: Collection[str]) -> list[str]:
-    """Say until when it can be undone, and what nothing brings back then."""
+    """Say until when it can be undone, and what is lost then."""
     place = replaced.place_of(path)
     return [
         f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
@@ -182,7 +182,7 @@ _NOTHING = _Done([], [])
 
 
 def _manifest_of(directory: Path) -> str:
-    """Return the name of the manifest that a version directory has; empty where it has none."""
+    """Return the name of a version directory's manifest; empty without one."""
     return next((name for name in KINDS if (directory / name).exists()), "")
 
 
@@ -208,7 +208,7 @@ class _Renewal:
     done: list[str]
     """The change, for people; empty if none is needed."""
     writes: Collection[str]
-    """The files that are written."""
+    """Files to write."""
     write: Callable[[Path], None]
     """Writes them, into a copy of the directory."""
     lost: Collection[str] = ()
@@ -320,7 +320,7 @@ class _Renewed:
 
 
 def _renewed(data: bytearray, name: str) -> _Renewed | None:
-    """Return a file of `jax.export` as it is written to last; None where it is."""
+    """Return a durable form of a `jax.export` file; None if it has one."""
     found = of_artifact(artifact.deserialize(data, name=name))
     computation = _made_to_last(found)
     before, after = stablehlo_version(found.module), stablehlo_version(computation.module)

@@ -1,4 +1,4 @@
-"""Reads a version directory that was just written back, as a load would."""
+"""Reads a just-written version directory back, as a load would."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

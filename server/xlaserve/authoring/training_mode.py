@@ -1,4 +1,4 @@
-"""Recognises layers of Flax, Equinox, Haiku and Keras that are traced in training mode."""
+"""Detects layers of Flax, Equinox, Haiku and Keras traced in training mode."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -156,7 +156,9 @@ def _bound_positions(directory: Path, version: Path) -> None:
 def _export(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Write:
     def _write(directory: Path, options: Sequence[str]) -> Path:
         if options:
-            raise InvalidRequest(f"'{options[0]}' is for what is imported, not for '{reference}'")
+            raise InvalidRequest(
+                f"'{options[0]}' is an option of imports, '{reference}' is exported: leave it out"
+            )
         from xlaserve.authoring.export import load_exportable
 
         model = _plain(reference, inputs) if inputs else None

@@ -15,7 +15,7 @@ _SHOWN = "its thread cannot be stopped: it keeps its memory, and may keep a core
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Abandoned:
-    """One piece of work whose thread goes on."""
+    """Work in an abandoned thread."""
 
     model: str
     fingerprint: object

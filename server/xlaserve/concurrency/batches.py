@@ -1,4 +1,4 @@
-"""A thread that works off batches of items which nobody waits for."""
+"""A thread that processes batches of items in the background."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class BatchThread(Generic[T]):
 
     @property
     def free(self) -> int:
-        """Return how many items more may be handed over."""
+        """Return the free capacity of the queue."""
         return self._max_items - self._waiting
 
     def put(self, items: Sequence[T], count: int | None = None) -> None:

@@ -37,7 +37,7 @@ class ChangeKind(StrEnum):
     EVICT = "evict"
     """Unload, and forget the name."""
     PURGE = "purge"
-    """Unload everything, and cancel what loads."""
+    """Unload everything, and cancel loads."""
     LOG = "log"
     TRACE = "trace"
     REGISTER = "register"
@@ -51,7 +51,7 @@ OF_MODELS = frozenset(
         *(ChangeKind.LOAD_AT, ChangeKind.LOAD_URL, ChangeKind.EVICT),
     }
 )
-"""Changes of what is loaded."""
+"""Changes of loaded models."""
 
 OF_LOADS = frozenset({ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.LOAD_AT, ChangeKind.LOAD_URL})
 """Changes that end, and are undone, when the client that asked for them has left."""
@@ -63,20 +63,20 @@ class Change:
 
     kind: ChangeKind
     subject: str = ""
-    """The model or the region; changes of one subject are made one after the other."""
+    """The model or the region; changes of one subject are serialized."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Any value that JSON can hold."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents that are too long for a message."""
+    """Contents too long for a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reply of one process to a question that is asked of all."""
+    """One process's reply to a question to all."""
 
     worker: int
     said: Any = None
-    """Any value that JSON can hold; None where it did not answer."""
+    """Any JSON value; None without an answer."""
     problem: str = ""
     """Why it did not answer."""
 
@@ -111,7 +111,7 @@ class ControlPlane(Protocol):
         ...
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        """Tell whether a model is hidden as not ready, since other processes lack it."""
         ...
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
@@ -140,7 +140,7 @@ class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     arguments: dict[str, Any]
     files: str = ""
-    """The file with the contents that are too long for a message; the parent removes it."""
+    """File of contents too long for a message; the parent removes it."""
 
 
 class Journal:
@@ -185,7 +185,7 @@ class Journal:
         return left
 
     def forget_models(self) -> list[ChangeText]:
-        """Forget and return what was changed of models."""
+        """Forget and return the changes of models."""
         models = [key for key, change in self._changes.items() if change.kind in OF_MODELS]
         return [one for key in models for one in self._pop(key)]
 
@@ -212,7 +212,7 @@ class ChangesInProgress:
         """Set when a change has ended."""
 
     def refuses(self, kind: ChangeKind) -> bool:
-        """Tell whether no change of a kind may begin."""
+        """Tell whether changes of a kind are refused."""
         return kind in self._refused
 
     @contextmanager
@@ -238,7 +238,7 @@ class ChangesInProgress:
 
 
 class OneProcess:
-    """The control plane of a server that is one process."""
+    """The control plane of a single-process server."""
 
     is_ready = True
     has_started = True
@@ -258,7 +258,7 @@ class OneProcess:
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Say how changes are made here that clients of a replaced process have asked for."""
+        """Register the handler of changes from a replaced process."""
         self._makes[kind] = make
 
     def answer(self, question: str, reply: Reply) -> None:
@@ -305,6 +305,6 @@ class OneProcess:
         return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:
-        """Make a change that the replaced process has made; raises what making it raises."""
+        """Apply a change of the replaced process; raises like the change."""
         await self._makes[change.kind](change)
         self._remember(change)

@@ -16,7 +16,7 @@ from xlaserve.errors.panics import answerable
 T = TypeVar("T")
 
 AHEAD = 2
-"""Executions of each thread whose completions may wait for the event loop when the next begins."""
+"""Uncompleted executions per thread before it stops taking more."""
 
 _NONE = object()
 
@@ -89,16 +89,16 @@ class HostThreads:
         self._threads = threads
         self._most = threads + spare
         self._lock = threading.Lock()
-        """Held for what follows, by the event loop and the threads; never while one computes."""
+        """Lock of the following state; never held during a computation."""
         self._waiting: dict[Hashable, deque[HostJob]] = {}
-        """Pending jobs by model, the model of the next turn first. No queue is empty."""
+        """Pending jobs by model, the next model first. No queue is empty."""
         self._computing: Counter[Hashable] = Counter()
         self._busy = 0
         """The sum of those."""
         self._uncompleted = 0
-        """Executions that ended and whose completions wait for the event loop."""
+        """Ended executions whose completions are queued on the event loop."""
         self._idle = 0
-        """Threads that wait on `_wake` and are not woken."""
+        """Threads waiting on `_wake`."""
         self._waking = 0
         """Threads that are woken or started and have not looked for work yet. There is one at most:
         it wakes the next, so that no more are started than there is work for."""
@@ -143,7 +143,7 @@ class HostThreads:
         return await settled(future, self.start(call, partial(settle, future), model))
 
     def cancel(self, job: HostJob) -> bool:
-        """Cancel a job that is pending; tell whether it was."""
+        """Cancel a pending job; tell whether it was pending."""
         with self._lock:
             if not job.waits or job not in self._waiting.get(job.model, ()):
                 return False

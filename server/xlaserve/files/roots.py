@@ -17,12 +17,12 @@ _PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _AS_DIRECTORY = _PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 _SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR})
-"""Errors of opening a link that is not followed, in the place of a file or of a directory."""
+"""Errors of opening a link where a file or directory was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Directories, without links, below which files are opened; links may lead among them."""
+    """Directories below which files are opened; links may lead among them."""
 
     directories: tuple[Path, ...]
 

@@ -25,7 +25,7 @@ _REPLACED = "replaced-"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _ANYWHERE = -100
-"""AT_FDCWD: a name that is not below an open directory."""
+"""AT_FDCWD: relative to no open directory."""
 _EXCHANGE = 2
 """RENAME_EXCHANGE of renameat2(2)."""
 
@@ -35,7 +35,7 @@ machine made, or this one before it was booted, is left alone for so long."""
 
 
 class TemporaryDirectory:
-    """A directory of this process; what is still in it at the end of a block is removed."""
+    """A directory of this process, removed with its contents at the end of a block."""
 
     def __init__(self, parent: Path) -> None:
         """Make it, with a hidden name; raises OSError."""

@@ -12,9 +12,9 @@ from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.tensors import Parameter
 
 MOST_LOGPROBS = 20
-"""The most likely tokens that a request may ask for with each token."""
+"""Limit of likeliest tokens returned with each token."""
 MOST_GRAMMAR_CHARACTERS = 1 << 16
-"""Characters of the grammar that an answer is to follow."""
+"""Limit of a grammar's characters."""
 
 _SHOWN_CHARACTERS = 64
 _MOST_LISTED = 1024

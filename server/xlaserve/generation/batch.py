@@ -19,11 +19,11 @@ from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
-"""Times that a request may lose its slot to better ones; it then keeps the next one to its end."""
+"""Limit of preemptions of one request."""
 
 
 class Computes(Protocol):
-    """The compiled programs, and the cache that they change (`Programs`)."""
+    """The compiled programs and their cache (`Programs`)."""
 
     def reset(self) -> None:
         """Begin with a cache of zeros."""
@@ -36,7 +36,7 @@ class Computes(Protocol):
         ...
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         ...
 
     def copy(self, window: int, source: int, target: int) -> None:
@@ -71,7 +71,7 @@ class Batch:
         counts: GenerationCounts,
         pause: Callable[[Running], None],
     ) -> None:
-        """`pause` is called with a request whose client has to read before it is given more."""
+        """`pause` is called with a request whose client must read first."""
         self._info = info
         self._programs = programs
         self._counts = counts
@@ -89,7 +89,7 @@ class Batch:
 
     @property
     def has_free(self) -> bool:
-        """Tell whether another request may be admitted."""
+        """Tell whether a slot is free."""
         return self._counts.running < len(self._slots)
 
     @property
@@ -102,7 +102,7 @@ class Batch:
 
     @property
     def running(self) -> list[Running]:
-        """Return the requests that have a slot."""
+        """Return the requests with a slot."""
         return [running for running in self._slots if running is not None]
 
     def take_all(self) -> list[Running]:
@@ -123,7 +123,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Give a request a free slot: that with the most rows of its prompt, else the oldest."""
+        """Give a request the free slot with its longest prefix, else the oldest."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0
@@ -205,7 +205,7 @@ class Batch:
         return slot
 
     def _copy(self, slot: int, running: Running) -> None:
-        """Copy rows that a request begins with from another slot, where that saves a chunk."""
+        """Copy a prefix from another slot, if that saves a chunk."""
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
@@ -259,7 +259,7 @@ class Batch:
             self._prefixes.hold(slot, running.tokens, running.sender.principal)
 
     def step(self) -> None:
-        """Compute a token for each request that is prefilled and whose client reads."""
+        """Compute a token for each prefilled request whose client reads."""
         active = [
             (slot, running)
             for slot, running in enumerate(self._slots)
@@ -314,7 +314,7 @@ class Batch:
         return np.frombuffer(flat, np.int32).reshape(len(found), len(INTEGERS))
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
-        """Count the time since the last token of each; most were given it in the same step."""
+        """Count the time since the last token of each; most had it in the same step."""
         told: dict[int, int] = {}
         for running in active:
             if running.output:
@@ -361,7 +361,7 @@ class Batch:
         self._counts.positions_used -= running.written
 
     def _window(self, positions: int) -> int:
-        """Return the smallest compiled window that holds so many positions."""
+        """Return the smallest compiled window for a number of positions."""
         return next(window for window in self._info.windows if window >= positions)
 
 

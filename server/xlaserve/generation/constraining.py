@@ -31,7 +31,7 @@ class Constraining:
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
-        """Have a request wait for a slot, behind its grammar. Raises InvalidParameter."""
+        """Queue a request for a slot, after compiling its grammar. Raises InvalidParameter."""
         grammar = running.asked.grammar
         if grammar is None:
             self._add(running)

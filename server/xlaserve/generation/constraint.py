@@ -9,7 +9,7 @@ class Grammar(NamedTuple):
     """The grammar that a request asks for."""
 
     parameter: str
-    """One of GRAMMARS: the parameter that has it."""
+    """One of GRAMMARS: its parameter."""
     text: str
 
 

@@ -1,4 +1,4 @@
-"""The programs of a generator as XLA compiles them. The devices need not be there."""
+"""Programs of a generator for XLA. The devices may be absent."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -34,12 +34,12 @@ PARTIAL = "a step of fewer rows"
 """Names of programs derived at a load, besides DECODE and CHUNK."""
 
 RESULTS = len(Step._fields)
-"""Arrays that a step gives beside the cache."""
+"""Results of a step besides the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One program of a generator, with the arguments that it is compiled for."""
+    """One program of a generator, with its shapes."""
 
     name: str
     function: Any
@@ -70,7 +70,7 @@ class Wanted:
         return lowered
 
     def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
-        """Return where it is kept, as it was lowered for a site."""
+        """Return its key in the cache, lowered for a site."""
         # All that it follows from: donation is no part of what was exported.
         computation = sha256(lowered.as_text().encode()).hexdigest()
         return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
@@ -84,7 +84,7 @@ class Wanted:
 
 
 class Lowering:
-    """The arrays of a generator on its devices, and what is compiled for them."""
+    """The arrays of a generator on its devices, and the compiler of its programs."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Lowering:
 
     @property
     def count(self) -> int:
-        """Return how many programs there are."""
+        """Return the number of programs."""
         of_window = 2 + self._info.keeps_prefixes + len(self._info.step_sizes)
         return of_window * len(self._info.windows) + 2
 
@@ -259,7 +259,7 @@ def _copy(
     source: jax.Array,
     target: jax.Array,
 ) -> list[jax.Array]:
-    """Return the cache with the first rows of one slot in another, in place where it is donated."""
+    """Return the cache with a prefix copied between slots, in place if donated."""
 
     def copied(array: jax.Array, axis: int | None) -> jax.Array:
         sizes = [window if at == axis else size for at, size in enumerate(array.shape)]

@@ -8,7 +8,7 @@ import numpy as np
 from xlaserve.tensors import Tensor
 
 LEAST = 16
-"""Fewest tokens of a prompt that are worth having from another one; a smaller chunk is enough."""
+"""Shortest reused prefix in tokens; a smaller chunk suffices."""
 
 _NOTHING = -1
 """No token: slots with fewer than the least have it in their beginnings."""
@@ -46,7 +46,7 @@ class Prefixes:
             self.drop(slot)
 
     def drop(self, slot: int) -> None:
-        """Forget the rows of a slot, which are overwritten."""
+        """Forget the rows of a slot before they are overwritten."""
         self._tokens[slot] = self._tokens[slot][:0]
         self._owners[slot] = ""
         self._beginnings[slot] = _NOTHING

@@ -1,4 +1,4 @@
-"""The compiled programs of a generator, and the device arrays that they update in place."""
+"""Compiled programs of a generator, and the device arrays that they update in place."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -43,7 +43,7 @@ class Programs:
         self._site = site
         self._kept = kept
         self.cached = 0
-        """Programs that came out of the compilation cache."""
+        """Programs from the compilation cache."""
         self._uses_kept = True
         self._info = info
         self._lowering = Lowering(record, info, exported, parameters, site)
@@ -58,7 +58,7 @@ class Programs:
         self.temporary_bytes = 0
         """The most that one of the programs takes."""
         self.busy_ns = 0
-        """Time in calls of programs, from the dispatch until what they give was fetched."""
+        """Time in programs, from the dispatch to the fetched results."""
         self._compiled: dict[tuple[str, int, int], Any] = {}
         """Programs by their name, their window, and the rows of a step of fewer than all."""
         self._windows = {w: np.zeros(w, np.int8) for w in info.windows}
@@ -145,7 +145,7 @@ class Programs:
         return made
 
     def reset(self) -> None:
-        """Begin with a cache of zeros: the old one may be lost with a failed step."""
+        """Restart with a cache of zeros: a failed step may have lost the old one."""
         with self._launching:
             made = self._compiled[EMPTY, 0, 0]()
         caches = len(self._lowering.cache)
@@ -170,7 +170,7 @@ class Programs:
         self.busy_ns += time.perf_counter_ns() - begun
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         begun = time.perf_counter_ns()
         numbers = [np.int32(number) for number in (slot, start, count)]
         with self._launching:

@@ -26,7 +26,7 @@ class Tables:
     """
 
     counts: jax.Array
-    """The times that each token was generated, int32."""
+    """How often each token was generated, int32."""
     prompt: jax.Array
     """1 for each token of the prompt, int8."""
     bias: jax.Array
@@ -142,7 +142,7 @@ def _likely(
 
 
 def _ordered(logits: jax.Array) -> jax.Array:
-    """Return uint32 that are in the order of the logits."""
+    """Return uint32 in the order of the logits."""
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -163,7 +163,7 @@ def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Arr
 
 
 def _sum(chosen: jax.Array, values: jax.Array) -> jax.Array:
-    """Return the sum of values where they are chosen, [rows, 1]."""
+    """Return the sum of chosen values, [rows, 1]."""
     return jnp.sum(jnp.where(chosen, values, values.dtype.type(0)), axis=-1, keepdims=True)
 
 

@@ -32,7 +32,7 @@ class Slots:
         self._batch = Batch(info, programs, self.counts, self._pause)
         self._waiting: list[Running] = []
         self._changed = threading.Condition()
-        """Held for the requests that wait, pauses, and the end."""
+        """Lock of queue, pauses and end."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"generate {model}", daemon=True)
         self._thread.start()
@@ -53,13 +53,13 @@ class Slots:
             self._fail(running, ModelFailed(self._model, "it is being unloaded"))
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether one more request of a level would be given the slot of a worse one."""
+        """Tell whether another request of a level would preempt one."""
         with self._changed:
             as_good = sum(running.level <= level for running in self._waiting)
             return sum(1 for _ in self._batch.yielding(level)) > as_good
 
     def close(self) -> None:
-        """Fail what is left, and return once the thread has ended."""
+        """Fail the remaining requests, and wait for the thread to end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -20,7 +20,7 @@ from xlaserve.tensors import Tensor
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
 """Kept rows, rows left by another prompt after them, and compared steps."""
 _TOLERANCE = 0.05
-"""Difference of log-probabilities: a device may add in another order, and no more than that."""
+"""Allowed difference of log-probabilities, for another order of additions."""
 _PARTIAL = 2
 """Compared smaller steps: the second one reads the first one's rows."""
 
@@ -33,7 +33,7 @@ class Tried(Protocol):
         ...
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         ...
 
     def step(

@@ -21,7 +21,7 @@ _SHOWN_BYTES = 2000
 
 
 class NotServing(XlaserveError):
-    """A server that was asked for in Python did not start, or a model of it did not load."""
+    """A server started from Python has failed, or one of its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(slots=True)
 class Started:
-    """A server that has started."""
+    """A running server."""
 
     grpc: str = ""
     http: str = ""
@@ -66,7 +66,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Return what the server has logged by now."""
+        """Return the server's log so far."""
         size = os.fstat(self._log.fileno()).st_size
         # Without seeking: the server writes where the offset is, which both have.
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 300.0
 _CLIENT_SECONDS = 120.0
-"""Seconds of a call of the client: the first one of a shape may compile."""
+"""Timeout of a client's call: the first one of a shape may compile."""
 
 
 def serve(
@@ -134,7 +134,7 @@ class Serving:
         self._server: Server | AsyncServer | None = None
 
     def start(self) -> "Server":
-        """Start the server and return it; `stop` of it ends it. Raises what entering does."""
+        """Start the server and return it; end it with `stop`. Raises like entering the block."""
         running = self._started()
         try:
             self._server = Server(running)
@@ -221,7 +221,7 @@ class Running:
         return self.function, self.function.write(params)
 
     def close(self) -> None:
-        """Stop the process, and remove what was written for it."""
+        """Stop the process, and remove its temporary files."""
         self.process.close()
         if self.function is not None:
             self.function.remove()
@@ -239,7 +239,7 @@ class _Addresses:
 
     @property
     def log(self) -> str:
-        """Return what the server has logged by now: lines of JSON."""
+        """Return the server's log so far: lines of JSON."""
         return self._running.process.log
 
     def __repr__(self) -> str:
@@ -253,7 +253,7 @@ class Server(_Addresses):
     def __init__(self, running: Running) -> None:
         super().__init__(running)
         self.client = Client(self.url, timeout=_CLIENT_SECONDS).__enter__()
-        """Asks it over gRPC; any thread may use it."""
+        """A gRPC client; any thread may use it."""
         self._is_stopped = False
 
     def update(self, params: object) -> None:
@@ -292,7 +292,7 @@ class AsyncServer(_Addresses):
         self._is_stopped = False
 
     async def update(self, params: object) -> None:
-        """Do what `Server.update` does."""
+        """Like `Server.update`."""
         function, version = await asyncio.to_thread(self._running.written, params)
         try:
             await self.client.load(function.name)

@@ -18,10 +18,10 @@ MAX_BATCH_SIZE = 65_536
 """Limit of a model's batch size; 32 buckets."""
 
 MAX_BUCKETS = 64
-"""The most that a configuration may ask for."""
+"""Limit of configured batch sizes."""
 
 FIXED = 0
-"""The only bucket of a model without a batch dimension, or whose rows are a size like others."""
+"""The only bucket of a model without batching."""
 
 BATCH_SIZES = "batch_sizes"
 """The parameter of a configuration that lists the buckets: "1,8,32"."""

@@ -18,7 +18,7 @@ from xlaserve.model_config.schema import BadConfig, Field, given_of, schema_of, 
 from xlaserve_proto import inference
 
 SHOWN_FIELDS = 32
-"""The most fields without effect that are named one by one."""
+"""Limit of named fields without effect."""
 
 
 class Effect(Enum):
@@ -31,10 +31,10 @@ class Effect(Enum):
 
 
 _Files: TypeAlias = Callable[[Any], Iterable[str]]
-"""Reads from a value the files that it names."""
+"""Returns the files named in a value."""
 
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
-"""Tells from a value that is not the default, and its message, whether it asks for something."""
+"""Tells whether a value other than the default has an effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ _TENSOR = "the model would be given, or give, other tensors"
 
 
 def _named(files: _Files = lambda value: (value,)) -> Row:
-    """Return the row of a field that is obeyed and that names files."""
+    """Return the row of an obeyed field that names files."""
     return Row(Effect.OBEYED, files=files)
 
 
@@ -226,7 +226,7 @@ EXECUTE_DELAY = "execute_delay_ms"
 """The parameter that says how long an execution of an identity model takes."""
 
 STRICT_OUTPUTS = "strict_outputs"
-"""The parameter that has a Triton Python model refuse outputs which it does not describe."""
+"""Parameter: a Triton Python model refuses undescribed outputs."""
 
 DEFAULT = "default."
 """The parameter with the default of an optional input begins so, before the name of the input."""
@@ -364,7 +364,7 @@ def _named_files(message: betterproto.Message, path: str) -> Iterator[tuple[str,
 
 
 def _given(message: betterproto.Message, field: Field) -> Any:
-    """Return the value of a field; None where it is the default, and no message."""
+    """Return the value of a field; None for a default."""
     # Not by getattr, which would make a message for each field that is not there.
     value = vars(message).get(field.attribute, betterproto.PLACEHOLDER)
     if value is betterproto.PLACEHOLDER:
@@ -378,7 +378,7 @@ def _given(message: betterproto.Message, field: Field) -> Any:
 
 
 def _inside(field: Field, value: Any) -> Iterable[tuple[str, betterproto.Message]]:
-    """Return the messages of a field, each with its place in it."""
+    """Return the messages of a field, each with its path."""
     if not field.message:
         return ()
     if field.kind == "map":

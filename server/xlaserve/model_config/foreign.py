@@ -14,12 +14,12 @@ _TO_ONNX = "or write it in JAX, and use `xlaserve export`"
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One kind of model that is not served."""
+    """An unsupported kind of model."""
 
     runtime: str
     """The library that would have to run it."""
     advice: str
-    """The way to a model that is served."""
+    """How to convert it."""
     files: tuple[str, ...] = ()
     """Names in a version directory that tell this kind."""
 

@@ -1,4 +1,4 @@
-"""Reads a configuration that is written in the text format of protobuf."""
+"""Reads a configuration in protobuf's text format."""
 
 import re
 import sys
@@ -244,7 +244,7 @@ def _string(tokens: _Tokens, field: Field) -> str:
 
 
 def _bytes(tokens: _Tokens, field: Field) -> bytes:
-    """Read a string literal, or several in a row, which count as one."""
+    """Read a string literal, or adjacent ones."""
     if tokens.token.kind != "string":
         raise BadConfig.mismatch(ARTICLES[field.kind], tokens.got)
     pieces = []

@@ -40,7 +40,7 @@ class State:
     dims: Shape
     """Its shape for one sequence, without a batch dimension."""
     data_file: str = ""
-    """File below `initial_state` with what a sequence starts with; empty for zeros."""
+    """File below `initial_state` with the initial state; empty for zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SequenceBatching:
     """Batching, controls and states of sequences."""
 
     idle_microseconds: int = DEFAULT_IDLE_MICROSECONDS
-    """A sequence without a request for so long ends."""
+    """Idle time after which a sequence ends."""
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
     is_direct: bool = False
@@ -61,7 +61,7 @@ class SequenceBatching:
     minimum_slot_utilization: float = 0.0
     """Share of slots that must be ready before a batch starts early (StrategyDirect)."""
     is_iterative: bool = False
-    """Whether one request is a sequence, which the model has executed until it is done."""
+    """Whether one request is a sequence, rescheduled until it is done."""
 
     def slots(self, max_batch_size: int) -> int:
         """Return how many sequences each replica of a model has in progress at most."""
@@ -69,6 +69,6 @@ class SequenceBatching:
         return rows if self.is_direct else self.max_candidates or rows
 
     def states_bytes(self, max_batch_size: int) -> int:
-        """Return what the states of all slots of one replica take."""
+        """Return the state bytes of all slots of one replica."""
         each = sum(state.datatype.itemsize * prod(state.dims) for state in self.states)
         return self.slots(max_batch_size) * each

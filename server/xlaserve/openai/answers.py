@@ -85,7 +85,7 @@ class ChatAnswer(msgspec.Struct):
     """The message of a model."""
 
     content: str | None
-    """None where it calls tools and says nothing."""
+    """None if it calls tools and has no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
@@ -116,7 +116,7 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
     """A piece of a function call."""
 
     arguments: str
-    """More of the JSON of its arguments."""
+    """A piece of the JSON of its arguments."""
     name: str | None = None
 
 
@@ -147,7 +147,7 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """An event of a chat that is streamed."""
+    """An event of a streamed chat."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -170,7 +170,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """A completion, or an event of one that is streamed."""
+    """A completion, or an event of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -258,7 +258,7 @@ class ChatWriter:
         )
 
     def begin(self, index: int) -> bytes | None:
-        """Write the chunk that has the role."""
+        """Write the chunk with the role."""
         delta = Delta("assistant", "")
         return self._chunk([ChatChunkChoice(index, delta, None, None)], self._no_usage)
 
@@ -348,7 +348,7 @@ class CompletionWriter:
         return self._written(written, usage)
 
     def begin(self, index: int) -> bytes | None:
-        """Return None: there is nothing to say."""
+        """Return None: completions have no first chunk."""
         return None
 
     def chunk(self, index: int, piece: Piece) -> bytes:

@@ -23,15 +23,15 @@ _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_MAX_TOKENS = 16
 """Default for completions; chats have none."""
 _LEAST_TOP_P = 1e-9
-"""Stands for 0, which leaves the likeliest token alone."""
+"""Replaces 0, which keeps the likeliest token alone."""
 _SEEDS = 1 << 63
 _THINKING = ("enable_thinking", "thinking")
-"""Variables by which templates have a model think: Qwen's, and Granite's and DeepSeek's."""
+"""Template variables that enable thinking: Qwen's, and Granite's and DeepSeek's."""
 _SAME = (
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
     *("min_tokens", "ignore_eos"),
 )
-"""Fields that are parameters of a generator as they are."""
+"""Fields passed on as parameters of a generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Asked:
     """Parameters of each generation, without the seed."""
     stop: Sequence[str]
     tops: int | None
-    """How many of the likeliest tokens are told with each; None for no log-probabilities."""
+    """Number of likeliest tokens returned with each; None for no log-probabilities."""
     streams: bool
     includes_usage: bool
     """Whether the last chunk of a stream tells the numbers of tokens."""
     form: Form = forms.ANY
     """Form of each answer."""
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Variables of the template of a chat, beside messages and tools."""
+    """Further variables of a chat's template."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
 
@@ -183,7 +183,7 @@ def _biased(entry: tuple[str, float]) -> str:
 
 
 def _message(message: Any, index: int) -> Message:
-    """Return a message as a template is given it; raises InvalidField."""
+    """Return a message in the template's form; raises InvalidField."""
     content, calls, place = message.content, message.tool_calls or [], f"messages[{index}]."
     if calls and message.role != "assistant":
         raise InvalidField(f"{place}tool_calls", "none but of role assistant", f"{len(calls)}")
@@ -207,7 +207,7 @@ def _message(message: Any, index: int) -> Message:
 
 
 def _call(call: ToolCall) -> Mapping[str, Any]:
-    """Return a call as templates expect it: its arguments as data, where they are an object."""
+    """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
         read = json.loads(arguments)

@@ -33,7 +33,7 @@ _Unset: TypeAlias = msgspec.Raw | msgspec.UnsetType
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of an answer that is streamed."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     """Whether a last chunk has the numbers of tokens."""
@@ -42,21 +42,21 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chats have in common; null is as if the field were not there."""
+    """Common fields of completions and chats; null means absent."""
 
     model: str
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    """1 where it is not given; 0 takes the likeliest token."""
+    """Default 1; 0 takes the likeliest token."""
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     n: Count | None = None
     """Answers to each prompt."""
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=4)] | None = None
-    """Texts that end the answer, which does not have them."""
+    """Texts that end the answer, and are not part of it."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Penalty] | None = None
-    """Numbers that are added to the logits, by token id."""
+    """Additions to the logits, by token id."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
@@ -69,12 +69,12 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionFields(Sampling, kw_only=True):
-    """A request for completions; the fields that are obeyed."""
+    """The obeyed fields of a request for completions."""
 
     prompt: str | list[str | Token | list[Token]]
     """A text or token ids, or a list of either."""
     max_tokens: Count | None = None
-    """16 where it is not given."""
+    """Default 16."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     """How many of the likeliest tokens come with each; 0 for the log-probability of each alone."""
     echo: bool | None = None
@@ -82,7 +82,7 @@ class CompletionFields(Sampling, kw_only=True):
 
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
-    """A request for embeddings; the fields that are obeyed."""
+    """The obeyed fields of a request for embeddings."""
 
     model: str
     input: str | list[str | Token | list[Token]]
@@ -94,13 +94,13 @@ class EmbeddingFields(msgspec.Struct, kw_only=True):
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message that is text."""
+    """A text part of a message."""
 
     text: str
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """One message; the fields that are obeyed."""
+    """The obeyed fields of a message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
@@ -124,7 +124,7 @@ _Message: Any = msgspec.defstruct(
 
 
 class ChatFields(Sampling, kw_only=True):
-    """A request for chat completions; the fields that are obeyed."""
+    """The obeyed fields of a request for chat completions."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]  # pyright: ignore[reportInvalidTypeForm]
     max_tokens: Count | None = None
@@ -136,7 +136,7 @@ class ChatFields(Sampling, kw_only=True):
     tools: Annotated[list[Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls; it may where this is not given."""
+    """Whether an answer may have several calls; default true."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For the model's template, which may ignore it."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -217,7 +217,7 @@ def _check_json(body: memoryview) -> None:
 
 
 def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
-    """Say in the words of this server what msgspec found."""
+    """Rephrase msgspec's error."""
     match = _PLACE.fullmatch(text)
     what, path = (match[1], match[2] or "") if match else (text, "")
     inside = f"{path}." if path else ""

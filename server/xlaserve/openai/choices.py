@@ -10,7 +10,7 @@ from xlaserve.serving.inference import DetailedResponse, InferResponse
 from xlaserve.tensors import Parameter, Tensor
 
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 _TOKEN_BYTES = 256
 _TOP_BYTES = 192
@@ -35,7 +35,7 @@ class CallPiece(NamedTuple):
     """In the first piece only, like the name."""
     name: str | None
     arguments: str
-    """More of the JSON of its arguments."""
+    """A piece of the JSON of its arguments."""
 
 
 class Piece(NamedTuple):
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     token: TokenLogprob | None = None
     """None where log-probabilities are not asked for, and for the token that stops the answer."""
     finish_reason: str | None = None
-    """Why it ends with this; None while it goes on."""
+    """Why it ends with this; None while it continues."""
     calls: Sequence[CallPiece] = ()
 
 
@@ -67,12 +67,12 @@ class Choice:
         self.tokens = 0
         """Generated tokens, the stopping one included."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were not computed again."""
+        """Tokens of the prompt found in the prefix cache."""
         self.finish_reason: str | None = None
 
     @property
     def token_bytes(self) -> int:
-        """Return what a token takes at most while it is kept."""
+        """Return the maximum memory of a kept token."""
         return _TOKEN_BYTES + _TOP_BYTES * (1 + self._tops if self._tops is not None else 0)
 
     def take(self, response: InferResponse) -> Piece:
@@ -101,7 +101,7 @@ class Choice:
         return self._piece(text, token)
 
     def _piece(self, text: str, token: TokenLogprob | None) -> Piece:
-        """Return text as what it is: text, and calls."""
+        """Classify text as text or calls."""
         parser = self._calls
         if parser is None:
             return Piece(text, token, self.finish_reason)

@@ -48,7 +48,7 @@ class ErrorBody(msgspec.Struct):
 _INVALID = "invalid_request_error"
 
 _FIELDS = MappingProxyType({"json_schema": "response_format", "grammar": "tools"})
-"""The fields of a chat that become other parameters of a generation."""
+"""Chat fields that become other parameters of a generation."""
 
 _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
     {
@@ -62,7 +62,7 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
 
 
 def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:
-    """Return the body of an error; `error` is what was raised, None where nothing was."""
+    """Return the body of an error; `error` is the exception, if any."""
     kind, code = _KINDS.get(status, (_INVALID if status < 500 else "server_error", None))
     param = None
     if isinstance(error, ModelNotFound):

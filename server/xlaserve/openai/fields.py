@@ -10,7 +10,7 @@ CHAT_HINTS = (
     *("user", "store", "metadata", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "prediction"),
 )
-"""Fields that are for the keeper of a server, or make it faster: any value is taken."""
+"""Ignored fields for operators and caches: any value is accepted."""
 
 COMPLETION_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"best_of": (1,), "suffix": ("",)}

@@ -1,4 +1,4 @@
-"""The fields of a chat about tools and the form of its answer, typed."""
+"""Typed fields of a chat about tools and the form of its answer."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 

@@ -82,7 +82,7 @@ class Unit:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether everything is there, as far as its record says."""
+        """Tell whether the fetch is complete: its record is written last."""
         return (self.path / RECORD).exists()
 
     def partial(self) -> Path:

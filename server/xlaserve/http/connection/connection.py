@@ -82,7 +82,7 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """A connection whose faults are answered as `{"error": text}` too."""
+    """An HTTP/1.1 connection; malformed requests get `{"error": text}` too."""
 
     transport: asyncio.Transport
     held: Held

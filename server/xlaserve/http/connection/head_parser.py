@@ -144,7 +144,7 @@ class HeadParser:
         version = found["version"]
         if version not in _VERSIONS:
             raise Malformed(
-                f"HTTP/{version.decode()} is not spoken here, HTTP/1.1 is",
+                f"HTTP/{version.decode()} is not supported, expected HTTP/1.1",
                 HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
             )
 

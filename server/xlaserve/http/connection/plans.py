@@ -57,7 +57,7 @@ They have no effect on how a request is read. What else follows from them, as pe
 decided for each request, from its own headers.
 """
 IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
-"""Prefixes of the names of more of them."""
+"""Name prefixes of further idle headers."""
 DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
 """Prefixes of relevant names among those of `IDLE_PREFIXES`."""
 _LENGTH = "content-length"

@@ -10,7 +10,7 @@ class Stored:
     role: str
     """The key of its array among the parameters."""
     name: str
-    """The name that a checkpoint gives it, within its layer where it is one of a layer."""
+    """Its name in a checkpoint, relative to its layer if it has one."""
     shape: tuple[str, ...]
     """The names of its sizes, see `Form.sizes`."""
     parts: tuple[tuple[str, str], ...] = ()
