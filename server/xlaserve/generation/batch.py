@@ -370,7 +370,7 @@ def _by_admission(running: Running) -> int:
 
 
 def _ready(waiting: Sequence[Running]) -> list[Running]:
-    """Return the requests that wait for nothing but a slot, the best priority first.
+    """Return the requests waiting only for a slot, the best priority first.
 
     Not those whose clients have to read what they were given before they were preempted.
     """

@@ -41,7 +41,7 @@ class Silence:
         return self.seconds >= self.limit
 
     def heard(self) -> None:
-        """Know that there was a message."""
+        """Record a message."""
         self.seconds = 0.0
         self._looked = self._clock()
 

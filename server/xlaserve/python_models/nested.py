@@ -49,7 +49,7 @@ class Nested(InferCall):
         self.deadline = latest if self.deadline is None else min(self.deadline, latest)
 
     def settle(self, error: BaseException) -> None:
-        """Raise an error in whoever waits."""
+        """Raise an error in the waiting code."""
 
     def refuse(self, error: BaseException) -> None:
         """Raise an error in the calling code, without names of hidden models."""

@@ -158,7 +158,7 @@ class Catalog:
         return await self._workers.wait(self._repository.holds, name)
 
     async def names(self) -> list[str]:
-        """List what the repository holds, sorted, whoever asks.
+        """List the repository's models, sorted, hidden ones included.
 
         With a mesh it is not the repository that counts, and there is nothing.
         """

@@ -105,7 +105,7 @@ class ModelRequest(Protocol):
         ...
 
     def begin(self) -> None:
-        """Take note of the time: the model begins to compute."""
+        """Record the time: the model begins to compute."""
         ...
 
     def answer(

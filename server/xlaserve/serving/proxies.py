@@ -64,7 +64,7 @@ class Proxies:
         return self._unix or bool(self._networks)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return who asks: the peer, or the client of which it speaks as a proxy.
+        """Return the client: the peer, or the proxy's client.
 
         Of a chain the rightmost address counts that is no proxy: what stands to the left of it,
         that client may have written itself. A peer that was found so is returned as it is.

@@ -190,7 +190,7 @@ class ResponseCache:
     # --- as sections call it ---
 
     def touch(self, entry: Entry) -> None:
-        """Know that an answer was asked for."""
+        """Record a request for an answer."""
         self._entries.move_to_end(entry)
 
     def admits(self, size: int) -> bool:

@@ -116,7 +116,7 @@ class Traces:
         """Releases after new traces, since the caches were cleared."""
 
     def heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Take note of an event of JAX; in any thread."""
+        """Record an event of JAX; in any thread."""
         if _TRACED in event:
             self._is_new = True
 

@@ -277,7 +277,7 @@ class Lease:
             self._stop_compiling()
 
     def leave(self) -> None:
-        """Know that the model is on its way out; `release` follows once its requests have ended."""
+        """Mark the model as leaving; `release` follows once its requests have ended."""
         with self._pool.changed:
             self.is_leaving = True
 

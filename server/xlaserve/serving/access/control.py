@@ -150,7 +150,7 @@ class AccessControl:
     # --- the check ---
 
     def check(self, call: Call) -> None:
-        """Know who asks; raise for a call that may not pass, with nothing that tells what is there.
+        """Identify the caller; raise for a refused call, without revealing what exists.
 
         A part of another call is of the same client, which was permitted that; what nobody asked
         for the server does by itself.

@@ -32,7 +32,7 @@ def nothing(model: str) -> bool:
 def require_seen(
     call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
 ) -> None:
-    """Raise what a model that is nowhere is answered with, for one that a call may not see.
+    """Raise the error of a missing model, for one hidden from a call.
 
     A call of nobody sees all. While models may still come, that is StillStarting, else
     ModelNotFound.

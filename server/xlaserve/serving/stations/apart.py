@@ -90,7 +90,7 @@ class Apart:
             request.key = (*request.key, (_MARK, client))
 
     def began(self, request: InferCall) -> None:
-        """Know of the first request of a batch that begins."""
+        """Record the first request of a batch that begins."""
         self._owed = OTHERS_FIRST if request.is_apart else max(0, self._owed - 1)
 
     def repeated(

@@ -116,7 +116,7 @@ class Caching(Around):
         return self._now_ns() - begun
 
     def landed(self, flight_key: Key) -> None:
-        """Know that a flight has ended."""
+        """Record the end of a flight."""
         del self._flights[flight_key]
 
 

@@ -318,7 +318,7 @@ class Exchange:
         return self._answers < WINDOW or self.call.has_ended
 
     def begin(self) -> None:
-        """Take note of the time."""
+        """Record the time."""
         self.begun_ns = self._now_ns()
         if self.call.on_begun is not None:
             self.call.on_begun()

@@ -91,7 +91,7 @@ class Watch:
         return False
 
     def saw(self, error: BaseException) -> None:
-        """Know how an execution failed: if its device did, the model is not ready for a while."""
+        """Record a failed execution: after a device failure the model is not ready for a while."""
         reason, instance = device_failure(error), self._instance()
         if reason is None or instance is None:
             return
@@ -184,7 +184,7 @@ class Health:
             self._look_later()
 
     def progressed(self, line: object) -> None:
-        """Know that something in a line of work has ended."""
+        """Record the end of an execution in a queue."""
         if line is not None:
             self._progress[line] = self.now()
 

@@ -372,7 +372,7 @@ class _Task:
                 self._process.kill()
 
     def cancel(self) -> None:
-        """Want it no longer: its process is killed, and whoever waits raises LoadCancelled."""
+        """Cancel it: its process is killed, and the waiting caller raises LoadCancelled."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None and not self.done.is_set():
@@ -385,7 +385,7 @@ class _Task:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
-        """Take note that its process has ended, and tell whether that is the end of it."""
+        """Record that its process has ended, and tell whether that is the end of it."""
         model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None
@@ -409,7 +409,7 @@ class _Task:
         return False
 
     def succeed(self, data: bytes) -> None:
-        """Give the program to whoever waits."""
+        """Return the program to the waiting caller."""
         with self._lock:
             self._process, self._data = None, data
             self.done.set()
