@@ -72,6 +72,7 @@ HABITS = (
     Habit(r"\b[Ll]et(?:s|ting)? go of\b", "release"),
     Habit(r"\b(?:is|are|be) let in\b", "admitted"),
     Habit(r"\bof before\b", "former, previous"),
+    Habit(r"\bgone on with\b", "continued"),
 )
 
 

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 COMMIT_FILE = "commit.txt"
-"""In a wheel, what its commit was; `hatch_build.py` writes it."""
+"""File in a wheel with its commit, written by `hatch_build.py`."""
 VARIABLE = "SOURCE_COMMIT"
-"""Says it to a build that has no repository, such as that of an image."""
+"""Names the commit for a build without a repository, such as an image's."""
 
 UNKNOWN = "0"
 """The version of files that are neither installed nor in a source tree."""
@@ -50,13 +50,13 @@ def version() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of this code: that of its wheel, or of the checkout that it lies in."""
+    """Return the commit of this code: the wheel's or the checkout's."""
     package = Path(__file__).parent
     return _read(package / COMMIT_FILE) or commit_of(package.parent.parent)
 
 
 def commit_of(source: Path) -> str:
-    """Return the commit of a source tree; empty where it is none, or no repository is there."""
+    """Return the commit of a source tree; empty outside of a repository."""
     if not (source / "pyproject.toml").exists():
         return ""
     found = _of_repository(source / ".git")

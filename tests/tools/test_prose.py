@@ -22,6 +22,7 @@ ODD = (
     "Let go of a buffer.",
     "No client is let in.",
     "A version directory of before.",
+    "The others are gone on with.",
 )
 PLAIN = (
     "What is a row?",

@@ -1,1 +1,1 @@
-"""The composition root: builds everything, starts what serves, and drains it."""
+"""The composition root: assembles, starts and drains the server."""

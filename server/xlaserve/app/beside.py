@@ -1,4 +1,4 @@
-"""Runs something beside a block, and ends it with the block."""
+"""Runs a task during a block, and ends it with the block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -8,7 +8,7 @@ from typing import Any
 
 @asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something beside a block, and cancel it at the end of it."""
+    """Run a task during a block, and cancel it at the end."""
     task = asyncio.ensure_future(work)
     try:
         yield

@@ -40,7 +40,7 @@ class Core:
     control: ModelControl
     engine: Engine
     repeats: Repeats | None
-    """Answers that are given again without a look at the request; None without a response cache."""
+    """Exact repeats answered without parsing; None without a response cache."""
     gates: Gates
     access: AccessControl
     shared: Shared

@@ -12,7 +12,7 @@ _log = structlog.get_logger("app")
 
 
 class DeviceStart:
-    """Starts JAX where it has not been started; each load asks for it."""
+    """Starts JAX at the first load."""
 
     def __init__(self, settings: Settings, programs: Compilation) -> None:
         self._settings = settings

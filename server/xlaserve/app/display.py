@@ -10,13 +10,13 @@ from xlaserve.runtime.loaded import Stage
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Addresses of the server, as clients are told."""
+    """Addresses of the server for clients."""
 
     grpc: str
     """`none` where gRPC is not served."""
     http: str | None
     grpc_data: str
-    """The same as `grpc` where there is one endpoint."""
+    """The same as `grpc` with a single endpoint."""
     metrics: str | None = None
     """None where metrics have no address of their own."""
 
@@ -32,13 +32,13 @@ class ModelRow:
 
 
 class Display(Protocol):
-    """Is told how the start goes on; called on the event loop."""
+    """Shows the progress of the start; called on the event loop."""
 
     def listening(self, addresses: Addresses) -> None:
         """The ports are open."""
 
     def stage(self, model: str, version: str, stage: Stage) -> None:
-        """A load went on to another stage."""
+        """A load has reached another stage."""
 
     def started(self, rows: Sequence[ModelRow]) -> None:
         """Every load of the start has ended."""

@@ -20,18 +20,18 @@ from xlaserve.settings.choices import ModelControlMode
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What pages show besides the core."""
+    """Extra contents of the status pages."""
 
     routes: Sequence[Route]
-    """All of before."""
+    """Routes of the core and of the other extensions."""
     mesh: ModelRuntime | None
-    """What a ModelMesh drives; None without one."""
+    """The runtime driven by a ModelMesh; None without one."""
     container: MultiModelContainer
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One row: what it adds, each made when a server is put together."""
+    """One extension; its parts are made when a server is assembled."""
 
     name: str
     http: Callable[[Core], Iterable[Route]] = lambda core: ()
@@ -39,9 +39,9 @@ class Extension:
     errors: Callable[[], Mapping[str, MakeError]] = dict
     """The shapes that errors have below paths, by their beginnings."""
     pages: Callable[[Core, Shown], Iterable[Route]] = lambda core, shown: ()
-    """Its pages, which may show the routes of all."""
+    """Its pages, which may show all routes."""
     protocol: Callable[[Core, Runner], OtherProtocol] | None = None
-    """A protocol besides REST on the port of HTTP, over what runs the requests of gRPC."""
+    """A protocol besides REST on the port of HTTP, using gRPC's runner."""
 
 
 def _openai(core: Core) -> Iterable[Route]:

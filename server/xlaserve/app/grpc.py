@@ -1,4 +1,4 @@
-"""Assembles what serves gRPC."""
+"""Assembles the gRPC server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _CLIENTS_OF_A_MESH = 8
 
 @dataclass(frozen=True, slots=True)
 class GrpcDoor:
-    """The gRPC server, and what has to hear that the server stops."""
+    """The gRPC server, and its parts that must be told to stop."""
 
     server: GrpcServer
     health: HealthService

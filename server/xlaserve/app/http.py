@@ -1,4 +1,4 @@
-"""Assembles what serves HTTP."""
+"""Assembles the HTTP server."""
 
 from collections.abc import Callable, Mapping
 

@@ -38,7 +38,7 @@ class Bound(Protocol):
 
     @property
     def metrics(self) -> Listener | None:
-        """Where metrics are served, if they have an address of their own."""
+        """Address of the metrics, if separate."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Assembles what observes calls for the operator."""
+"""Assembles the observers of calls: metrics, logs, traces."""
 
 import os
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Observing:
     lag: LoopLag = field(default_factory=LoopLag)
 
     def reading(self, tracing: Tracing) -> ObservingReading:
-        """Return what metrics say of them."""
+        """Return the observers' own metrics."""
         log = self.access_log
         return ObservingReading(
             self.failures,
@@ -48,12 +48,12 @@ class Observing:
             await self.lag.watch()
 
     def reopen(self) -> None:
-        """Open files anew, as rotation of logs and SIGHUP ask for it; returns at once."""
+        """Reopen files after a rotation of logs or SIGHUP; returns at once."""
         if self.access_log is not None:
             self.access_log.reopen()
 
     async def close(self, workers: Workers) -> None:
-        """Write what is pending, for a bounded time."""
+        """Write pending records, within a time limit."""
         if self.access_log is not None:
             await self.access_log.close(workers.wait)
 
@@ -106,4 +106,4 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
 
 
 _MAX_SPANS = 4096
-"""Calls that may wait until their spans are made; beyond them, others are dropped and counted."""
+"""Calls queued for spans; beyond them, others are dropped and counted."""

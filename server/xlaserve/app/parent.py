@@ -1,4 +1,4 @@
-"""The parent of a server that is one of several processes."""
+"""The parent process, as a worker sees it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -15,7 +15,7 @@ from xlaserve.settings import Settings
 
 
 class Parent(Protocol):
-    """The process that started this one as one of several that are one server."""
+    """The process that started this one as a worker."""
 
     @property
     def listeners(self) -> Bound:
@@ -29,7 +29,7 @@ class Parent(Protocol):
 
     @property
     def others(self) -> Others:
-        """The other processes that it started."""
+        """Processes started by the parent."""
         ...
 
     @property
@@ -39,12 +39,12 @@ class Parent(Protocol):
 
     @property
     def events(self) -> Events:
-        """The event log, which it keeps."""
+        """The event log, which the parent keeps."""
         ...
 
     @property
     def worker(self) -> int:
-        """Return the number of this process among those that it started."""
+        """Return this process's number among the workers."""
         ...
 
     @property
@@ -60,14 +60,14 @@ class Parent(Protocol):
 
 
 def plane_of(parent: Parent | None) -> ControlPlane:
-    """Return the control plane of the process, which the log is changed by."""
+    """Return the control plane of the process, through which log levels change too."""
     plane = OneProcess() if parent is None else parent.plane
     plane.handle(ChangeKind.LOG, make_log_change)
     return plane
 
 
 def events_of(settings: Settings, parent: Parent | None) -> tuple[Events, EventNotes]:
-    """Return the event log, and what notes events of this process in it."""
+    """Return the event log, and the recorder of this process's events."""
     if parent is None:
         events = EventLog(settings.max_event_bytes)
         return events, EventNotes(events)

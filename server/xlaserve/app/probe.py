@@ -77,7 +77,7 @@ def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
 
 
 def _unlink(path: str, mark: os.stat_result) -> None:
-    """Remove the socket's file, but not that of a server that has taken its place."""
+    """Remove the socket's file unless another server has replaced it."""
     with suppress(OSError):
         if os.path.samestat(mark, Path(path).lstat()):
             Path(path).unlink()

@@ -1,4 +1,4 @@
-"""Python models are given the settings and the services of the server here."""
+"""Settings and server services for Python models."""
 
 from xlaserve.residence.measured import MeasuredMemory
 from xlaserve.runtime.calls import Calls
@@ -10,7 +10,7 @@ from xlaserve.settings import Settings
 def python_host(
     settings: Settings, calls: Calls, metrics: ModelMetrics, measured: MeasuredMemory
 ) -> PythonHost | None:
-    """Return the server as the code of models may use it; None where none is run."""
+    """Return the server API for models' code; None unless that is allowed."""
     if not settings.allow_python_models:
         return None
     return PythonHost(

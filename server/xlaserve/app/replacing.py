@@ -24,10 +24,10 @@ class Here(Protocol):
     """The processes of this server."""
 
     async def make_again(self, change: Change) -> None:
-        """Make a change that the replaced process has made; raises what making it raises."""
+        """Apply a change of the replaced process; raises like the change."""
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what each process of the server says to a question."""
+        """Return each process's reply to a question."""
         ...
 
 

@@ -80,12 +80,12 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import Device, TlsEndpoint
 
 _SWITCH_SECONDS = 0.0005
-"""Seconds a compiling thread may keep the event loop from Python's lock; 5 ms unless set."""
+"""Switch interval of Python's lock while threads compile; 5 ms by default."""
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
-"""Seconds that unused models, and threads that compute for nobody, may take to end."""
+"""Time limits for closing unused models and idle threads at the end."""
 _ARRIVAL_SECONDS = 1.0
-"""Seconds for which a server that drains still admits what arrives."""
+"""Seconds for which a draining server still admits requests."""
 
 _log = structlog.get_logger("app")
 
@@ -107,14 +107,14 @@ class Application:
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
-        """The listener for metrics alone; None where they have no address of their own."""
+        """The listener of separate metrics; None without one."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
         self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
-        """When the end of threads is waited for no longer, by the clock of the event loop."""
+        """Deadline of waiting for threads at the end, by the clock of the event loop."""
         self.has_threads_left = False
-        """Whether threads go on once it has stopped: only the end of the process ends them."""
+        """Whether threads are left at the end, which only the end of the process stops."""
         self.workers = Workers(
             load_threads=load_threads(settings),
             execute_threads=settings.execute_threads,
@@ -130,7 +130,7 @@ class Application:
             on_signal=self._manager.reloads,
             notes=notes,
         )
-        """Parts that are read again at SIGHUP, or when their files change."""
+        """Parts reloaded at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
         self.registry = Registry(settings.max_requests_per_model, Standing())
         self.capacity = Capacity()
@@ -145,7 +145,7 @@ class Application:
         self.access = AccessControl.of(
             settings, None if parent is None else parent.quotas, self.registry.standing
         )
-        """The permissions of callers; the gates ask where there are rules or restrictions."""
+        """Permissions of callers, checked by the gates if there are rules or restrictions."""
         check = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
         """The gates of every call, handed to all that make calls."""
@@ -352,7 +352,7 @@ class Application:
         self.mappings.count()
 
     async def rows(self) -> list[ModelRow]:
-        """List the models with what they cost."""
+        """List the models with their memory."""
         return [self._row(entry) for entry in await self.control.catalog.known()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
@@ -410,7 +410,7 @@ class Application:
         return None if self._tls is None else self._tls.of(endpoint)
 
     def http_routes(self, mesh: ModelRuntime | None = None) -> RouteTable:
-        """Return the table of every route of HTTP; `mesh` is what a ModelMesh drives."""
+        """Return the table of HTTP's routes; `mesh` is a ModelMesh's runtime."""
         return http_routes(self._core, self._connections(), mesh)
 
     def _connections(self) -> Mapping[str, Callable[[], int]]:

@@ -39,14 +39,14 @@ TO_DO: Mapping[str, str] = MappingProxyType(
         "of a version that takes nothing over",
     }
 )
-"""What a replacement is not given, and what that asks of whom."""
+"""State that a replacement does not get, and who has to act."""
 
 
 class Changes(Protocol):
     """The changes of clients in this server."""
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return those that were made, once none is in progress."""
+        """Refuse changes from now on; return earlier ones once none is in progress."""
         ...
 
     def go_on(self) -> None:
@@ -57,7 +57,7 @@ class Changes(Protocol):
         ...
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what each process of the server says to a question."""
+        """Return each process's reply to a question."""
         ...
 
 
@@ -88,7 +88,7 @@ class Successor:
         self._working: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the replacement, unless there is a reason not to; the log says which."""
+        """Start the replacement, or log why not."""
         if reason := self._refusal():
             _log.warning("not replaced", reason=reason)
             return
@@ -140,13 +140,13 @@ class Successor:
             self._work(self._replaced(self._process.pid))
 
     def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for the replacement, in place of what was being done."""
+        """Replace the current task for the replacement."""
         if self._working is not None:
             self._working.cancel()
         self._working = asyncio.ensure_future(work)
 
     async def _hand_over(self, channel: socket.socket) -> None:
-        """Give the replacement what clients have changed, and change nothing from now on."""
+        """Hand the clients' changes over, and refuse further ones."""
         changes = await self._changes.hold(handover.kinds(self._settings))
         directory = self._settings.scratch_directory
         try:
@@ -211,7 +211,7 @@ class Successor:
             self._channel = None
 
     def close(self) -> None:
-        """End a replacement that is not ready: this server ends, and nobody wants another one."""
+        """End a replacement that is not ready, since this server ends."""
         self._is_closed = True
         if self._channel is not None and self._process is not None:
             self._process.terminate()

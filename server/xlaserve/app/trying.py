@@ -1,4 +1,4 @@
-"""Tries the load of a client's files in a process of its own first."""
+"""Trial loads of clients' files, in a process of their own."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -96,12 +96,12 @@ def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Expor
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An artifact, and the key that it shares with all that compute the same."""
+    """An artifact, with the key that equal computations share."""
 
     key: str
     exported: Exported
     file_hash: str = ""
-    """That of the file that is its module alone; empty where there is none."""
+    """Hash of a file that is the module alone; empty without one."""
 
 
 def read_keyed(
@@ -150,7 +150,7 @@ def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> 
 
 
 def from_computation(computation: Computation, jax_version: str) -> Exported:
-    """Turn a computation in StableHLO into what can be called; raises InvalidModel."""
+    """Turn a StableHLO computation into a callable; raises InvalidModel."""
     try:
         exported = to_artifact(computation)
         module = _module(exported)
@@ -183,7 +183,7 @@ def _computation(module: bytes, described: Manifest) -> Computation:
 
 
 def durable_of(computation: Computation) -> Durable:
-    """Return what a manifest says of a computation."""
+    """Return the manifest's description of a computation."""
     return Durable(
         calling_convention=computation.calling_convention,
         is_open=computation.is_open,
@@ -314,7 +314,7 @@ def _few(types: Sequence[str]) -> str:
 
 
 def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
-    """Raise InvalidModel when a StableHLO module calls foreign code that is not known as safe."""
+    """Raise InvalidModel if a StableHLO module calls foreign code not known as safe."""
     for match in _CUSTOM_CALL.finditer(text):
         target = next(group for group in match.groups() if group is not None)
         if not _SAFE_CUSTOM_CALLS.fullmatch(target):

@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 
 MARK = "chlo."
-"""In the bytes of every module with such a composite."""
+"""Found in the bytes of every module with such a composite."""
 SCAN = "chlo.scan"
 """The name of the composite."""
 _REDUCERS = frozenset(
@@ -72,7 +72,7 @@ def _is_open(operation: Any) -> bool:
 
 
 def _call(module: Any, operation: Any, number: int) -> None:
-    """Replace a composite by a call of a decomposition of its own: sizes are filled in there."""
+    """Replace a composite by a call of its own decomposition, with concrete sizes."""
     name = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
     function = ir.SymbolTable(module.operation)[name]
     with operation.location:
@@ -111,7 +111,7 @@ def _said(operation: Any) -> Any:
 
 
 def _number(init: Any) -> Any:
-    """Return the number that the carry begins with everywhere; None where that is not seen."""
+    """Return the initial number of the carry; None if it is not constant."""
     if not init.type.shape:
         return init
     owner = getattr(init.owner, "operation", None)

@@ -41,10 +41,10 @@ READ_FROM: Mapping[str, str] = MappingProxyType(
 """Versions of StableHLO that are written, the first of them that can express all of a function,
 with the JAX that reads it and everything after that. Jax 0.6.2 is of June 2025."""
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0", "1.16.0")
-"""Those that every JAX reads that a server runs on. A module in another one does not last."""
+"""Versions readable by every supported JAX. Modules of others do not last."""
 
 _HINT = "sdy.sharding_rule"
-"""The attribute of a custom call that says how it may be split over devices."""
+"""Attribute of a custom call with its sharding."""
 
 _SHOWN_ELEMENTS = 16
 """Most elements of a constant in a text; longer ones are left out."""
@@ -53,7 +53,7 @@ _OPERATION = re.compile(r"operation '(?:vhlo\.)?([\w.]+)'")
 _REASON_CHARACTERS = 200
 
 _MAX_FRAMES = 64
-"""Kinds of arguments and results that are remembered; each takes some kilobytes."""
+"""Limit of cached kinds of arguments and results, some kilobytes each."""
 
 Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
 """Arguments or results; each leaf is the position of its array."""
@@ -78,9 +78,9 @@ class Computation:
     module: bytes
     """A portable artifact of StableHLO, which is called as `jax.export` calls its own."""
     calling_convention: int
-    """The version of that, as `jax.export` numbers it."""
+    """The version of the calling convention, as `jax.export` numbers it."""
     platforms: tuple[str, ...]
-    """In the order in which the module numbers them."""
+    """In the order of the module's platform index."""
     arguments: tuple[Abstract, ...]
     results: tuple[Abstract, ...]
     unused: tuple[int, ...]
@@ -93,7 +93,7 @@ class Computation:
 
 
 def of_artifact(exported: Exported) -> Computation:
-    """Take what lasts out of an artifact for one device, with its module as it is."""
+    """Extract the durable parts of an artifact for one device, with its module unchanged."""
     count = len(exported.in_avals)
     return Computation(
         module=exported.mlir_module_serialized,
@@ -109,7 +109,7 @@ def of_artifact(exported: Exported) -> Computation:
 
 
 def lasting(exported: Exported) -> Computation:
-    """Take what lasts out of an artifact, in a StableHLO that old and new versions of JAX read."""
+    """Extract the durable parts of an artifact, in StableHLO that old and new JAX read."""
     computation = of_artifact(exported)
     return dataclasses.replace(computation, module=portable(computation.module))
 
@@ -149,7 +149,7 @@ def _frame(computation: Computation) -> Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """A computation without its module. Equal are those that read alike: trees have no hash."""
+    """A computation without its module, compared by its text: trees have no hash."""
 
     text: str
     computation: Computation = dataclasses.field(compare=False)
@@ -306,7 +306,7 @@ def _without_hint(operation: Any) -> Any:
 
 
 def _comparable(module: Any) -> bytes:
-    """Return bytes that are equal for modules that are."""
+    """Return bytes that are equal for equal modules."""
     try:
         return _serialized(module, newest_stablehlo())
     except ValueError:
@@ -321,7 +321,7 @@ def _serialized(module: Any, version: str) -> bytes:
 
 
 def stablehlo_version(module: bytes) -> str:
-    """Return the version of StableHLO in which a portable artifact is written; empty if unknown."""
+    """Return the StableHLO version of a portable artifact; empty if unknown."""
     found = _VERSION.match(module)
     return found[1].decode() if found else ""
 

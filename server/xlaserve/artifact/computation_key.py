@@ -1,4 +1,4 @@
-"""The key of a computation, by which programs and loads are found again."""
+"""The key of a computation, shared by equal programs and loads."""
 
 import hashlib
 

@@ -39,11 +39,11 @@ class Library:
     platform: str
     """The platform that its functions run on."""
     mark: bytes = b""
-    """In the name of each function that has to be initialized."""
+    """Part of the name of each function that needs initialization."""
     initialize: str = ""
-    """The function that makes them ready, as a path in the module; empty where they always are."""
+    """The function that initializes them, as a path in the module; empty if none does."""
     parts: tuple[str, ...] = ()
-    """The extension modules that name its functions, where it registers them at its import."""
+    """Extension modules with the names of its functions, if it registers them at import."""
 
 
 LIBRARIES = (
@@ -63,14 +63,14 @@ _HOST = "Host"
 _PLATFORMS = {"gpu": CUDA}
 """Platforms by the names that devices give them, where these differ."""
 _FOREIGN = re.compile(r"lapack_\w+|\w+_ffi|(cu|hip)(hybrid)?_\w+")
-"""Names of functions of jaxlib. Others are XLA's own, which it knows best itself."""
+"""Names of jaxlib's functions; others are XLA's own."""
 
 _CUSTOM_CALL = b"\x12\x0bcustom-call"
 """The opcode (field 2) of an HloInstructionProto."""
 _PARAMETER = b"\x12\x09parameter"
-"""That of another one: a program without any is not written as expected."""
+"""Marks a parameter of the other form: every program has one."""
 _TARGET = 28
-"""The field of its target. Fields are written in the order of their numbers."""
+"""The field of its target; fields are ordered by number."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -128,7 +128,7 @@ def _registrations(module: Any) -> dict[str, list[tuple[str, Any, int]]]:
 
 
 def _known(platform: str) -> frozenset[str]:
-    """Return the names that a platform has; none where they cannot be listed."""
+    """Return the names known on a platform; none if they cannot be listed."""
     register()
     if platform == CPU:
         # Other code may register more at any time, and libraries come with the backend.
@@ -163,7 +163,7 @@ def _targets(program: bytes) -> Iterator[str]:
 
 
 def _target_behind(program: bytes, at: int) -> bytes | None:
-    """Return the target of an instruction whose opcode ends here; None where it has none."""
+    """Return the target of the instruction whose opcode ends here; None without one."""
     try:
         while True:
             key, at = _varint(program, at)
@@ -186,7 +186,7 @@ def _target_behind(program: bytes, at: int) -> bytes | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that is written at a position, and the position behind it."""
+    """Return the varint at a position, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

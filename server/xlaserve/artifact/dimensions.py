@@ -25,22 +25,22 @@ from jax.export import SymbolicScope
 from xlaserve.errors import InvalidModel
 
 MAX_CHARACTERS = 4096
-"""Of the text of one shape."""
+"""Length of one shape's text."""
 
 MAX_DEPTH = 32
 """Operations within one another."""
 
 MAX_TERMS = 512
-"""Terms that one dimension may have once it is multiplied out."""
+"""Limit of terms of one dimension after expansion."""
 
 MAX_DEGREE = 32
 """Factors of one term."""
 
 MAX_BITS = 128
-"""Bits of a number that may come out of one dimension."""
+"""Limit of bits of a number computed from one dimension."""
 
 MAX_TERMS_OF_ALL = 16_384
-"""Terms of all dimensions of one artifact: those that are numbers alone do not count."""
+"""Limit of symbolic terms of one artifact's dimensions."""
 
 _OPERATIONS = frozenset({"floordiv", "mod", "max", "min"})
 _TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[^\W\d]\w*)|(?P<sign>[-+*^(),]))")
@@ -50,7 +50,7 @@ _RELATION = re.compile(r">=|<=|==")
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Upper bounds of what an expression becomes once JAX has multiplied it out."""
+    """Upper bounds of an expression after JAX has expanded it."""
 
     terms: int = 1
     degree: int = 0
@@ -74,7 +74,7 @@ class _Size:
         )
 
     def operation(self, other: "_Size") -> "_Size":
-        """Bound what an operation on two expressions may be simplified to: either of them."""
+        """Bound the size of a simplified operation: either expression's."""
         return _Size(
             self.terms + other.terms, self.degree + other.degree + 1, self.bits + other.bits + 1
         )
@@ -115,7 +115,7 @@ class _Parser:
         self._kind, self._token = self._next()
 
     def terms(self) -> int:
-        """Return the terms of the dimensions that are not numbers; raises InvalidModel."""
+        """Return the terms of symbolic dimensions; raises InvalidModel."""
         count = 0
         while self._kind:
             found = self._bounded(self._expression())

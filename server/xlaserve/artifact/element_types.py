@@ -17,10 +17,10 @@ _NAMES = MappingProxyType(
         "complex128": "complex<f64>",
     }
 )
-"""Names that are not simply shorter than those of the dtypes."""
+"""Names other than abbreviations of the dtypes'."""
 
 _NOTHING = "float0"
-"""The dtype of the derivative of an integer, which has no elements."""
+"""The dtype of an integer's derivative, without elements."""
 
 _SMALL_FLOAT = re.compile(r"float(\d+)_(\w+)")
 
@@ -41,4 +41,4 @@ ITEMSIZES: Mapping[str, int] = MappingProxyType(
         if one != _NOTHING
     }
 )
-"""Bytes of an element in memory, by MLIR's name of its type; of less than a byte it is one."""
+"""Bytes of an element in memory, by MLIR's type name; at least one."""

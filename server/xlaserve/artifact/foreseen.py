@@ -1,4 +1,4 @@
-"""Which programs a load will compile, told from manifest and configuration alone. Needs no JAX."""
+"""Predicts a load's programs from manifest and configuration, without JAX."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,16 +17,16 @@ from xlaserve.row_proofs.verdict import Independence
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a model is going to be served, as far as its memory depends on it."""
+    """The facts of serving that determine a model's memory."""
 
     platform: str = "cpu"
     config: ModelConfig = field(default_factory=ModelConfig)
     replicas: int = 1
-    """Copies of its executions on a device."""
+    """Replicas per device."""
     in_background: bool = False
     """Whether a load leaves most batch sizes for later."""
     patience_seconds: float | None = None
-    """For how long an estimate of its temporaries is waited for; None for as long as it takes."""
+    """Time limit of the estimate of temporaries; None without one."""
 
     @property
     def is_accelerator(self) -> bool:
@@ -35,7 +35,7 @@ class Serving:
 
     @property
     def in_flight(self) -> int:
-        """Return how many executions may be on the way at once on a device."""
+        """Return the maximum of concurrent executions per device."""
         return self.replicas * (IN_FLIGHT if self.is_accelerator else 1)
 
 
@@ -47,17 +47,17 @@ class Foreseen:
     rows: int
     """The most of one of them."""
     sizes: Mapping[str, int]
-    """The largest of each other open dimension, by its name."""
+    """The largest size of each other open dimension, by name."""
 
     def shape(self, named: Sequence[str]) -> tuple[int, ...]:
-        """Return the largest shape of an input whose sizes have names where they are open."""
+        """Return the largest shape of an input with named open sizes."""
         return tuple(
             int(size) if size.isdecimal() else self.sizes.get(size, self.rows) for size in named
         )
 
 
 def programs(described: Manifest, serving: Serving) -> Foreseen:
-    """Return what a load compiles; a configuration that the load will refuse counts as none."""
+    """Return a load's programs; a refused configuration counts as none."""
     config, most = serving.config, described.max_batch_size
     sizes = _sizes(described, config)
     combinations = prod(map(len, sizes.values()))
@@ -86,7 +86,7 @@ def _is_exact(described: Manifest, config: ModelConfig) -> bool:
 
 
 def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the sizes that are compiled of open dimensions other than the batch."""
+    """Return the compiled sizes of open dimensions other than the batch."""
     said = config.parameters.get(COMPILED_SHAPES)
     if said is None:
         return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}

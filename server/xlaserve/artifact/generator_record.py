@@ -35,10 +35,10 @@ class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     dtype: str
     shape: list[int]
-    """With SLOTS and LENGTH where they come."""
+    """With SLOTS and LENGTH as placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
-        """Return the shape for so many slots and positions."""
+        """Return the shape for numbers of slots and positions."""
         sizes = {SLOTS: slots, LENGTH: length}
         return tuple(sizes.get(size, size) for size in self.shape)
 
@@ -56,7 +56,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The contents of the file, in the order in which they are written."""
+    """Contents of the file, in written order."""
 
     format_version: int
     kind: str
@@ -76,7 +76,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class _Start(msgspec.Struct):
-    """The fields that have to be known before the others can be judged."""
+    """Fields needed to validate the others."""
 
     format_version: int
     kind: str

@@ -1,4 +1,4 @@
-"""The `model.json` of a version directory: what an exported model takes, gives and consists of."""
+"""The `model.json` of a version directory: a model's signature and files."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,13 +27,13 @@ ARTIFACT = "model.jaxexp"
 """The name of the serialized `jax.export.Exported`."""
 
 STABLEHLO = "model.stablehlo"
-"""The name of the computation in StableHLO, which is readable for years."""
+"""Name of the StableHLO file, which is readable for years."""
 
 WEIGHTS = "params.safetensors"
 """The name of the file of parameters."""
 
 KIND = "jax_export"
-"""The one kind of model that has a manifest so far."""
+"""The only kind of model with a manifest."""
 
 FORMAT_VERSION = 6
 """Version of manifests of stepped models; those of version 5 have sizes for targets, those of
@@ -49,7 +49,7 @@ MAX_DIMENSION = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The description that it takes to call the function in the StableHLO file."""
+    """Facts needed to call the function in the StableHLO file."""
 
     calling_convention: int
     """Its version, as `jax.export` numbers it."""
@@ -78,22 +78,22 @@ class Manifest:
     files: Mapping[str, FileRecord]
     platforms: tuple[str, ...]
     jax_version: str
-    """Version of the JAX that exported the artifact; others may be too old or new to read it."""
+    """JAX version of the export; older and newer ones may not read it."""
     exported_at: str
     """RFC 3339, in UTC."""
     written_by: str = ""
-    """The build of xlaserve that wrote it; empty in files of before."""
+    """The build of xlaserve that wrote it; empty in older files."""
     durable: Durable | None = None
-    """None where there is no StableHLO file, only what `jax.export` wrote."""
+    """None without a StableHLO file, only with the file of `jax.export`."""
     batch_independent: bool | None = None
     """The author's declaration of rows: whether each is computed from itself alone. None where that
     is left to the proof."""
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """The sizes to compile of dimensions besides the batch that are open, by their names."""
+    """Compiled sizes of open dimensions besides the batch, by name."""
     max_on_demand_shapes: int = 0
-    """For how many other sizes programs are kept that requests ask for."""
+    """Limit of programs kept for other sizes, compiled on demand."""
     verdict: Verdict | None = None
     """Verdict on the rows when it was exported. It is for people, and it is no proof: each load
     makes one. None where nothing is a batch, and in files of before."""
@@ -112,7 +112,7 @@ class Manifest:
 
     @property
     def named_shapes(self) -> tuple[tuple[str, ...], ...]:
-        """Return the shapes of the inputs, sizes as texts and what is open by its name."""
+        """Return the input shapes as texts, open sizes by name."""
         if self.durable is None:
             return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
         arguments = self.durable.arguments[len(self.parameters) :]
@@ -121,12 +121,12 @@ class Manifest:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of the inputs may have any size."""
+        """Tell whether the first dimension of the inputs is open."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property
     def defaults(self) -> Mapping[str, str]:
-        """Return what it says of shapes as parameters of a configuration, which may say more."""
+        """Return its shapes as default parameters of a configuration."""
         said: dict[str, str] = {}
         if self.batch_independent is not None:
             said["batch_independent"] = str(self.batch_independent).lower()
@@ -195,7 +195,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Kind(msgspec.Struct):
-    """The fields that have to be known before the others can be judged."""
+    """Fields needed to validate the others."""
 
     format_version: int
     kind: str
@@ -295,7 +295,7 @@ def _to_document(manifest: Manifest) -> _Document:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Return the lowest version that has what a manifest says: older servers read those."""
+    """Return the lowest format version for a manifest, for older servers."""
     if manifest.steps is not None:
         return FORMAT_VERSION
     if manifest.sizes:

@@ -23,7 +23,7 @@ DEFAULT_FILE = "model.onnx"
 SUFFIX = ".onnx"
 
 PT2_FILE = "model.pt2"
-"""The name of a program of torch.export in its version directory, where there is no ONNX model."""
+"""Name of a torch.export program in a version directory without an ONNX model."""
 
 PT2_SUFFIX = ".pt2"
 SUFFIXES = (SUFFIX, PT2_SUFFIX)
@@ -47,20 +47,20 @@ Sizes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
-    """One model of ONNX or torch.export, and what its configuration says of its shapes."""
+    """A model of ONNX or torch.export, with its configured shapes."""
 
     path: Path
-    """The file of the model; external data lies beside it."""
+    """The model's file; external data lies beside it."""
     is_alone: bool
     """Whether the model was named itself, and not its version directory."""
     sizes: Sizes
-    """Sizes of its inputs by the configuration, -1 for an open one; only what is said."""
+    """Configured input sizes, -1 for an open one; empty if not configured."""
     is_unbatched: bool
     """Whether the configuration says `max_batch_size: 0`."""
 
     @property
     def is_pt2(self) -> bool:
-        """Tell whether it is a program of torch.export, by the end of its name."""
+        """Tell from its name whether it is a torch.export program."""
         return self.path.suffix == PT2_SUFFIX
 
 
@@ -76,7 +76,7 @@ def find(version: Path, config: ModelConfig) -> OnnxSource | None:
 
 
 def is_unconverted(version: Path, config: ModelConfig) -> bool:
-    """Tell whether a version is a model of ONNX or torch.export that was not imported."""
+    """Tell whether a version is an unimported model of ONNX or torch.export."""
     was_imported = (version / manifest.FILE_NAME).exists()
     return not was_imported and find(version, config) is not None
 
@@ -95,7 +95,7 @@ def _path(version: Path, config: ModelConfig) -> Path | None:
 
 
 def inside(name: str) -> str:
-    """Return a `default_model_filename`; raises InvalidModel if it leads out of its directory."""
+    """Return a `default_model_filename`; raises InvalidModel outside of its directory."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\0" in name or not parts:
         raise InvalidModel(
@@ -105,7 +105,7 @@ def inside(name: str) -> str:
 
 
 def _sizes(config: ModelConfig) -> Sizes:
-    """Return the shapes of what the model is given, as the configuration has them."""
+    """Return the configured input shapes."""
     batch = (-1,) if config.max_batch_size else ()
     return {
         tensor.name: (*batch, *_given(config, tensor.name, tensor.dims)) for tensor in config.inputs
@@ -146,7 +146,7 @@ def key(
 
 
 def marks(source: OnnxSource) -> object:
-    """Return what differs once one of the files is changed; raises InvalidModel if it is gone."""
+    """Return the identities of its files; raises InvalidModel for a missing one."""
     path = source.path
     try:
         mark = mark_of(path.stat())
@@ -156,7 +156,7 @@ def marks(source: OnnxSource) -> object:
 
 
 def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
-    """Yield the files that may hold tensors of a model, which only reading it could tell."""
+    """Yield files that may hold tensors of a model."""
     for root, directories, names in os.walk(path.parent):
         directories[:] = sorted(directories) if deep else ()
         for name in sorted(names):
@@ -186,7 +186,7 @@ def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[
 
 
 def _converter() -> tuple[str, ...]:
-    """Return the versions of what converts, and a hash of its own code."""
+    """Return the versions of the converter and its packages, and a hash of its code."""
     code = hashlib.sha256()
     # That of .pt2 files takes parts of that of ONNX.
     importers = (_PACKAGE / "importers" / name for name in ("onnx", "pt2"))

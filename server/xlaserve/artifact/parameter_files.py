@@ -156,4 +156,4 @@ _READERS: Mapping[str, tuple[str, Callable[[Path], dict[str, Tensor]]]] = Mappin
         "orbax": ("DIR", _of_orbax),
     }
 )
-"""The kinds of sources: what is named, and the function that reads its arrays by path."""
+"""Kinds of sources, with the function that reads their arrays by path."""

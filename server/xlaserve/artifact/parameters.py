@@ -16,7 +16,7 @@ from xlaserve.tensors import Tensor
 _NARROW = {np.dtype(wide): narrow for wide, narrow in (("i8", "i4"), ("u8", "u4"), ("f8", "f4"))}
 
 ROOT_NAME = "params"
-"""The name of parameters that are one array instead of a tree."""
+"""Name of parameters that are a single array instead of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +24,25 @@ class _Slot:
     """The source of one leaf of the tree."""
 
     index: int | None
-    """Index of its array; None for a leaf that is no array."""
+    """Index of its array; None for a leaf without one."""
     key_impl: str | None = None
-    """For a random key, whose array holds its words: the generator."""
+    """For a random key, whose array has its words: the generator."""
     constant: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The arrays of a pytree by name, in order, and what it takes to rebuild the tree."""
+    """Arrays of a pytree by name, in order, and the structure of the tree."""
 
     arrays: Mapping[str, Tensor]
-    """Arrays by path, as in `layers/0/weight`. One that is there twice (tied) is stored once."""
+    """Arrays by path, as in `layers/0/weight`; tied ones are stored once."""
     weak_types: tuple[bool, ...]
-    """Whether each array is promoted to the dtypes that it meets, as Python numbers are."""
+    """Whether each array has a weak type, like Python numbers."""
     _slots: tuple[_Slot, ...]
     _assemble: Callable[[Sequence[object]], object]
 
     def unflatten(self, arrays: Sequence["jax.Array | Tensor"]) -> object:
-        """Return the tree with these arrays, which may be tracers, in place of the stored ones."""
+        """Return the tree with these arrays, possibly tracers, in place of the stored ones."""
         return self._assemble([_leaf(slot, arrays) for slot in self._slots])
 
 

@@ -10,12 +10,12 @@ from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
 
 EXPORTED_NAME = "model"
-"""The name that every exported function has: that of the one which is traced."""
+"""Name of every exported function: that of the traced one."""
 
 SUFFIX = Path(manifest.ARTIFACT).suffix
 
 NAMES = "names.json"
-"""The file beside it that may name its arrays: `{"inputs": ["image"], "outputs": ["scores"]}`."""
+"""Optional file of array names: `{"inputs": ["image"], "outputs": ["scores"]}`."""
 
 _LIMIT_BYTES = 1 << 20
 _OF_EXPORTS = (manifest.FILE_NAME, manifest.STABLEHLO, manifest.WEIGHTS)

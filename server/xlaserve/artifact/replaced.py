@@ -70,7 +70,7 @@ def put_back(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Remove what a migration replaced, once what took its place has been loaded; best effort."""
+    """Remove the backups of a migration once the new version was loaded; best effort."""
     directory = path.parent / DIRECTORY
     if not directory.is_dir():
         return
@@ -114,7 +114,7 @@ def _linked(source: Path | str, target: Path | str) -> object:
 
 
 def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what may be kept of a version directory, or of the file in it, with where it was."""
+    """Yield backups of a version directory, or of its file, with their original path."""
     yield directory / path.name, path
     for mark in (directory / path.name).glob(f"*{_MARK}"):
         name = mark.name.removesuffix(_MARK)
@@ -122,7 +122,7 @@ def _kept_of(directory: Path, path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _is_of(place: Path, current: Path) -> bool:
-    """Tell whether what is there now is what took the place of what is kept."""
+    """Tell whether a backup's replacement is still in place."""
     try:
         return _mark(place).read_text(encoding="ascii").strip() == _digest(current)
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def _is_of(place: Path, current: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of what describes a version directory and hashes its files."""
+    """Return the hash of a file, or of a version directory's description."""
     found = [path / name for name in _DESCRIPTIONS if (path / name).exists()]
     digest = hashlib.sha256()
     for one in found or [path]:

@@ -21,7 +21,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
 
 TRIED_SIZE = 8
-"""Size of an open dimension for which none is listed, where a model is tried or analysed."""
+"""Size of an open dimension without listed sizes, for trials and analysis."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
 """For how many numbers of rows programs are kept, of a model that has one for each, where nothing
@@ -31,19 +31,19 @@ MAX_COMBINATIONS = 64
 """The most that a model is compiled for, each with every batch size."""
 
 Sizes: TypeAlias = tuple[int, ...]
-"""One size for each open dimension; () where there is none."""
+"""One size for each open dimension; () without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDimensions:
-    """The open dimensions, and the sizes that are compiled; nothing is padded."""
+    """Open dimensions and their compiled sizes; nothing is padded."""
 
     combinations: tuple[Sizes, ...] = ((),)
     """Ascending."""
     places: tuple[tuple[int, int, int], ...] = ()
     """Every (input, axis, dimension)."""
     closed: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """The only sizes that a dimension may have, of those of which no other is compiled."""
+    """Allowed sizes of dimensions without on-demand compilation."""
 
     @property
     def has_rows(self) -> bool:
@@ -51,7 +51,7 @@ class OpenDimensions:
         return any(axis == 0 for _, axis, _ in self.places)
 
     def specs(self, inputs: Sequence[TensorSpec], sizes: Sizes) -> tuple[TensorSpec, ...]:
-        """Return the inputs with these sizes in place of what is open besides the batch."""
+        """Return the inputs with these sizes for open dimensions besides the batch."""
         shapes = [list(spec.shape) for spec in inputs]
         for index, axis, dimension in self.places:
             shapes[index][axis] = sizes[dimension]
@@ -82,7 +82,7 @@ class OpenDimensions:
     def sizes_of(
         self, model: str, inputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
     ) -> Sizes:
-        """Return the sizes of a request; raises InvalidTensor for those that are not compiled."""
+        """Return the sizes of a request; raises InvalidTensor for uncompiled ones."""
         found: dict[int, int] = {}
         for index, axis, dimension in self.places:
             shape = tensors[index].shape
@@ -98,7 +98,7 @@ class OpenDimensions:
 
 
 def padded(tensor: Tensor, bucket: int) -> Tensor:
-    """Return the rows of a tensor, with the last one again behind them up to `bucket` rows."""
+    """Return the rows of a tensor, the last one repeated up to `bucket` rows."""
     # Always fresh memory: XLA may read it in place until the outputs are there.
     found = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
     found[: len(tensor)] = tensor

@@ -1,4 +1,4 @@
-"""The signature of a model, on which its configuration and its artifact agree."""
+"""The signature of a model, common to its configuration and its artifact."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """0 where requests are not put together, or the first dimension is of fixed size."""
+    """0 if requests are not batched, or the first dimension is fixed."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of the inputs may have any size."""
+        """Tell whether the first dimension of the inputs is open."""
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
 

@@ -24,33 +24,33 @@ EXECUTABLE_BYTES = 1 << 19
 report them."""
 
 LIMIT_ARTIFACT_BYTES = 256 << 20
-"""A larger artifact has parameters baked in, which cost many times their size while compiled."""
+"""Limit of artifacts: a larger one contains parameters, which multiply in compilation."""
 
 COPIES_WHILE_COMPILED = 8
 """Copies of an artifact's constant in memory then: measured 7 to 9, on the CPU. One stays."""
 
 
 ESTIMATING = "xlaserve.runtime.estimating"
-"""The module that estimates, which needs JAX."""
+"""The estimating module, which needs JAX."""
 
 LIMIT_ESTIMATED_BYTES = 4 << 20
 """A larger module has constants, whose bytes would be read twice."""
 
 MAX_ESTIMATES = 64
-"""Most estimates that are remembered."""
+"""Limit of cached estimates."""
 
 _SPARE = 1.6
-"""Times that is told what an estimate says: XLA for the CPU leaves gaps between what it places."""
+"""Safety factor of estimates: XLA for the CPU leaves gaps between buffers."""
 
 _CODE: Mapping[str, tuple[int, float]] = MappingProxyType({"cuda": (2 << 10, 3.0)})
-"""Bytes of the code of a program on accelerators: so many, and so many times its module."""
+"""Code size on accelerators: a constant, and a multiple of the module's size."""
 
 _ESTIMATING = ThreadPoolExecutor(1, "estimate")
 
 ON_THE_HOST = Serving()
 
 Parts: TypeAlias = Callable[[str], int]
-"""Tells into how many parts a parameter is split, each on a device of its own."""
+"""Returns the number of shards of a parameter."""
 
 
 def whole(name: str) -> int:
@@ -117,7 +117,7 @@ def _module_bytes(directory: Path, described: Manifest, roots: Roots) -> int:
 
 
 def _code_bytes(platform: str, module: int) -> int:
-    """Return what the code of one program takes."""
+    """Return the code size of one program."""
     base, times = _CODE.get(platform, (EXECUTABLE_BYTES, 0.0))
     return base + round(times * min(module, LIMIT_ESTIMATED_BYTES))
 
@@ -125,7 +125,7 @@ def _code_bytes(platform: str, module: int) -> int:
 def _scratch_bytes(
     directory: Path, described: Manifest, roots: Roots, serving: Serving, programs: Foreseen
 ) -> int:
-    """Return what one execution of the largest program takes."""
+    """Return the scratch memory of one execution of the largest program."""
     shapes = tuple(map(programs.shape, described.named_shapes))
     inputs = sum(
         _bytes_of(spec, shape) for spec, shape in zip(described.inputs, shapes, strict=True)
@@ -241,7 +241,7 @@ def predict_onnx(
 
 
 def _buckets(serving: Serving) -> int:
-    """Return how many programs there are of a model that counts as one with a batch."""
+    """Return the number of programs of a model."""
     return 2 if serving.in_background else len(buckets_up_to(DEFAULT_MAX_BATCH_SIZE))
 
 

@@ -11,9 +11,9 @@ _MAX_STATE = 4096
 RESERVED = "stream."
 """The prefix of the tensors of a stepped model that its clients know nothing of."""
 FIRST = f"{RESERVED}first"
-"""The input that says whether there is no state yet, BOOL[]; it comes behind those of clients."""
+"""The input that marks a first step, BOOL[]; it follows clients' inputs."""
 DONE = f"{RESERVED}done"
-"""The output that says whether it was the last step, BOOL[]; it comes behind those of clients."""
+"""The output that marks a last step, BOOL[]; it follows clients' outputs."""
 
 
 def state_name(index: int) -> str:
@@ -29,9 +29,9 @@ class Steps:
     """
 
     state: int
-    """Number of tensors of its state."""
+    """Number of state tensors."""
     max_steps: int
-    """The most that a request may take."""
+    """Limit of steps per request."""
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ computes one, the inputs of the next are copied to it. A third would only wait t
 memory."""
 
 MAX_TARGETS = 32
-"""The most that a manifest may have."""
+"""Limit of targets per manifest."""
 
 _MAX_BYTES = 1 << 50
 _MAX_NAME_LENGTH = 32
@@ -27,21 +27,21 @@ _MAX_NAME_LENGTH = 32
 _CHANGE_PROGRAMS = frozenset(
     {"batch_sizes", "batch_independent", COMPILED_SHAPES, MAX_ON_DEMAND_SHAPES, "placement"}
 )
-"""Parameters of a configuration with which other programs are compiled than were recorded."""
+"""Configuration parameters that change the compiled programs."""
 
 
 class TargetSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of one copy on one device, with the programs of all batch sizes."""
 
     parameters_bytes: int
-    """As they lie there."""
+    """In the device's layout."""
     scratch_bytes: int
     """Temporaries, inputs and outputs of the largest program: for each execution in flight."""
     programs_bytes: int
     """Code and constants of all programs."""
 
     def on_device(self, replicas: int) -> int:
-        """Return what a device holds with so many replicas, which share one copy."""
+        """Return the bytes per device for replicas that share one copy."""
         flights = replicas * IN_FLIGHT
         return self.parameters_bytes + flights * self.scratch_bytes + self.programs_bytes
 

@@ -55,7 +55,7 @@ def flatten_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Nesting]:
 
 
 def flatten_outputs(outputs: Mapping[str, object]) -> dict[str, object]:
-    """Return what a function returned by the names of its leaves; raises InvalidModel."""
+    """Return a function's results by leaf name; raises InvalidModel."""
     flat: list[tuple[str, object]] = []
     for name, value in outputs.items():
         found, _ = _flattened("output", name, value)
@@ -87,7 +87,7 @@ def names_of_results(out_tree: Any) -> list[str]:
 
 
 def check_names(kind: str, names: Sequence[str]) -> None:
-    """Raise InvalidModel unless there are names, of a length that a manifest has, each once."""
+    """Raise InvalidModel for missing, long or duplicate names."""
     if not names:
         raise InvalidModel(f"expected at least one {kind}, got a tree without arrays")
     for name in names:
@@ -146,7 +146,7 @@ def _text(key: Any) -> str:
 
 
 def is_described(value: object) -> bool:
-    """Tell whether a value is no tree of descriptions, but one, right or wrong."""
+    """Tell whether a value is one description, valid or not, rather than a tree."""
     if isinstance(value, Mapping) or value is None:
         return False
     begin = value[0] if isinstance(value, tuple | list) and value else ""
@@ -160,7 +160,7 @@ def _joined(kind: str, path: tuple[str, ...]) -> str:
 
 
 def _check_dots(kind: str, given: Mapping[str, object], flat: Sequence[tuple[str, Any]]) -> None:
-    """Raise InvalidModel for a dotted name beside nested ones, which reads as one of them."""
+    """Raise InvalidModel if a dotted name is ambiguous beside nested ones."""
     if [name for name, _ in flat] != list(given):
         for name in given:
             _check_key(kind, name)

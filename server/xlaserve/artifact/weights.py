@@ -171,7 +171,7 @@ def read_mapped(
 def hashes(
     directory: Path, name: str, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[WeightEntry, str]]:
-    """Yield each tensor with the SHA-256 of its bytes, without holding any of them."""
+    """Yield each tensor with the SHA-256 of its bytes, in streaming."""
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         for entry in _read_header(file, size, name, lambda _: None):
             digest, left = hashlib.sha256(), entry.nbytes

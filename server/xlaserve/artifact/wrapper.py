@@ -62,7 +62,7 @@ DTYPES = (
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
     *("float0", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu", "float4_e2m1fn"),
 )
-"""Dtypes by the number that stands for them in the file."""
+"""Dtypes by their number in the file."""
 
 _MAX_DEPTH = 32
 _OFFSET_BYTES = 4
@@ -78,7 +78,7 @@ def read(data: bytes | bytearray, name: str) -> Wrapped:
 
 
 def shapes(data: bytes | bytearray, name: str) -> list[str]:
-    """Return the texts of all shapes in a file, which JAX evaluates; raises InvalidModel."""
+    """Return the texts of all shapes in a file, as JAX will parse them; raises InvalidModel."""
     try:
         root = _Table(memoryview(data), _number(memoryview(data), "<I", 0))
         fields = (_Exported.UNIQUE_AVALS, _Exported.IN_AVALS, _Exported.OUT_AVALS)
@@ -169,7 +169,7 @@ def _number(data: memoryview, layout: str, position: int) -> int:
 
 
 class _Table:
-    """Named fields somewhere in a flatbuffer; one that is absent is zero or empty."""
+    """A flatbuffer table; absent fields are zero or empty."""
 
     def __init__(self, data: memoryview, position: int) -> None:
         self._data = data
@@ -201,7 +201,7 @@ class _Table:
         return tuple(self._text(place) for place in self._places(field))
 
     def table(self, field: int) -> "_Table":
-        """Return a table that has to be there."""
+        """Return a required table."""
         place = self._place(field)
         if not place:
             raise ValueError(f"field {field} is missing")
@@ -229,7 +229,7 @@ class _Table:
         return str(self._data[start : start + count], "utf-8")
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Return where the items of a vector start, and how many there are."""
+        """Return the start and the length of a vector."""
         place = self._place(field)
         return self._measured(self._follow(place), item_bytes) if place else (0, 0)
 

@@ -9,25 +9,25 @@ from xlaserve import build
 
 _BETWEEN = ", xlaserve "
 _MOST = 64
-"""Characters that are shown of what a file says."""
+"""Displayed characters of a file's own text."""
 
 
 class Writer(NamedTuple):
-    """The versions of those that wrote a file."""
+    """Versions of a file's writer."""
 
     jax: str
     xlaserve: str = ""
-    """Empty in files of before."""
+    """Empty in older files."""
 
     @classmethod
     def of(cls, text: str) -> "Writer":
-        """Return what the field of a manifest says."""
+        """Parse the field of a manifest."""
         jax, _, xlaserve = text.partition(_BETWEEN)
         return cls(jax, xlaserve)
 
     @property
     def text(self) -> str:
-        """Return it as a manifest has it."""
+        """Return it as in a manifest."""
         return f"{self.jax}{_BETWEEN}{self.xlaserve}" if self.xlaserve else self.jax
 
 

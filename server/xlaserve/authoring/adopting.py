@@ -59,7 +59,7 @@ def read(path: Path, options: Options) -> Exportable:
 
 
 class _Flat:
-    """A function of any trees as one of its arrays, by the names of what it returns."""
+    """A function of trees as one of named arrays."""
 
     def __init__(self, exported: Exported, outputs: Sequence[str]) -> None:
         self._exported = exported

@@ -66,7 +66,7 @@ def _described(name: str, said: Any) -> Described:
 
 
 def _size(number: int, size: Any) -> int | str:
-    """Return a size of a spec: a first one that is open is the batch, another one has its name."""
+    """Return a size of a spec: an open first one is the batch, another has a name."""
     if isinstance(size, int):
         return size
     return str(size) if number else -1
@@ -82,7 +82,7 @@ def shapes_of(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
 def checked_sizes(
     shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
 ) -> dict[str, int]:
-    """Return a size for every open dimension that has a name; raises InvalidModel."""
+    """Return the listed sizes of every named open dimension; raises InvalidModel."""
     names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
     for name in names:
         if not name.isidentifier() or (batched and name == BATCH_DIMENSION):

@@ -66,7 +66,7 @@ class Exportable:
     """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch, a
     name such as "s" another dimension that stays open: the same name, the same size."""
     outputs: Sequence[str] | None = None
-    """The names of what `fn` returns; None where it returns a dict, which has them."""
+    """Names of the results of `fn`; None if it returns a dict."""
     max_batch_size: int | None = None
     """The most rows of one request, which may be put together with others where that is proved to
     change no answer: each server proves it for its platform. None for 64 where every input starts
@@ -289,7 +289,7 @@ def load_exportable(reference: str) -> Writable:
 
 
 def _called(reference: str, function: Callable[..., object]) -> object:
-    """Return what a function without arguments returns; raises InvalidModel for one that has."""
+    """Return the result of a function without arguments; raises InvalidModel for others."""
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -344,7 +344,7 @@ def _believed(verdicts: Mapping[str, Verdict]) -> list[Verdict]:
 def _after(
     verdicts: Mapping[str, Verdict], outcome: Outcome, *, refuse: bool
 ) -> dict[str, Verdict]:
-    """Return what is known after a trial; with `refuse`, one that no proof outlasts."""
+    """Return the verdict after a trial; with `refuse`, one without proof."""
     difference = outcome.difference
     if difference is None:
         return dict(verdicts)
@@ -361,7 +361,7 @@ def _after(
 
 
 def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> None:
-    """Raise InvalidModel where rows are declared independent, and a trial saw that they are not."""
+    """Raise InvalidModel if a trial refutes declared independence."""
     if not declared or not verdicts:
         return
     found = worst(verdicts)
@@ -374,14 +374,14 @@ def _check_declared(verdicts: Mapping[str, Verdict], declared: bool | None) -> N
 
 
 def _proved(verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return the platforms on which it is proved that rows are apart."""
+    """Return the platforms with proved rows."""
     return [name for name, one in verdicts.items() if one.independence is Independence.PROVED]
 
 
 def _notice(
     batch: int, verdicts: Mapping[str, Verdict], declared: bool | None, unfinished: str
 ) -> str:
-    """Say why requests are not put together, though the author did not ask for that."""
+    """Say why requests are not batched although the author wanted it."""
     proved = _proved(verdicts)
     if not batch or declared is not None or len(proved) == len(verdicts):
         return ""
@@ -401,7 +401,7 @@ def _notice(
 def _unsized(
     names: Iterable[str], compiled: Mapping[str, Sequence[int]] | None, on_demand: int
 ) -> str:
-    """Say that there is no size of an open dimension yet, without which no server loads it."""
+    """Warn of an open dimension without sizes, which no server loads."""
     open_names = [] if compiled or on_demand else sorted(names)
     if not open_names:
         return ""
@@ -427,7 +427,7 @@ def _log_notice(target: Path, notice: str) -> None:
 
 
 def _write_files(directory: Path, lowered: Lowered) -> Manifest:
-    """Write all but the manifest, and return what the files say of themselves."""
+    """Write all files but the manifest, and return their records."""
     records = {
         ARTIFACT: files.write_atomically(directory / ARTIFACT, [lowered.data]),
         STABLEHLO: files.write_atomically(directory / STABLEHLO, [lowered.computation.module]),

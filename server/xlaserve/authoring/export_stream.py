@@ -54,12 +54,12 @@ class ExportableStream:
 
     step: Step
     params: object
-    """Any pytree, as that of an Exportable."""
+    """Any pytree, as for an Exportable."""
     inputs: Inputs
     """Name, datatype and shape of each input; all sizes are fixed."""
     begin: Begin
     outputs: Sequence[str] | None = None
-    """The names of the outputs of a step; None where it returns them as a dict."""
+    """Names of a step's outputs; None if it returns a dict."""
     max_steps: int = DEFAULT_MAX_STEPS
     """The most answers to one request: a model that is not done then fails. A configuration may
     say less, by its parameter `max_steps`."""
@@ -176,7 +176,7 @@ class _Stepped:
         arguments = [jax.ShapeDtypeStruct(spec.shape, spec.datatype.dtype) for spec in inputs]
         self._tree: Any = None
         self._keys: list[Any] = []
-        """The kind of each leaf of the state that is a key of random numbers, None of others."""
+        """Implementation of each random key in the state, None for other leaves."""
         try:
             leaves = jax.eval_shape(self._traced, *arguments)
         except Exception as error:
@@ -246,7 +246,7 @@ class _Stepped:
         return {**found, DONE: _done(done), **states}
 
     def _traced(self, *arguments: jax.Array) -> list[jax.Array]:
-        """Return the state that a request begins with; what it is made of is known then."""
+        """Return the initial state, after tracing its structure."""
         leaves, self._tree = jax.tree.flatten(self._model.begin(self._model.params, *arguments))
         self._keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
         return _flat(leaves)

@@ -32,7 +32,7 @@ from xlaserve.runtime.programs.trials import Outcome, Subject
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""Platforms of an artifact unless its author says otherwise, as far as there are kernels."""
+"""Default platforms of an artifact, as far as there are kernels."""
 
 
 KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
@@ -66,24 +66,24 @@ class Lowered:
     find_difference: Callable[[], Outcome]
     """Makes a trial of them."""
     find_contradiction: Callable[[], Outcome]
-    """Makes a brief trial of what is proved of them."""
+    """Briefly tests a proof of rows."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Platforms that it was to be for, with the primitive of which they have no kernel."""
+    """Requested platforms without a kernel, with the missing primitive."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenShapes:
-    """Which dimensions of the inputs have no size while a function is traced."""
+    """Open dimensions of the inputs during tracing."""
 
     batched: bool
-    """Whether the first ones have none, and may be a batch."""
+    """Whether the first dimensions are open, and may be the batch."""
     names: Sequence[Sequence[str | int]] = ()
-    """The shapes of the inputs, with a name for each other one; empty where there is none."""
+    """Shapes of the inputs with symbolic names; empty without open dimensions."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Sizes that the artifact is run back with, by name."""
 
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
-        """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
+        """Return the input shapes with symbols for open sizes; raises InvalidModel."""
         scope = jax.export.SymbolicScope()
         symbols: dict[str | int, object] = {
             name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)
@@ -290,7 +290,7 @@ def _export(
 def _export_where_possible(
     function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
 ) -> Exported:
-    """Export for PLATFORMS without those that lack a kernel, which are noted in `not_for`."""
+    """Export for PLATFORMS, recording those that lack a kernel in `not_for`."""
     here = jax.export.default_export_platform()
     while True:
         try:
@@ -350,7 +350,7 @@ def _subject(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Trials of an artifact: by a process where it has loops, which may not end, or else here."""
+    """Trials of an artifact, in a process if it has loops, which may not end."""
 
     subject: Subject
     call: Callable[..., Any]

@@ -43,19 +43,19 @@ _SUFFIX = Path(ARTIFACT).suffix
 
 
 class Result(StrEnum):
-    """The result for one version, or for a model that is one file."""
+    """The result for one version, or for a single-file model."""
 
     CURRENT = "current"
-    """Nothing was to be done."""
+    """Nothing to do."""
     MIGRATED = "migrated"
     DUE = "due"
-    """Something is to be done, and was not because it was only asked."""
+    """A change is due; this was a dry run."""
     SKIPPED = "skipped"
-    """It is nothing that can be migrated."""
+    """Not migratable."""
     RESTORED = "restored"
-    """It is as it was before it was migrated."""
+    """Restored to its state before the migration."""
     FAILED = "failed"
-    """It is as it was."""
+    """Failed, unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Outcome:
     result: Result
     detail: str = ""
     notes: str = field(default="", compare=False)
-    """Where its former state is kept, and what no migration can bring back."""
+    """The place of the backup, and what no migration can restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
 
 
 def undo(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
-    """Put back what migrations have replaced and nobody has loaded since; yield each."""
+    """Restore replaced versions that were not loaded since; yield each."""
     for found in replaced.kept_below(path.absolute()):
         try:
             done = dry_run or replaced.put_back(found)
@@ -129,7 +129,7 @@ def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
 
 
 def _is_code(version: Path) -> bool:
-    """Tell whether a version is a Python model. One that cannot be told is none."""
+    """Tell whether a version is a Python model; false if unreadable."""
     with suppress(InvalidModel):
         return loaders.recognised(version, read_config(version.parent)) == loaders.PYTHON
     return False
@@ -169,7 +169,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> _Done:
 
 
 def _notes(path: Path, lost: Collection[str]) -> list[str]:
-    """Say until when it can be undone, and what nothing brings back then."""
+    """Say until when it can be undone, and what is lost then."""
     place = replaced.place_of(path)
     return [
         f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
@@ -182,7 +182,7 @@ _NOTHING = _Done([], [])
 
 
 def _manifest_of(directory: Path) -> str:
-    """Return the name of the manifest that a version directory has; empty where it has none."""
+    """Return the name of a version directory's manifest; empty without one."""
     return next((name for name in KINDS if (directory / name).exists()), "")
 
 
@@ -206,13 +206,13 @@ class _Renewal:
     """The pending change of one version directory."""
 
     done: list[str]
-    """What will have been done, for people; empty where it is current."""
+    """The change, for people; empty if none is needed."""
     writes: Collection[str]
-    """The files that are written."""
+    """Files to write."""
     write: Callable[[Path], None]
     """Writes them, into a copy of the directory."""
     lost: Collection[str] = ()
-    """What nothing can make again of the new one, for people."""
+    """Lost information of the new version, for people."""
 
 
 def _exported(directory: Path) -> _Renewal:
@@ -290,7 +290,7 @@ def _generator(directory: Path) -> _Renewal:
 KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
     {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
 )
-"""What is to be done with a version directory, by the manifest that has the hashes of its files."""
+"""Migrations of a version directory, by its manifest."""
 
 
 # --- computations ---
@@ -304,7 +304,7 @@ def _made_to_last(found: Computation) -> Computation:
 
 
 def _refusal(directory: Path, described: Manifest) -> str:
-    """Say why the file of `jax.export` has to be written again; empty where it has not."""
+    """Say why a `jax.export` file must be rewritten; empty if it need not."""
     if ARTIFACT not in described.files:
         return "was missing"
     data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)
@@ -320,7 +320,7 @@ class _Renewed:
 
 
 def _renewed(data: bytearray, name: str) -> _Renewed | None:
-    """Return a file of `jax.export` as it is written to last; None where it is."""
+    """Return a durable form of a `jax.export` file; None if it has one."""
     found = of_artifact(artifact.deserialize(data, name=name))
     computation = _made_to_last(found)
     before, after = stablehlo_version(found.module), stablehlo_version(computation.module)

@@ -1,4 +1,4 @@
-"""Reads a version directory that was just written back, as a load would."""
+"""Reads a just-written version directory back, as a load would."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,4 +70,4 @@ READERS: Mapping[str, Callable[[Path], None]] = MappingProxyType(
         declared.FILE_NAME: _embeddings,
     }
 )
-"""What reads a version directory, by the file that describes it; each that is there does."""
+"""Readers of a version directory, by description file; all matching ones run."""

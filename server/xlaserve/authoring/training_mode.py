@@ -1,4 +1,4 @@
-"""Recognises layers of Flax, Equinox, Haiku and Keras that are traced in training mode."""
+"""Detects layers of Flax, Equinox, Haiku and Keras traced in training mode."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ class _Layer:
 
     name: str
     local: str
-    """The variable of its code that says in which mode it is called."""
+    """The local variable with the mode of a call."""
     trains: bool
     """The value of that in training."""
     does: str
     to_do: str
     rate: str = ""
-    """Its attribute without which, or with 0, it does the same in both modes."""
+    """Attribute that disables it: when absent or 0, both modes are equal."""
 
 
 LAYERS: Mapping[tuple[str, str], _Layer] = MappingProxyType(
@@ -64,7 +64,7 @@ LAYERS: Mapping[tuple[str, str], _Layer] = MappingProxyType(
         ),
     }
 )
-"""By the module and the name of the code that a call of the layer runs."""
+"""Layers that differ in training, by module and qualified name of their `__call__`."""
 
 _FRAMEWORKS = ("flax", "equinox", "haiku", "keras")
 _NAMES = frozenset(name for _, name in LAYERS)

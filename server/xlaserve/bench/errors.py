@@ -8,7 +8,7 @@ class BenchmarkRefused(XlaserveError):
 
 
 class ServerUnreachable(XlaserveError):
-    """Nobody answers where the server should be, or what answers is no V2 server."""
+    """The server cannot be reached, or is no V2 server."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"{url}: {problem}")

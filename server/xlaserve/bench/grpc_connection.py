@@ -45,7 +45,7 @@ _PREFIX_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class GrpcRequest:
-    """A unary call that is ready to be sent."""
+    """A serialized unary call."""
 
     authority: str
     path: str
@@ -91,7 +91,7 @@ class GrpcConnection(asyncio.Protocol):
         self._body = memoryview(b"\0" + NUMBER.pack(len(request.message)) + request.message)
         self._streams: dict[int, _Stream] = {}
         self._unsent: dict[int, _Stream] = {}
-        """Those of them whose message has not left whole; the server's windows are full."""
+        """Calls with a partly sent message, while the server's windows are full."""
         self._next_stream = 1
         self._window = self._stream_window = frames.DEFAULT_WINDOW
         self._frame_bytes = frames.SMALLEST_MAX_FRAME
@@ -152,7 +152,7 @@ class GrpcConnection(asyncio.Protocol):
         self._fail("connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """Read every frame that is whole; what they cause to be sent leaves together."""
+        """Parse every complete frame; their replies leave together."""
         self._input += data
         self._reading = True
         try:

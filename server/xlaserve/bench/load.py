@@ -39,7 +39,7 @@ class Timing:
     """Requests that begin in it are sent and not counted."""
     duration: float
     timeout: float
-    """For a connection, and for what is still in flight at the end."""
+    """Timeout of a connection, and of requests in flight at the end."""
 
 
 class Connection(Protocol):
@@ -53,7 +53,7 @@ class Connection(Protocol):
 
 
 Connect: TypeAlias = "Callable[[Load, int], Awaitable[Connection]]"
-"""Opens a connection that is ready for so many streams."""
+"""Opens a connection for a number of streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Measured:
     seconds: float
     """Time from the first counted request to the last answer."""
     latencies: "array[float]"
-    """In seconds, ascending; only of answers that were no errors."""
+    """In seconds, ascending; of successful answers only."""
     errors: "Counter[str]"
     """Number of answers of each other status."""
     client_cpu: float

@@ -16,7 +16,7 @@ _CHUNKED = -1
 
 @dataclass(frozen=True, slots=True)
 class RestRequest:
-    """A POST that is ready to be sent."""
+    """A serialized POST."""
 
     host: str
     path: str

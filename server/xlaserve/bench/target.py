@@ -26,7 +26,7 @@ class Target(Protocol):
         ...
 
     async def specs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of the model; raises XlaserveError where there is none."""
+        """Return the inputs of the model; raises XlaserveError without any."""
         ...
 
     async def probe(self, inputs: Inputs) -> None:

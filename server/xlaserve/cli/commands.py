@@ -13,12 +13,12 @@ from typer.main import get_group
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A command: what the help says of it, and where it is."""
+    """A command: its help line and its module."""
 
     panel: str
     """The heading of the help that it stands below."""
     text: str
-    """The first line of its own help, known here without importing it."""
+    """The first line of its own help, without importing it."""
     module: str
     """The module of this package that has it, imported when the command is run."""
     function: str

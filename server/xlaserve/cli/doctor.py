@@ -1,4 +1,4 @@
-"""`xlaserve doctor`: whether a server could start here, and what would make it slow."""
+"""`xlaserve doctor`: checks whether a server could start here, and quickly."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Result(StrEnum):
     WARNING = "warning"
     """A server starts, and something is slower or smaller than it could be."""
     FAILED = "failed"
-    """It would stop a server."""
+    """Prevents a start."""
 
 
 _COLOURS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
@@ -53,7 +53,7 @@ _COLOURS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One check."""
 
     name: str
     result: Result
@@ -155,7 +155,7 @@ def _directories(settings: Settings) -> Iterator[Check]:
 
 
 def _writable(name: str, directory: Path, otherwise: Result) -> Check:
-    """Check that a directory, or the nearest above that is there, takes a new file."""
+    """Check that a directory, or its nearest existing parent, is writable."""
     there = directory
     while not there.exists() and there != there.parent:
         there = there.parent

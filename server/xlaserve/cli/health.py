@@ -73,7 +73,7 @@ def _is_given(context: typer.Context, option: str) -> bool:
 
 
 async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str | None:
-    """Ask a probe socket why a server is not so; raises CallFailed where nobody answers in time."""
+    """Ask a probe socket for a server's state; raises CallFailed without a timely answer."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_unix_connection(path)

@@ -1,4 +1,4 @@
-"""Options of the form NAME=SIZE that may be repeated."""
+"""Repeatable options of the form NAME=SIZE."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Text of others as a terminal may show it."""
+"""Untrusted text, escaped for a terminal."""
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 
 def progress_bar() -> Progress:
-    """Return a bar that is gone when it ends, and is not shown where stderr is no terminal."""
+    """Return a transient progress bar, hidden unless stderr is a terminal."""
     console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),

@@ -18,7 +18,7 @@ Independence: TypeAlias = Annotated[
 
 
 def rows_shown(described: Manifest, notices: Sequence[str]) -> Sequence[str]:
-    """Return the lines that say what is proved of them, or why requests are not put together."""
+    """Return the proof of rows as lines, or why requests are not batched."""
     if notices or described.verdict is None:
         return notices
     return [f"rows are {described.verdict}"]

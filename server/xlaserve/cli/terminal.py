@@ -39,7 +39,7 @@ class Terminal:
 
     @classmethod
     def is_there(cls) -> bool:
-        """Tell whether somebody looks, and may press keys."""
+        """Tell whether the terminal is interactive."""
         return sys.stdin.isatty() and sys.stdout.isatty()
 
     @property
@@ -80,7 +80,7 @@ class Terminal:
                 termios.tcsetattr(self.keys, termios.TCSADRAIN, saved)  # type: ignore[arg-type]
 
     def read(self) -> list[str]:
-        """Return the keys that were pressed; raises EOFError once the terminal is gone."""
+        """Return pressed keys; raises EOFError once the terminal is gone."""
         try:
             pressed = os.read(self.keys, _MOST_BYTES)
         except OSError as error:  # the terminal is gone
@@ -100,7 +100,7 @@ class Terminal:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Yield the names of keys and the characters in what a terminal sent; unknown keys are none."""
+    """Yield the keys in a terminal's input, ignoring unknown ones."""
     while text:
         found = next((each for each in _SEQUENCES if text.startswith(each)), "")
         if found == "\x1b" and text[1:2] in ("[", "O"):

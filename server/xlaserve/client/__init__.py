@@ -176,7 +176,7 @@ class AsyncClient:
         await self._told(self._dialled.load(model, config))
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` also the models that it is made of."""
+        """Unload a model, and with `dependents` its steps too."""
         await self._told(self._dialled.unload(model, dependents=dependents))
 
     def _answer(self, result: InferenceResult) -> Answer:
@@ -234,7 +234,7 @@ class AsyncClient:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["Client", P], T]:
-    """Return a method of Client that does what one of AsyncClient does, and blocks."""
+    """Return the blocking form of a method of AsyncClient."""
 
     @wraps(method)
     def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:

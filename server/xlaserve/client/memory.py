@@ -120,7 +120,7 @@ class SharedInputs:
             await self._forget(region)
 
     async def _region(self, size: int) -> Region | None:
-        """Return a region with so many bytes, None where there may be no more."""
+        """Return a region of this size, None beyond the limits."""
         fitting = [each for each in self._idle if each.size >= size]
         if fitting:
             region = min(fitting, key=lambda each: each.size)

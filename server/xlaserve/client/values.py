@@ -31,18 +31,18 @@ Wanted: TypeAlias = Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one inference; `answer["y"]` is what output y stands for."""
+    """The answer to one inference; `answer["y"]` is the value of output y."""
 
     model: str
     version: str
     id: str
     value: Any = field(repr=False)
-    """All outputs by name, or a `pandas.DataFrame` where the answer is one."""
+    """All outputs by name, or a `pandas.DataFrame`."""
     tensors: Mapping[str, Tensor] = field(repr=False)
     """The outputs as they came."""
     parameters: Mapping[str, Parameter]
     output_parameters: Mapping[str, Mapping[str, Parameter]]
-    """Parameters of outputs, by output; only of those that have any."""
+    """Parameters by output, if any."""
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _tensor(
 
 
 def answer_of(result: InferenceResult) -> Answer:
-    """Return an answer by its content types; raises ValueError for one that is not what it says."""
+    """Decode an answer by its content types; raises ValueError if they do not fit."""
     said = {name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()}
     kinds = {name: kind for name, kind in said.items() if kind in CONTENT_TYPES}
     of_answer = DATA_FRAME if result.parameters.get(_CONTENT_TYPE) == DATA_FRAME else ""

@@ -15,7 +15,7 @@ _SHOWN = "its thread cannot be stopped: it keeps its memory, and may keep a core
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Abandoned:
-    """One piece of work whose thread goes on."""
+    """Work in an abandoned thread."""
 
     model: str
     fingerprint: object
@@ -28,7 +28,7 @@ class Abandoned:
 
 
 class AbandonedWork:
-    """All of it, and a limit to it. Of the event loop."""
+    """All abandoned work, and its limit. Belongs to the event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +39,7 @@ class AbandonedWork:
         return len(self._held)
 
     def add(self, call: LimitedCall[Any], work: Abandoned, then: Callable[[], None]) -> None:
-        """Know of work whose thread goes on; `then` is called once that has ended."""
+        """Record abandoned work; `then` is called when its thread ends."""
         self._held.append(work)
         self._log.error(
             "abandoned what does not end",

@@ -1,4 +1,4 @@
-"""A thread that works off batches of items which nobody waits for."""
+"""A thread that processes batches of items in the background."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class BatchThread(Generic[T]):
     """
 
     def __init__(self, name: str, work: Callable[[Sequence[T]], None], max_items: int) -> None:
-        """At most `max_items` may wait to be worked off."""
+        """At most `max_items` are queued."""
         self._name = name
         self._work = work
         self._max_items = max_items
@@ -34,7 +34,7 @@ class BatchThread(Generic[T]):
 
     @property
     def free(self) -> int:
-        """Return how many items more may be handed over."""
+        """Return the free capacity of the queue."""
         return self._max_items - self._waiting
 
     def put(self, items: Sequence[T], count: int | None = None) -> None:
@@ -48,7 +48,7 @@ class BatchThread(Generic[T]):
         self._hand_over((items, weight))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have a function called in the thread, behind what was handed over."""
+        """Call a function in the thread, after the queued items."""
         self._hand_over(function)
 
     def close(self, seconds: float) -> bool:

@@ -14,12 +14,12 @@ class Cancellable(Protocol):
     """Work that can be cancelled."""
 
     def cancel(self) -> object:
-        """Cancel it, if that is still possible."""
+        """Cancel it, if possible."""
         ...
 
 
 class _Handed(Generic[T]):
-    """A call for a thread; its result is taken once, and kept by nobody else."""
+    """A call for a thread; its result is taken once, and not kept."""
 
     __slots__ = ("_calls", "_results")
 
@@ -28,14 +28,14 @@ class _Handed(Generic[T]):
         self._results: list[T | BaseException] = []
 
     def __call__(self) -> None:
-        """Call, in the thread, and drop what was called; raises nothing."""
+        """Run the call in the thread, and drop it; raises nothing."""
         try:
             self._results.append(self._calls.pop()())
         except BaseException as error:
             self._results.append(answerable(error))
 
     def take(self) -> T | BaseException:
-        """Return, once, what the call returned or raised, or CancelledError."""
+        """Return or raise the outcome of the call once, or CancelledError."""
         return self._results.pop() if self._results else asyncio.CancelledError()
 
 
@@ -60,7 +60,7 @@ def hand_over(
 
 
 def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
-    """Complete a future with a result or an exception; one that is done stays as it is."""
+    """Complete a future with a result or an exception, unless it is done."""
     if answer.done():
         return
     if isinstance(found, BaseException):
@@ -70,7 +70,7 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
 
 
 async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
-    """Return or raise what a future is given; cancel the work when the caller is cancelled."""
+    """Await a future's result; cancel the work when the caller is cancelled."""
     try:
         return await answer
     finally:

@@ -17,7 +17,7 @@ from xlaserve.errors import ShuttingDown
 
 T = TypeVar("T")
 LEFT_BEHIND = "left behind"
-"""The question what a process has that its replacement cannot be given: counts, by name."""
+"""Asks for state that a replacement cannot get: counts, by name."""
 ANSWERING = "answering"
 """The question which models a process that loads answers for, and which failed to load."""
 
@@ -37,7 +37,7 @@ class ChangeKind(StrEnum):
     EVICT = "evict"
     """Unload, and forget the name."""
     PURGE = "purge"
-    """Unload everything, and cancel what loads."""
+    """Unload everything, and cancel loads."""
     LOG = "log"
     TRACE = "trace"
     REGISTER = "register"
@@ -51,7 +51,7 @@ OF_MODELS = frozenset(
         *(ChangeKind.LOAD_AT, ChangeKind.LOAD_URL, ChangeKind.EVICT),
     }
 )
-"""Changes of what is loaded."""
+"""Changes of loaded models."""
 
 OF_LOADS = frozenset({ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.LOAD_AT, ChangeKind.LOAD_URL})
 """Changes that end, and are undone, when the client that asked for them has left."""
@@ -63,20 +63,20 @@ class Change:
 
     kind: ChangeKind
     subject: str = ""
-    """The model or the region; changes of one subject are made one after the other."""
+    """The model or the region; changes of one subject are serialized."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Any value that JSON can hold."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents that are too long for a message."""
+    """Contents too long for a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reply of one process to a question that is asked of all."""
+    """One process's reply to a question to all."""
 
     worker: int
     said: Any = None
-    """Any value that JSON can hold; None where it did not answer."""
+    """Any JSON value; None without an answer."""
     problem: str = ""
     """Why it did not answer."""
 
@@ -107,18 +107,18 @@ class ControlPlane(Protocol):
 
     @property
     def loads(self) -> bool:
-        """Whether this process loads models; a front end is told what its engine has loaded."""
+        """Whether this process loads models; a front end mirrors its engine's."""
         ...
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        """Tell whether a model is hidden as not ready, since other processes lack it."""
         ...
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Say how changes that others ask for are made here."""
+        """Register the handler of other processes' changes."""
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Say how a question that others ask is answered here."""
+        """Register the reply to other processes' questions."""
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         """Make a change here by `here`, then everywhere else; return what `here` returned.
@@ -129,7 +129,7 @@ class ControlPlane(Protocol):
         ...
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return the answers of all other processes, those that gave none among them."""
+        """Return the answers of all other processes, naming silent ones."""
         ...
 
 
@@ -140,7 +140,7 @@ class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     arguments: dict[str, Any]
     files: str = ""
-    """The file with the contents that are too long for a message; the parent removes it."""
+    """File of contents too long for a message; the parent removes it."""
 
 
 class Journal:
@@ -157,11 +157,11 @@ class Journal:
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:
-        """Return the last change of the subject of a change; None where there was none."""
+        """Return the last change of a change's subject; None without one."""
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:
-        """Write a change down, and return those that it takes the place of."""
+        """Record a change, and return those that it replaces."""
         left = self._pop(_key(change.kind, change.subject))
         match change.kind:
             case ChangeKind.EVICT:
@@ -185,7 +185,7 @@ class Journal:
         return left
 
     def forget_models(self) -> list[ChangeText]:
-        """Forget and return what was changed of models."""
+        """Forget and return the changes of models."""
         models = [key for key, change in self._changes.items() if change.kind in OF_MODELS]
         return [one for key in models for one in self._pop(key)]
 
@@ -212,7 +212,7 @@ class ChangesInProgress:
         """Set when a change has ended."""
 
     def refuses(self, kind: ChangeKind) -> bool:
-        """Tell whether no change of a kind may begin."""
+        """Tell whether changes of a kind are refused."""
         return kind in self._refused
 
     @contextmanager
@@ -238,7 +238,7 @@ class ChangesInProgress:
 
 
 class OneProcess:
-    """The control plane of a server that is one process."""
+    """The control plane of a single-process server."""
 
     is_ready = True
     has_started = True
@@ -254,19 +254,19 @@ class OneProcess:
         self._in_progress = ChangesInProgress()
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Return false: there are no others."""
+        """Return false: there are no other processes."""
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
-        """Say how changes are made here that clients of a replaced process have asked for."""
+        """Register the handler of changes from a replaced process."""
         self._makes[kind] = make
 
     def answer(self, question: str, reply: Reply) -> None:
-        """Say how a question is answered here; nobody but this process asks."""
+        """Register the reply to a question, which only this process asks."""
         self._replies[question] = reply
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make the change; raises what `here` raises, and ShuttingDown while changes are held."""
+        """Apply the change; raises like `here`, and ShuttingDown while changes are held."""
         if self._in_progress.refuses(change.kind):
             raise ShuttingDown
         with self._in_progress.making(change.kind):
@@ -281,13 +281,13 @@ class OneProcess:
             self._journal.remember(ChangeText(change.kind, change.subject, dict(change.arguments)))
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
-        """Return nothing: there is nobody else."""
+        """Return nothing: there is no other process."""
         return ()
 
     # --- a process that replaces this one, or that this one replaces ---
 
     async def hold(self, kinds: Collection[ChangeKind]) -> Sequence[ChangeText]:
-        """Refuse changes from now on; return those that were made, once none is in progress."""
+        """Refuse changes from now on; return earlier ones once none is in progress."""
         await self._in_progress.hold(kinds)
         return self._journal.changes(kinds)
 
@@ -305,6 +305,6 @@ class OneProcess:
         return [] if reply is None else [await reply(None)]
 
     async def make_again(self, change: Change) -> None:
-        """Make a change that the replaced process has made; raises what making it raises."""
+        """Apply a change of the replaced process; raises like the change."""
         await self._makes[change.kind](change)
         self._remember(change)

@@ -16,7 +16,7 @@ from xlaserve.errors.panics import answerable
 T = TypeVar("T")
 
 AHEAD = 2
-"""Executions of each thread whose completions may wait for the event loop when the next begins."""
+"""Uncompleted executions per thread before it stops taking more."""
 
 _NONE = object()
 
@@ -39,7 +39,7 @@ class HostJob:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.model = model
-        """The model that it computes for; jobs of equal models share the turns of one."""
+        """Key of fair scheduling: jobs of equal models share one turn."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
         self._completion: Callable[[Any], None] = completion
@@ -55,7 +55,7 @@ class HostJob:
         return self._call is not None
 
     def take(self) -> Callable[[], object]:
-        """Return what a thread is to call; the job is not pending from then on."""
+        """Dequeue the call, which is no longer pending."""
         call, self._call = self._call, None
         assert call is not None
         return call
@@ -68,7 +68,7 @@ class HostJob:
             self._result = answerable(error)
 
     def complete(self, failure: BaseException | None = None) -> None:
-        """Call the completion with the result of the call, or with why there was none."""
+        """Invoke the completion with the result of the call or its error."""
         # Ownership passes on: the thread may have the job for a moment longer.
         result, self._result = self._result, None
         self._completion(failure or result)
@@ -89,16 +89,16 @@ class HostThreads:
         self._threads = threads
         self._most = threads + spare
         self._lock = threading.Lock()
-        """Held for what follows, by the event loop and the threads; never while one computes."""
+        """Lock of the following state; never held during a computation."""
         self._waiting: dict[Hashable, deque[HostJob]] = {}
-        """Pending jobs by model, the model of the next turn first. No queue is empty."""
+        """Pending jobs by model, the next model first. No queue is empty."""
         self._computing: Counter[Hashable] = Counter()
         self._busy = 0
         """The sum of those."""
         self._uncompleted = 0
-        """Executions that ended and whose completions wait for the event loop."""
+        """Ended executions whose completions are queued on the event loop."""
         self._idle = 0
-        """Threads that wait on `_wake` and are not woken."""
+        """Threads waiting on `_wake`."""
         self._waking = 0
         """Threads that are woken or started and have not looked for work yet. There is one at most:
         it wakes the next, so that no more are started than there is work for."""
@@ -138,12 +138,12 @@ class HostThreads:
             return not self._busy and not self._waiting
 
     async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
-        """Have something computed, in the turns of a model; return or raise what it does."""
+        """Compute something in the model's fair turn; return or raise its outcome."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await settled(future, self.start(call, partial(settle, future), model))
 
     def cancel(self, job: HostJob) -> bool:
-        """Cancel a job that is pending; tell whether it was."""
+        """Cancel a pending job; tell whether it was pending."""
         with self._lock:
             if not job.waits or job not in self._waiting.get(job.model, ()):
                 return False
@@ -173,7 +173,7 @@ class HostThreads:
         return self._busy < self._threads or not self._computing[model]
 
     def _start_next(self) -> HostJob | None:
-        """Dequeue the job of the next turn and count it as running; None where none may start."""
+        """Dequeue the next job and count it as running; None if none may start."""
         model = next(filter(self._may_start, self._waiting), _NONE)
         if model is _NONE:
             return None

@@ -7,11 +7,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AT_A_TIME = 32
-"""Rows of a table that take less than a millisecond, with what is made of each."""
+"""Rows of a table processed in less than a millisecond."""
 
 
 async def in_turns(items: Iterable[T], at_a_time: int = AT_A_TIME) -> AsyncIterator[T]:
-    """Yield items; the event loop has a turn before each so many."""
+    """Yield items, and the event loop every few of them."""
     for number, item in enumerate(items):
         if number % at_a_time == at_a_time - 1:
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
 
 
 def joined(threads: Iterable[threading.Thread], seconds: float | None = None) -> bool:
-    """Wait for the end of threads, for so many seconds at most; tell whether all have ended."""
+    """Wait for threads to end, within a time limit; tell whether all have ended."""
     until = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
         thread.join(None if until is None else max(0.0, until - time.monotonic()))

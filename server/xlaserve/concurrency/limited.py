@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class Overdue(Exception):
-    """A call took longer than it may, and was abandoned."""
+    """A call exceeded its time limit, and was abandoned."""
 
 
 class Beat:
-    """When a call last made progress, by a monotonic clock; set in its thread."""
+    """Time of a call's last progress, by a monotonic clock; set in its thread."""
 
     __slots__ = ("at",)
 
@@ -34,12 +34,12 @@ class Beat:
         """None until its thread begins."""
 
     def __call__(self) -> None:
-        """Say that there was progress."""
+        """Report progress."""
         self.at = time.monotonic()
 
 
 class LimitedCall(Generic[T]):
-    """A call that waits for a slot, and then has a thread."""
+    """A call that waits for a slot, then has a thread."""
 
     def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
         self.future: Future[T] = Future()
@@ -50,7 +50,7 @@ class LimitedCall(Generic[T]):
         self._threads = threads
 
     def cancel(self) -> bool:
-        """Cancel it and drop what was to be called, unless its thread has begun."""
+        """Cancel it and drop its callbacks, unless its thread has begun."""
         cancelled = self.future.cancel()
         if cancelled:
             # It stays in the queue, and must keep no model alive there.
@@ -58,7 +58,7 @@ class LimitedCall(Generic[T]):
         return cancelled
 
     def abandon(self) -> None:
-        """Give its slot to another call, though its thread goes on."""
+        """Release its slot, though its thread goes on."""
         self._threads.abandon(self)
 
     async def within(self, seconds: float) -> T:
@@ -100,13 +100,13 @@ def _tell(
 
 
 class LimitedThreads:
-    """So many calls at a time, in the order in which they came, each in a thread of its own."""
+    """A limited number of concurrent calls, first come first served, each in a new thread."""
 
     def __init__(self, name: str, slots: int) -> None:
         self._name = name
         self._free = slots
         self._lock = threading.Lock()
-        """Held for what follows."""
+        """Lock of the following state."""
         self._waiting: deque[LimitedCall[Any]] = deque()
         self._running: dict[LimitedCall[Any], threading.Thread] = {}
         self._abandoned: dict[LimitedCall[Any], threading.Thread] = {}
@@ -129,7 +129,7 @@ class LimitedThreads:
         return work
 
     def abandon(self, work: LimitedCall[Any]) -> None:
-        """Give the slot of a call to another; one that has ended is left alone."""
+        """Release the slot of an unfinished call."""
         with self._lock:
             thread = self._running.pop(work, None)
             if thread is not None:
@@ -139,7 +139,7 @@ class LimitedThreads:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Have a slot more for the length of a block: one that has a slot waits for another."""
+        """Add a slot during a block, in which its holder waits for another call."""
         self._add(1)
         try:
             yield

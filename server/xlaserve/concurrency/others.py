@@ -27,9 +27,9 @@ class Asked(Generic[T]):
     """The answers of the workers to one question."""
 
     answers: Mapping[str, T]
-    """One for each worker; that of the one that asked comes first."""
+    """One for each worker; the asking one's comes first."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why another one has none, by worker; those that are not ready yet are not asked."""
+    """Reasons of missing answers, by worker; workers that are not ready are not asked."""
 
     def complete(self) -> Mapping[str, T]:
         """Return the answers where every worker has one; else raises WorkersSilent."""
@@ -42,7 +42,7 @@ About = Mapping[str, str]
 """The arguments of a question."""
 
 Answering = Callable[[About], Awaitable[object]]
-"""Returns the answer of this process, as `Others.ask` has it from another one."""
+"""Returns this process's answer to a question."""
 
 
 class Others(Protocol):
@@ -66,7 +66,7 @@ class Others(Protocol):
 
 
 class Nobody:
-    """A server that is one process."""
+    """A single-process server."""
 
     are_there = False
 

@@ -1,4 +1,4 @@
-"""Work that several callers ask for at once and that is done once."""
+"""Single-flight work, and locks by key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
@@ -36,7 +36,7 @@ class SingleFlight(Generic[T]):
         self._flights: dict[Hashable, _Flight[T]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Join the work of this key that is under way, or start it."""
+        """Join the running work of this key, or start it."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(asyncio.ensure_future(work()))
@@ -57,7 +57,7 @@ class SingleFlight(Generic[T]):
             flight.waiters -= 1
 
     def cancel(self, of: Callable[[Hashable], bool] = _any) -> list["asyncio.Task[T]"]:
-        """Cancel the work of such keys and return what has to end now; callers get CalledOff."""
+        """Cancel the work of matching keys, and return it; callers get CalledOff."""
         tasks = self._under_way(of)
         for task in tasks:
             task.cancel()
@@ -69,7 +69,7 @@ class SingleFlight(Generic[T]):
             await asyncio.wait(tasks)
 
     async def over(self, of: Callable[[Hashable], bool]) -> None:
-        """Return once the work of such keys that is under way has ended, well or badly."""
+        """Return once the running work of matching keys has ended."""
         if tasks := self._under_way(of):
             await asyncio.wait(tasks)
 
@@ -91,13 +91,13 @@ def _being_cancelled() -> bool:
 
 
 class Turns:
-    """One lock for each key, kept only while somebody holds it or waits for it."""
+    """One lock for each key, kept while it is held or awaited."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
     def is_free(self, key: Hashable) -> bool:
-        """Tell whether nobody holds a key's lock, or waits for it: who asks next has it at once."""
+        """Tell whether a key's lock is free and has no waiters."""
         return key not in self._locks
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The threads that wait and compute, so that the event loop does neither."""
+"""Thread pools for blocking and computing work."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ class Workers:
         self.closed = False
         """Whether the threads are to end."""
         self.abandoned = AbandonedWork(max_abandoned)
-        """The calls that were abandoned in their threads."""
+        """Calls abandoned in their threads."""
         self._load = LimitedThreads("load", load_threads)
         self.host = HostThreads(executing, spare_execute_threads)
         """Executes on the host."""
@@ -56,11 +56,11 @@ class Workers:
         self._devices: dict[str, DeviceThreads] = {}
 
     def load(self, call: Callable[[], T]) -> LimitedCall[T]:
-        """Start a load; the caller waits for it for as long as it may take."""
+        """Start a load; the caller waits for it within a time limit."""
         return self._load.start(call)
 
     def lending_load(self) -> AbstractContextManager[None]:
-        """Let one load more run for the length of a block, in which a load waits for another."""
+        """Allow another load during a block, in which one load waits for another."""
         return self._load.lending()
 
     def device(self, queue: str) -> DeviceThreads:
@@ -70,11 +70,11 @@ class Workers:
         return self._devices[queue]
 
     def finish(self, call: Callable[[], T], beat: Beat) -> LimitedCall[T]:
-        """Start what nobody waits for, one after the other; `beat` says how far it has come."""
+        """Start background work, one task at a time; `beat` reports progress."""
         return self._finish.start(call, beat)
 
     def compile(self, call: Callable[[], T]) -> LimitedCall[T]:
-        """Start what a request waits for before it can be executed."""
+        """Start a compilation that a request waits for."""
         return self._compile.start(call)
 
     async def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,11 +84,11 @@ class Workers:
         )
 
     def fetch(self, call: Callable[[], T]) -> "Future[T]":
-        """Start a call that waits for a store, for as long as that takes to answer."""
+        """Start a call to a store."""
         return self._fetch.submit(answering(call))
 
     async def fetch_for(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that waits for a store, and return its result."""
+        """Run a call to a store, and return its result."""
         return await asyncio.wrap_future(
             self._fetch.submit(answering(partial(call, *args, **kwargs)))
         )

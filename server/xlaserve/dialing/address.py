@@ -22,7 +22,7 @@ class _Scheme:
     rest: bool
     tls: bool
     port: int | None
-    """The default port; None where one must be given."""
+    """The default port; None if one is required."""
     unix: bool = False
     """Whether the path of a unix socket follows."""
 
@@ -46,7 +46,7 @@ class InvalidAddress(InvalidRequest):
 
 
 class InvalidToken(InvalidRequest):
-    """A text is no token; it is not shown, since it may be a part of one."""
+    """Invalid text of a token; not shown, since it may be a part of one."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source}: expected one line of 1 to 8192 visible ASCII characters")
@@ -74,7 +74,7 @@ class ServerAddress:
     """One server."""
 
     url: str
-    """As it was given."""
+    """As given."""
     rest: bool = False
     host: str = ""
     port: int = 0

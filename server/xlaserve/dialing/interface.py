@@ -41,7 +41,7 @@ class InferenceResult:
     output_parameters: Mapping[str, Mapping[str, Parameter]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Parameters of its outputs, by output; only of those that have any."""
+    """Parameters by output, if any."""
 
 
 def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]) -> InferRequest:
@@ -67,7 +67,7 @@ class ModelTensors:
 
 
 Json: TypeAlias = dict[str, Any]
-"""An answer as proto-JSON, with names as the protocol has them; a field at its default may lack."""
+"""An answer as proto-JSON, with the protocol's names; default values may be absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class IndexEntry:
 
 
 LABELS = "labels"
-"""The parameter of an output's metadata that has the labels of its classes."""
+"""Metadata parameter of an output with its labels."""
 
 
 class MemoryClient(Protocol):
@@ -93,7 +93,7 @@ class MemoryClient(Protocol):
         ...
 
     async def unregister(self, name: str) -> None:
-        """Have the server forget it; one that it does not know is no error."""
+        """Unregister a region; an unknown one is no error."""
         ...
 
     async def knows(self, name: str) -> bool:
@@ -171,7 +171,7 @@ class ServerClient(Protocol):
         ...
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` also the models that it is made of."""
+        """Unload a model, and with `dependents` its steps too."""
         ...
 
     def failure(self, error: BaseException | None) -> CallFailed | None:

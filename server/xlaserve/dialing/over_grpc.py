@@ -161,7 +161,7 @@ class Client:
         )
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` also the models that it is made of."""
+        """Unload a model, and with `dependents` its steps too."""
         yes = pb.ModelRepositoryParameter(bool_param=True)
         given = {"unload_dependents": yes} if dependents else {}
         await self._stub.repository_model_unload(
@@ -182,7 +182,7 @@ class GrpcMemory:
         )
 
     async def unregister(self, name: str) -> None:
-        """Have the server forget it; one that it does not know is no error."""
+        """Unregister a region; an unknown one is no error."""
         await self._stub.system_shared_memory_unregister(
             pb.SystemSharedMemoryUnregisterRequest(name=name)
         )

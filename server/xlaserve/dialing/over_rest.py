@@ -209,7 +209,7 @@ class RestClient:
         await self._read("POST", _changing(model, "load"), given, expects_json=False)
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Unload a model, and with `dependents` also the models that it is made of."""
+        """Unload a model, and with `dependents` its steps too."""
         given = _given({"unload_dependents": True} if dependents else None)
         await self._read("POST", _changing(model, "unload"), given, expects_json=False)
 
@@ -403,7 +403,7 @@ class RestMemory:
         await self._read("POST", path, {"key": key, "offset": 0, "byte_size": size})
 
     async def unregister(self, name: str) -> None:
-        """Have the server forget it; one that it does not know is no error."""
+        """Unregister a region; an unknown one is no error."""
         await self._read("POST", f"{_MEMORY}/region/{quote(name, safe='')}/unregister", {})
 
     async def knows(self, name: str) -> bool:

@@ -27,7 +27,7 @@ def write_generate(request: InferRequest) -> bytes:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the object of each event (Server-Sent Events); raises ValueError for what is none."""
+    """Yield the object of each server-sent event; raises ValueError for a malformed one."""
     held = bytearray()
     async for chunk in chunks:
         held += chunk.replace(b"\r\n", b"\n")

@@ -1,4 +1,4 @@
-"""Finds out which protocol a port speaks, where a call to it failed."""
+"""Detects the protocol of a port after a failed call."""
 
 import socket
 import ssl
@@ -20,7 +20,7 @@ _ALERT = b"\x15"
 
 
 class Spoken(StrEnum):
-    """What answers, by the scheme of its URLs."""
+    """Protocol of a port, by URL scheme."""
 
     GRPC = "grpc"
     GRPCS = "grpcs"
@@ -90,7 +90,7 @@ def advising(address: ServerAddress) -> Iterator[None]:
 
 
 def advice(address: ServerAddress) -> str:
-    """Say which URL to type instead; empty where that would be no other."""
+    """Suggest another URL; empty if there is no other."""
     found = spoken(address)
     asked = f"{'http' if address.rest else 'grpc'}{'s' if address.tls else ''}"
     if found in (Spoken.NOBODY, asked):

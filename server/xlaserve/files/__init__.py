@@ -1,1 +1,1 @@
-"""Files of models: the roots that they lie in, the one opener, temporary directories."""
+"""Files of models: allowed roots, the only opener, temporary directories."""

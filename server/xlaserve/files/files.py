@@ -16,7 +16,7 @@ from xlaserve.tensors import Buffer
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A manifest's record of a file, by which a changed or cut one is noticed."""
+    """A manifest's record of a file, for detecting changes and truncation."""
 
     size_bytes: int
     sha256: str
@@ -51,14 +51,14 @@ def size_of(directory: Path, name: str, *, limit_bytes: int, roots: Roots = ANYW
 
 
 def read_exactly(file: BinaryIO, count: int, name: str) -> bytearray:
-    """Read so many bytes from an unbuffered file, or raise InvalidModel where it ends before."""
+    """Read an exact number of bytes, or raise InvalidModel for a shorter file."""
     data = bytearray(count)
     read_into(file, memoryview(data), name)
     return data
 
 
 def read_into(file: BinaryIO, target: memoryview, name: str) -> None:
-    """Fill a buffer from an unbuffered file, or raise InvalidModel where it ends before."""
+    """Fill a buffer from an unbuffered file, or raise InvalidModel for a shorter file."""
     readinto = getattr(file, "readinto")  # noqa: B009 - BinaryIO does not declare it
     while target:
         count = readinto(target)
@@ -84,13 +84,13 @@ def read_checked(
 
 
 def check_size(name: str, size: int, record: FileRecord | None) -> None:
-    """Raise InvalidModel when a file has not the size that was recorded."""
+    """Raise InvalidModel if a file's size differs from its record."""
     if record is not None and size != record.size_bytes:
         raise InvalidModel(f"{name} has {size} bytes, the manifest says {record.size_bytes}")
 
 
 def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
-    """Raise InvalidModel when the bytes of a file are not those that were recorded."""
+    """Raise InvalidModel if a file's bytes differ from its record."""
     if record is not None and sha256 != record.sha256:
         raise InvalidModel(
             f"{name} was changed after the export: its sha256 is {sha256[:12]}..., "
@@ -99,7 +99,7 @@ def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
 
 
 def write_atomically(path: Path, parts: Iterable[Buffer]) -> FileRecord:
-    """Write a file beside its place and rename it; readers see the old or the whole new one."""
+    """Write a file beside its place and rename it; readers see the old or the new one."""
     digest = hashlib.sha256()
     size = 0
     with TemporaryDirectory(path.parent) as temporary:

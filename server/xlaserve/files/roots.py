@@ -1,4 +1,4 @@
-"""The directories that may hold model files, and the one opener of such files."""
+"""The directories that may hold model files, and their only opener."""
 
 import errno
 import os
@@ -17,18 +17,18 @@ _PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _AS_DIRECTORY = _PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 _SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR})
-"""Errors of opening a link that is not followed, in the place of a file or of a directory."""
+"""Errors of opening a link where a file or directory was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Directories, without links, below which files are opened; links may lead among them."""
+    """Directories below which files are opened; links may lead among them."""
 
     directories: tuple[Path, ...]
 
     @classmethod
     def of(cls, directories: Iterable[Path]) -> "Roots":
-        """Make them of paths as an operator writes them, which may be links."""
+        """Make them from an operator's paths, which may be links."""
         return cls(tuple(directory.resolve() for directory in directories))
 
     def allow(self, resolved: Path) -> bool:

@@ -20,12 +20,12 @@ from typing import Self
 
 _NAME = re.compile(r"\.xlaserve-(?P<boot>[0-9a-f]{8})-[a-z0-9_]{8}")
 _REPLACED = "replaced-"
-"""In a temporary directory, what begins with this stood beside it until something replaced it."""
+"""Prefix, in a temporary directory, of the replaced files."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _ANYWHERE = -100
-"""AT_FDCWD: a name that is not below an open directory."""
+"""AT_FDCWD: relative to no open directory."""
 _EXCHANGE = 2
 """RENAME_EXCHANGE of renameat2(2)."""
 
@@ -35,7 +35,7 @@ machine made, or this one before it was booted, is left alone for so long."""
 
 
 class TemporaryDirectory:
-    """A directory of this process; what is still in it at the end of a block is removed."""
+    """A directory of this process, removed with its contents at the end of a block."""
 
     def __init__(self, parent: Path) -> None:
         """Make it, with a hidden name; raises OSError."""
@@ -148,7 +148,7 @@ def _opened(path: Path) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a directory for this process; False where another has it, None where nobody can."""
+    """Lock a directory for this process; False if another has it, None if unsupported."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Language models: exported programs, and the slots in which their requests are generated."""
+"""Language models: exported programs, and slots for concurrent requests."""

@@ -1,4 +1,4 @@
-"""The parameters by which a request says how its tokens are to be chosen."""
+"""Sampling parameters of a request."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.tensors import Parameter
 
 MOST_LOGPROBS = 20
-"""The most likely tokens that a request may ask for with each token."""
+"""Limit of likeliest tokens returned with each token."""
 MOST_GRAMMAR_CHARACTERS = 1 << 16
-"""Characters of the grammar that an answer is to follow."""
+"""Limit of a grammar's characters."""
 
 _SHOWN_CHARACTERS = 64
 _MOST_LISTED = 1024
@@ -96,7 +96,7 @@ _ROWS: Mapping[str, _Row] = MappingProxyType(
         ),
     }
 )
-"""The parameters of a request. Others are those of other servers, and say nothing here."""
+"""Known parameters of a request; those of other servers are ignored."""
 
 _REALS = (
     *("temperature", "top_p", "min_p"),
@@ -131,7 +131,7 @@ def read(parameters: _Found, info: GenerationInfo) -> Asked:
 
 
 def _grammar(found: _Found) -> Grammar | None:
-    """Return the grammar that is asked for, which alone decides where the answer may end."""
+    """Return the requested grammar, which alone ends the answer."""
     asked = [Grammar(name, str(found[name])) for name in GRAMMARS if found[name]]
     if not asked:
         return None

@@ -1,4 +1,4 @@
-"""The requests that have a slot, and the turns in which they are computed."""
+"""Requests with a slot, and their scheduling."""
 
 import time
 from array import array
@@ -19,11 +19,11 @@ from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
 
 MOST_PREEMPTED = 3
-"""Times that a request may lose its slot to better ones; it then keeps the next one to its end."""
+"""Limit of preemptions of one request."""
 
 
 class Computes(Protocol):
-    """The compiled programs, and the cache that they change (`Programs`)."""
+    """The compiled programs and their cache (`Programs`)."""
 
     def reset(self) -> None:
         """Begin with a cache of zeros."""
@@ -32,11 +32,11 @@ class Computes(Protocol):
     def begin(
         self, slot: int, prompt: Tensor, bias: Mapping[int, float], output: Sequence[int] = ()
     ) -> None:
-        """Have a slot go on with the prompt and bias of a request, and the tokens it was given."""
+        """Set a slot's prompt, bias and generated tokens."""
         ...
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         ...
 
     def copy(self, window: int, source: int, target: int) -> None:
@@ -71,7 +71,7 @@ class Batch:
         counts: GenerationCounts,
         pause: Callable[[Running], None],
     ) -> None:
-        """`pause` is called with a request whose client has to read before it is given more."""
+        """`pause` is called with a request whose client must read first."""
         self._info = info
         self._programs = programs
         self._counts = counts
@@ -89,12 +89,12 @@ class Batch:
 
     @property
     def has_free(self) -> bool:
-        """Tell whether another request may be admitted."""
+        """Tell whether a slot is free."""
         return self._counts.running < len(self._slots)
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a turn would change anything for the requests that have a slot."""
+        """Tell whether another step would make progress."""
         return any(
             running is not None and (not running.is_paused or running.request.is_cancelled)
             for running in self._slots
@@ -102,11 +102,11 @@ class Batch:
 
     @property
     def running(self) -> list[Running]:
-        """Return the requests that have a slot."""
+        """Return the requests with a slot."""
         return [running for running in self._slots if running is not None]
 
     def take_all(self) -> list[Running]:
-        """Take all requests out, and know of no rows: their cache may be gone."""
+        """Remove all requests, and forget their rows: their cache may be gone."""
         found = self.running
         self._slots = [None] * len(self._slots)
         if self._prefixes is not None:
@@ -123,7 +123,7 @@ class Batch:
                 running.freed()
 
     def admit(self, running: Running) -> None:
-        """Give a request a free slot: that with the most rows of its prompt, else the oldest."""
+        """Give a request the free slot with its longest prefix, else the oldest."""
         slot = self._chosen(running)
         self._slots[slot] = running
         running.passed = 0
@@ -140,14 +140,14 @@ class Batch:
         self._copy(slot, running)
 
     def yielding(self, level: int) -> Iterator[Running]:
-        """Yield the requests that may lose their slots to one of a level. In any thread."""
+        """Yield requests that may be preempted by a level. In any thread."""
         for running in self.running:
             is_worse = running.level > level and running.preempted < MOST_PREEMPTED
             if is_worse and not running.request.is_cancelled:
                 yield running
 
     def may_begin(self, waiting: Sequence[Running]) -> bool:
-        """Tell whether one of those that wait would be given a slot."""
+        """Tell whether a waiting request would get a slot."""
         ready = _ready(waiting)
         return bool(ready) and (self.has_free or any(self.yielding(ready[0].level)))
 
@@ -189,7 +189,7 @@ class Batch:
         return worst
 
     def _chosen(self, running: Running) -> int:
-        """Return a free slot, with as many rows of what a request begins with as there are."""
+        """Return the free slot with the longest matching prefix."""
         prefixes = self._prefixes
         if prefixes is None:
             return self._slots.index(None)
@@ -205,7 +205,7 @@ class Batch:
         return slot
 
     def _copy(self, slot: int, running: Running) -> None:
-        """Copy rows that a request begins with from another slot, where that saves a chunk."""
+        """Copy a prefix from another slot, if that saves a chunk."""
         prefixes, owner = self._prefixes, running.sender.principal
         if prefixes is None or running.is_prefilled:
             return
@@ -227,7 +227,7 @@ class Batch:
         return -(-(len(running.context) - 1 - written) // self._info.chunk)
 
     def _has(self, running: Running, count: int) -> None:
-        """Note that a request has so many rows more that were not computed for it."""
+        """Note that a request has more computed rows."""
         self._counts.positions_used += count
         running.written += count
         # What it has again after a preemption was computed for it, or counted, before.
@@ -259,7 +259,7 @@ class Batch:
             self._prefixes.hold(slot, running.tokens, running.sender.principal)
 
     def step(self) -> None:
-        """Compute a token for each request that is prefilled and whose client reads."""
+        """Compute a token for each prefilled request whose client reads."""
         active = [
             (slot, running)
             for slot, running in enumerate(self._slots)
@@ -314,7 +314,7 @@ class Batch:
         return np.frombuffer(flat, np.int32).reshape(len(found), len(INTEGERS))
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
-        """Count the time since the last token of each; most were given it in the same step."""
+        """Count the time since the last token of each; most had it in the same step."""
         told: dict[int, int] = {}
         for running in active:
             if running.output:
@@ -326,7 +326,7 @@ class Batch:
             self._counts.token.add(now - told_ns, count)
 
     def _is_constrained(self, slot: int, running: Running) -> bool:
-        """Say which tokens a slot may be given; False where its request has ended over that."""
+        """Set the allowed tokens of a slot; False if the request failed or ended."""
         try:
             if running.constraint is not None:
                 running.constraint.fill(self._mask[slot])
@@ -361,7 +361,7 @@ class Batch:
         self._counts.positions_used -= running.written
 
     def _window(self, positions: int) -> int:
-        """Return the smallest compiled window that holds so many positions."""
+        """Return the smallest compiled window for a number of positions."""
         return next(window for window in self._info.windows if window >= positions)
 
 
@@ -370,7 +370,7 @@ def _by_admission(running: Running) -> int:
 
 
 def _ready(waiting: Sequence[Running]) -> list[Running]:
-    """Return the requests that wait for nothing but a slot, the best priority first.
+    """Return the requests waiting only for a slot, the best priority first.
 
     Not those whose clients have to read what they were given before they were preempted.
     """

@@ -31,7 +31,7 @@ class Constraining:
             self._thread.submit("", grammars.begin)
 
     def add(self, running: Running) -> None:
-        """Have a request wait for a slot, behind its grammar. Raises InvalidParameter."""
+        """Queue a request for a slot, after compiling its grammar. Raises InvalidParameter."""
         grammar = running.asked.grammar
         if grammar is None:
             self._add(running)
@@ -45,7 +45,7 @@ class Constraining:
             raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
-        """End the thread, behind what it was given."""
+        """End the thread after its queued work."""
         if self._thread is not None:
             self._thread.close()
         if self._grammars is not None:

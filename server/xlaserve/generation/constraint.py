@@ -9,12 +9,12 @@ class Grammar(NamedTuple):
     """The grammar that a request asks for."""
 
     parameter: str
-    """One of GRAMMARS: the parameter that has it."""
+    """One of GRAMMARS: its parameter."""
     text: str
 
 
 GRAMMARS = ("json_schema", "regex", "grammar")
-"""The parameters by which a request asks for text of a grammar: it may have one of them."""
+"""Grammar parameters, of which a request may have one."""
 
 
 class Constraint(Protocol):
@@ -27,5 +27,5 @@ class Constraint(Protocol):
         """
 
     def take(self, token: int) -> bool:
-        """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
+        """Advance by a token; True at the end. Raises InvalidParameter."""
         ...

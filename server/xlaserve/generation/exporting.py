@@ -109,7 +109,7 @@ def export_generator(
 
 
 def _log_restrictions(target: Path, programs: Mapping[str, bytes]) -> None:
-    """Log of each program that is not read by all versions of JAX how far it is."""
+    """Log the JAX versions that can read each program, if restricted."""
     for name, data in programs.items():
         module = artifact.deserialize(bytearray(data), name=name).mlir_module_serialized
         if reason := not_lasting(module):
@@ -291,7 +291,7 @@ def _record(
     max_length: int,
     copied: Mapping[str, Path],
 ) -> Record:
-    """Write all other files, and return what describes them."""
+    """Write all other files, and return their description."""
     arrays = made.parameters.arrays
     written = {
         name: files.write_atomically(directory / name, [data])

@@ -7,7 +7,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.runtime.devices.workspace import shared, workspace_bytes
 
 _LOGITS = 16
-"""Arrays as large as the logits that sampling may take at a time: noise and limits are some."""
+"""Temporaries allowed for sampling, in arrays of the logits' size."""
 _SLACK_BYTES = 1 << 20
 _GATHERED = 3
 """Times that a step of fewer rows may take what it gathers: a CPU converts keys and values of BF16,
@@ -20,13 +20,13 @@ class Memory:
 
     aliased: int
     temporaries: int
-    """All of them, with the workspace."""
+    """All temporaries, workspace included."""
     workspace: int = 0
-    """The most that a library takes for one of its calls: it holds nothing of the model."""
+    """Workspace of library calls, outside of the model."""
 
     @classmethod
     def of(cls, compiled: Any) -> "Memory":
-        """Return those of a program, as XLA has analysed it and as its text has them."""
+        """Return a program's memory from XLA's analysis and its text."""
         found = compiled.memory_analysis()
         text = compiled.as_text() or ""
         return cls(found.alias_size_in_bytes, found.temp_size_in_bytes, workspace_bytes(text))

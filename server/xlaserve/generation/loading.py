@@ -58,7 +58,7 @@ _TOP = (TensorSpec("top_tokens", _INT32, (-1,)), TensorSpec("top_logprobs", _FP3
 OF_MANY = (TensorSpec("token", _INT32, (1,)), TensorSpec("logprob", _FP32, (1,)), *_TOP)
 """The outputs of each of many answers."""
 OF_ONE = (TensorSpec("tokens", _INT32, (-1,)), TensorSpec("logprobs", _FP32, (-1,)), *_TOP)
-"""The outputs of the one answer to a request that can be given no more."""
+"""Outputs of a single answer to a request."""
 OUTPUTS = (*OF_MANY[:2], *OF_ONE)
 
 _AHEAD_SLOTS = 4
@@ -92,7 +92,7 @@ class GeneratorModel(UncompiledModel):
         self._programs = programs
         self._slots = Slots(name, generation, programs)
         text = self._text = generation.text if generation.is_text_offered else None
-        """That of requests over V2."""
+        """The text of V2 requests."""
         waiting = context.text_limits.waiting
         self._prompts = Prompts(name, text, generation.max_length, waiting) if text else None
         self._constraining = Constraining(name, grammars, self._slots.add, waiting)
@@ -168,7 +168,7 @@ class GeneratorModel(UncompiledModel):
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
-        """Return the outputs of an answer; raises UnknownTensor for one that it has not."""
+        """Return the requested outputs; raises UnknownTensor for a missing one."""
         more = () if self._text is None else (texts.SPEC,)
         specs = (*(OF_MANY if many else OF_ONE), *more)
         for spec in asked or ():
@@ -178,7 +178,7 @@ class GeneratorModel(UncompiledModel):
         return asked or specs
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        """Tell whether another request of a priority would preempt one."""
         return self._slots.yields_to(level)
 
     def _level(self, request: ModelRequest) -> int:
@@ -213,7 +213,7 @@ class GeneratorModel(UncompiledModel):
 
 
 class _Countdown:
-    """Calls once it was called as often as it counts; the slots' thread and others call it."""
+    """Calls a function after a number of calls, from any thread."""
 
     def __init__(self, count: int, over: Callable[[], None]) -> None:
         self._left = iter(range(count - 1, -1, -1))
@@ -265,7 +265,7 @@ class _Read:
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes that it holds beside its device."""
+        """Return its host memory."""
         return configured.host_bytes(self.generation, has_text=self.text.text is not None)
 
 
@@ -310,7 +310,7 @@ class Ahead:
         return cls(lowering, site, read.generation.slots, read.host_bytes)
 
     def sizes(self, wanted: Wanted) -> tuple[int, tuple[int, ...]]:
-        """Return the rows of a program, and the window that it sees, if it sees one."""
+        """Return the rows of a program, and its window, if any."""
         return wanted.size or self.slots, (wanted.window,) if wanted.window else ()
 
 
@@ -364,7 +364,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
 
 
 def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext) -> GenerationInfo:
-    """Return the sizes of a generator without what it turns out not to be able to do."""
+    """Return the sizes of a generator without failed ones."""
     if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
         generation = configured.without_prefixes(generation, context.config, context.model)
         # Its steps of fewer rows write the row of the position alone.
@@ -378,7 +378,7 @@ def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext)
 
 
 def _check_config(config: ModelConfig, signature: Signature) -> None:
-    """Raise InvalidModel for tensors that a generator has not, and for what groups requests."""
+    """Raise InvalidModel for unknown tensors, and for batching fields."""
     agreed(signature, config)
     if config.max_batch_size:
         raise InvalidModel(

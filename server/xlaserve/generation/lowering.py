@@ -1,4 +1,4 @@
-"""The programs of a generator as XLA compiles them. The devices need not be there."""
+"""Programs of a generator for XLA. The devices may be absent."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -31,22 +31,22 @@ EMPTY = "the state without requests"
 BEGIN = "the begin of a request"
 COPY = "the copy of rows"
 PARTIAL = "a step of fewer rows"
-"""Names of programs that are in no file, beside DECODE and CHUNK."""
+"""Names of programs derived at a load, besides DECODE and CHUNK."""
 
 RESULTS = len(Step._fields)
-"""Arrays that a step gives beside the cache."""
+"""Results of a step besides the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One program of a generator, with the arguments that it is compiled for."""
+    """One program of a generator, with its shapes."""
 
     name: str
     function: Any
     """Jitted."""
     arguments: tuple[Any, ...]
     window: int = 0
-    """The positions that it may see; 0 for one that sees none."""
+    """Its visible positions; 0 for none."""
     size: int = 0
     """The rows of a PARTIAL step; else 0."""
     logits_bytes: int | None = None
@@ -70,13 +70,13 @@ class Wanted:
         return lowered
 
     def place(self, kept: KeptPrograms, site: Site, lowered: jax.stages.Lowered) -> Place:
-        """Return where it is kept, as it was lowered for a site."""
+        """Return its key in the cache, lowered for a site."""
         # All that it follows from: donation is no part of what was exported.
         computation = sha256(lowered.as_text().encode()).hexdigest()
         return kept.described(site, computation, "", jax.tree.leaves(self.arguments), None)
 
     def check(self, memory: Memory, cache_bytes: int) -> None:
-        """Raise InvalidModel where it is to change the cache in place, and does not."""
+        """Raise InvalidModel if it must change the cache in place, and does not."""
         if self.name == PARTIAL:
             check_partial(memory, cache_bytes, self.gathered_bytes, self.logits_bytes or 0)
         elif self.window:
@@ -84,7 +84,7 @@ class Wanted:
 
 
 class Lowering:
-    """The arrays of a generator on its devices, and what is compiled for them."""
+    """The arrays of a generator on its devices, and the compiler of its programs."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Lowering:
         parameters: Sequence[Any],
         site: Site,
     ) -> None:
-        """`parameters` are arrays, which are not kept, or the shapes of those that are nowhere."""
+        """`parameters` are arrays, which are not kept, or shapes."""
         self._info = info
         self._exported = exported
         self._parameters = [
@@ -126,7 +126,7 @@ class Lowering:
 
     @property
     def count(self) -> int:
-        """Return how many programs there are."""
+        """Return the number of programs."""
         of_window = 2 + self._info.keeps_prefixes + len(self._info.step_sizes)
         return of_window * len(self._info.windows) + 2
 
@@ -193,7 +193,7 @@ class Lowering:
                 yield self._partial(size, window)
 
     def _asked(self, seen: Any, rows: int) -> list[Any]:
-        """Return what a step of so many rows is given beside the state."""
+        """Return the arguments of a step besides the state."""
         return [
             seen,
             jax.ShapeDtypeStruct((rows, len(INTEGERS)), np.int32),
@@ -259,7 +259,7 @@ def _copy(
     source: jax.Array,
     target: jax.Array,
 ) -> list[jax.Array]:
-    """Return the cache with the first rows of one slot in another, in place where it is donated."""
+    """Return the cache with a prefix copied between slots, in place if donated."""
 
     def copied(array: jax.Array, axis: int | None) -> jax.Array:
         sizes = [window if at == axis else size for at, size in enumerate(array.shape)]
@@ -276,5 +276,5 @@ def _begin(tables: list[jax.Array], slot: jax.Array, rows: Sequence[jax.Array]) 
 
 
 def bytes_of(shape: Any) -> int:
-    """Return the bytes of an array on each of its devices."""
+    """Return the bytes of an array per device."""
     return int(np.prod(shape.sharding.shard_shape(shape.shape))) * int(shape.dtype.itemsize)

@@ -26,7 +26,7 @@ class PartialStep:
 
     decode: Callable[..., Any]
     axes: tuple[int | None, ...]
-    """The positions among the axes of each array of the cache; None for one that has none."""
+    """Position of the positions axis of each array of the cache; None without one."""
     window: int
     keeps_rows: bool
     """Whether `decode` changes the row of the position alone: one that does not have rows kept for
@@ -71,7 +71,7 @@ class PartialStep:
         slots: jax.Array,
         positions: jax.Array,
     ) -> jax.Array:
-        """Return an array of the cache with what was changed in it."""
+        """Return an array of the cache with its changes written back."""
         if axis is None:
             return array.at[slots].set(new, mode="drop")
         at: list[Any] = [slots, *[slice(None)] * (array.ndim - 1)]

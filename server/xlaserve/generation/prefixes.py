@@ -8,7 +8,7 @@ import numpy as np
 from xlaserve.tensors import Tensor
 
 LEAST = 16
-"""Fewest tokens of a prompt that are worth having from another one; a smaller chunk is enough."""
+"""Shortest reused prefix in tokens; a smaller chunk suffices."""
 
 _NOTHING = -1
 """No token: slots with fewer than the least have it in their beginnings."""
@@ -37,7 +37,7 @@ class Prefixes:
         self._owners = [""] * slots
         self._beginnings = np.full((slots, self.least), _NOTHING, np.int32)
         self._used = [0] * slots
-        """When rows of each slot were last of use, by `_now`; 0 for never."""
+        """Last use of each slot's rows, by `_now`; 0 for never."""
         self._now = 0
 
     def clear(self) -> None:
@@ -46,7 +46,7 @@ class Prefixes:
             self.drop(slot)
 
     def drop(self, slot: int) -> None:
-        """Forget the rows of a slot, which are overwritten."""
+        """Forget the rows of a slot before they are overwritten."""
         self._tokens[slot] = self._tokens[slot][:0]
         self._owners[slot] = ""
         self._beginnings[slot] = _NOTHING
@@ -67,7 +67,7 @@ class Prefixes:
         self._used[slot] = self._now
 
     def beyond(self, found: Found) -> int:
-        """Return how many rows of a slot are behind those that were found in it."""
+        """Return the number of a slot's rows after the matching ones."""
         return len(self._tokens[found.slot]) - found.rows
 
     def oldest(self, slots: Iterable[int]) -> int:

@@ -1,4 +1,4 @@
-"""The compiled programs of a generator, and the device arrays that they update in place."""
+"""Compiled programs of a generator, and the device arrays that they update in place."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -43,7 +43,7 @@ class Programs:
         self._site = site
         self._kept = kept
         self.cached = 0
-        """Programs that came out of the compilation cache."""
+        """Programs from the compilation cache."""
         self._uses_kept = True
         self._info = info
         self._lowering = Lowering(record, info, exported, parameters, site)
@@ -52,13 +52,13 @@ class Programs:
         self.cache_bytes = self._lowering.cache_bytes
         self.state_bytes = self._lowering.state_bytes
         self.why_whole = self._lowering.why_whole
-        """Why there is no step of fewer rows, where that was found out; empty otherwise."""
+        """Why there are no smaller steps, if a trial failed; empty otherwise."""
         self._parameters = list(parameters)
         self._launching = site.launching or nullcontext()
         self.temporary_bytes = 0
         """The most that one of the programs takes."""
         self.busy_ns = 0
-        """Time in calls of programs, from the dispatch until what they give was fetched."""
+        """Time in programs, from the dispatch to the fetched results."""
         self._compiled: dict[tuple[str, int, int], Any] = {}
         """Programs by their name, their window, and the rows of a step of fewer than all."""
         self._windows = {w: np.zeros(w, np.int8) for w in info.windows}
@@ -69,12 +69,12 @@ class Programs:
             )
             for rows in (*info.step_sizes, info.slots)
         }
-        """The mask of a step in which every slot may be given any token, by its rows."""
+        """Masks of steps without grammars, by rows."""
         self._cache: list[jax.Array] = []
         self._tables: list[jax.Array] = []
 
     def memory(self, host: int) -> ModelMemory:
-        """Return what the generator holds; `host` are bytes beside its device."""
+        """Return the memory of the generator; `host` are bytes beside its device."""
         return self._lowering.memory(self.temporary_bytes, host)
 
     def compile(self, before_each: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class Programs:
         self.why_whole = why
 
     def _made(self, wanted: Wanted) -> Any:
-        """Return a program, out of the cache if it is there."""
+        """Return a program, from the cache if possible."""
         lowered = wanted.lowered()
         place = wanted.place(self._kept, self._site, lowered)
 
@@ -145,7 +145,7 @@ class Programs:
         return made
 
     def reset(self) -> None:
-        """Begin with a cache of zeros: the old one may be lost with a failed step."""
+        """Restart with a cache of zeros: a failed step may have lost the old one."""
         with self._launching:
             made = self._compiled[EMPTY, 0, 0]()
         caches = len(self._lowering.cache)
@@ -154,7 +154,7 @@ class Programs:
     def begin(
         self, slot: int, prompt: Tensor, bias: Mapping[int, float], output: Sequence[int] = ()
     ) -> None:
-        """Have a slot go on with the prompt and bias of a request, and the tokens it was given."""
+        """Set a slot's prompt, bias and generated tokens."""
         begun = time.perf_counter_ns()
         counts = np.zeros(self._info.vocab, np.int32)
         np.add.at(counts, np.array(output, np.int32), 1)
@@ -170,7 +170,7 @@ class Programs:
         self.busy_ns += time.perf_counter_ns() - begun
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         begun = time.perf_counter_ns()
         numbers = [np.int32(number) for number in (slot, start, count)]
         with self._launching:

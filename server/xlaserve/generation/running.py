@@ -19,7 +19,7 @@ _NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 class Given(NamedTuple):
-    """The tokens of one step by slot, as answers have them: made for all slots together."""
+    """The tokens of one step by slot, in the form of answers."""
 
     step: Step
     numbers: Sequence[int]
@@ -36,14 +36,14 @@ class Given(NamedTuple):
         return cls(step, step.tokens.tolist(), *rows)
 
     def top(self, row: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return so many of the likeliest tokens of a row, and their log-probabilities."""
+        """Return the likeliest tokens of a row, and their log-probabilities."""
         if not most:
             return _NO_TOKENS, _NO_LOGPROBS
         return self.step.top_tokens[row, :most], self.step.top_logprobs[row, :most]
 
 
 class Running:
-    """A request that has a slot, or waits for one."""
+    """A request with a slot, or waiting for one."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Running:
         self._pieces: list[str] = []
         """The text so far, where all of it is answered together."""
         self.constraint: Constraint | None = None
-        """The place of the answer in the grammar that was asked for."""
+        """State of the answer in its grammar."""
         self.request = request
         self.freed = freed
         self.prompt = prompt
@@ -74,31 +74,31 @@ class Running:
         self.passed = 0
         """Times that another one was chosen before it, since it was chosen itself."""
         self.context = prompt
-        """The tokens that it begins with: those of its answer too, once it was preempted."""
+        """Its prompt, and after a preemption its answer so far."""
         self.written = 0
         """Tokens whose rows are in the cache."""
         self.cached = 0
-        """Those of them that were there before it came."""
+        """Tokens of it found in the prefix cache."""
         self.preempted = 0
-        """Times that it has given up its slot."""
+        """Number of its preemptions."""
         self.admitted = 0
-        """The number of its admission: of two requests the later one has the larger."""
+        """Number of its admission, increasing."""
         self.output: list[int] = []
         self.is_paused = False
-        """Whether its client has to read before it is given more."""
+        """Whether its client must read before it gets more."""
         self.told_ns = self.sender.submitted_ns or time.perf_counter_ns()
-        """When it was submitted, and then when it was given its last token."""
+        """Time of its submission, then of its last token."""
         self._whole: list[tuple[float, Tensor, Tensor]] = []
         """Log-probability and likeliest tokens of each, where all are answered together."""
 
     @property
     def is_prefilled(self) -> bool:
-        """Tell whether all that it begins with but the last token is in the cache."""
+        """Tell whether all but its last token is in the cache."""
         return self.written >= len(self.context) - 1
 
     @property
     def left(self) -> int:
-        """Return how many tokens of what it begins with are not in the cache."""
+        """Return the number of its tokens missing in the cache."""
         return len(self.context) - self.written
 
     @property
@@ -108,7 +108,7 @@ class Running:
 
     @property
     def tokens(self) -> Tensor:
-        """Return the tokens of the rows that are in the cache."""
+        """Return the tokens of its rows in the cache."""
         if self.written <= len(self.prompt):
             return self.prompt[: self.written]
         whole = np.concatenate([self.prompt, np.array(self.output, np.int32)])

@@ -26,7 +26,7 @@ class Tables:
     """
 
     counts: jax.Array
-    """The times that each token was generated, int32."""
+    """How often each token was generated, int32."""
     prompt: jax.Array
     """1 for each token of the prompt, int8."""
     bias: jax.Array
@@ -118,7 +118,7 @@ def _noisy(
 def _likely(
     logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, limited: jax.Array
 ) -> jax.Array:
-    """Return the logits with those at minus infinity that are not to be drawn."""
+    """Return the logits with excluded tokens at minus infinity."""
     # Each limit keeps the likeliest tokens down to some logit. To look for that bit by bit takes a
     # seventh of the time that sorting the vocabulary takes on a CPU.
     order = _ordered(logits)
@@ -142,7 +142,7 @@ def _likely(
 
 
 def _ordered(logits: jax.Array) -> jax.Array:
-    """Return uint32 that are in the order of the logits."""
+    """Return uint32 in the order of the logits."""
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -163,12 +163,12 @@ def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Arr
 
 
 def _sum(chosen: jax.Array, values: jax.Array) -> jax.Array:
-    """Return the sum of values where they are chosen, [rows, 1]."""
+    """Return the sum of chosen values, [rows, 1]."""
     return jnp.sum(jnp.where(chosen, values, values.dtype.type(0)), axis=-1, keepdims=True)
 
 
 def _first(chosen: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the first of those that are chosen in each row, so many."""
+    """Return the first chosen ones of each row."""
     return chosen & (jnp.cumsum(chosen.astype(jnp.int32), axis=-1) <= count)
 
 

@@ -32,7 +32,7 @@ class Slots:
         self._batch = Batch(info, programs, self.counts, self._pause)
         self._waiting: list[Running] = []
         self._changed = threading.Condition()
-        """Held for the requests that wait, pauses, and the end."""
+        """Lock of queue, pauses and end."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"generate {model}", daemon=True)
         self._thread.start()
@@ -40,7 +40,7 @@ class Slots:
     # --- in any thread ---
 
     def add(self, running: Running) -> None:
-        """Have a request wait for a slot. Its `when_cancelled` is to be `withdraw`."""
+        """Queue a request for a slot. Its `when_cancelled` must be `withdraw`."""
         with self._changed:
             is_closing, is_cancelled = self._is_closing, running.request.is_cancelled
             if not is_closing and not is_cancelled:
@@ -53,20 +53,20 @@ class Slots:
             self._fail(running, ModelFailed(self._model, "it is being unloaded"))
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether one more request of a level would be given the slot of a worse one."""
+        """Tell whether another request of a level would preempt one."""
         with self._changed:
             as_good = sum(running.level <= level for running in self._waiting)
             return sum(1 for _ in self._batch.yielding(level)) > as_good
 
     def close(self) -> None:
-        """Fail what is left, and return once the thread has ended."""
+        """Fail the remaining requests, and wait for the thread to end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join()
 
     def withdraw(self, request: ModelRequest) -> None:
-        """Let a request leave that nobody waits for; one that has a slot leaves it next turn."""
+        """Drop a cancelled request; one with a slot leaves before the next step."""
         with self._changed:
             running = next((one for one in self._waiting if one.request is request), None)
             if running is not None:
@@ -104,7 +104,7 @@ class Slots:
         batch.step()
 
     def _wait(self) -> bool:
-        """Wait until there is something to compute; False once it is to end."""
+        """Wait for work; False at the end."""
         with self._changed:
             while not self._is_closing and not self._has_work():
                 self._changed.wait()
@@ -114,7 +114,7 @@ class Slots:
         return self._batch.may_begin(self._waiting) or self._batch.has_work
 
     def _next(self) -> Running | None:
-        """Take the next request out of those that wait; None where none is given a slot."""
+        """Dequeue the next request; None if none gets a slot."""
         # Held all the while: one that is cancelled meanwhile is found where it waits by then.
         with self._changed:
             return self._batch.take_next(self._waiting)
@@ -123,7 +123,7 @@ class Slots:
         running.request.when_writable(partial(self._resume, running))
 
     def _taken(self) -> list[Running]:
-        """Take all requests out, those that wait too."""
+        """Remove all requests, queued ones too."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         return [*self._batch.take_all(), *waiting]

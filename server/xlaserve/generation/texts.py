@@ -28,17 +28,17 @@ STOP = "stop"
 """The parameter with stop strings."""
 
 _CHARACTERS = 64
-"""Characters of a prompt for each position: what is longer does not fit, unless it is spaces."""
+"""Limit of a prompt in characters per position; longer ones are mostly spaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The text of a generator, as its files and its configuration have it."""
+    """The tokenizer and template of a generator, or their problem."""
 
     text: LanguageText | None
-    """None where it takes token ids only."""
+    """None if it takes token ids only."""
     no_text: str
-    """Why it has none, behind the name of the model; empty where it has, or has no tokenizer."""
+    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
     is_offered: bool
     """Whether it is an input and an output, as the configuration lists them."""
 
@@ -94,14 +94,14 @@ def read(
 
 
 class Prompts:
-    """Has prompts become tokens, one after the other in a thread of its own, in callers' turns."""
+    """Tokenizes prompts in a thread of its own, fairly between callers."""
 
     def __init__(self, model: str, text: LanguageText, max_length: int, waiting: int) -> None:
         self._model = model
         self._text = text
         self._most = _CHARACTERS * max_length
         self.thread = CallerThread("text", model, waiting)
-        """Begins with the first prompt that is text."""
+        """Started by the first prompt of text."""
 
     def encode(self, value: Value) -> Tensor:
         """Return the tokens of the input `text`, INT32; raises InvalidRequest. Blocks."""

@@ -18,11 +18,11 @@ from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.tensors import Tensor
 
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
-"""Rows that are kept, those behind them that another prompt leaves, and steps that are compared."""
+"""Kept rows, rows left by another prompt after them, and compared steps."""
 _TOLERANCE = 0.05
-"""Difference of log-probabilities: a device may add in another order, and no more than that."""
+"""Allowed difference of log-probabilities, for another order of additions."""
 _PARTIAL = 2
-"""Steps of fewer rows that are compared: the second one sees what the first has written."""
+"""Compared smaller steps: the second one reads the first one's rows."""
 
 
 class Tried(Protocol):
@@ -33,7 +33,7 @@ class Tried(Protocol):
         ...
 
     def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        """Compute a chunk of a prompt, of which `count` tokens are real."""
         ...
 
     def step(
@@ -148,7 +148,7 @@ def _steps(
 
 
 def _are_same(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Compare log-probabilities; a token that one alone has is to be as unlikely as its last."""
+    """Compare log-probabilities; a token of one list alone must be as unlikely as the last."""
     floors = min(one.values()), min(other.values())
     pairs = [(one.get(t, floors[0]), other.get(t, floors[1])) for t in {*one, *other}]
     return all(a == b or abs(a - b) <= _TOLERANCE for a, b in pairs)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from xlaserve.generation.running import Running
 
 MOST_PASSED = 8
-"""Times that others may be chosen before a request, until its turn comes by its age."""
+"""Times that a request may be passed over before it goes first."""
 
 
 def choose(found: Sequence[Running], cost: Callable[[Running], int]) -> Running:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from xlaserve.serving.call import Call, Headers, Operation, Peer
 
 _PROTOCOLS = {"http_endpoint": "gRPC-Web"}
-"""The protocol of requests by the setting of their endpoint; gRPC for all others."""
+"""The protocol of each endpoint's setting; gRPC for all others."""
 
 
 class FieldsView:
-    """Headers looked up in the fields of a request, which are not copied."""
+    """Headers looked up in a request's fields, without a copy."""
 
     __slots__ = ("_fields",)
 

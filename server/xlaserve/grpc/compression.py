@@ -19,11 +19,11 @@ ACCEPTED = ",".join(("identity", *ENCODINGS))
 """Value of `grpc-accept-encoding`."""
 
 _INLINE_BYTES = 1 << 10
-"""A message that is longer is inflated in a thread: it may become a thousand times as long."""
+"""Longer messages are inflated in a thread: they may become a thousand times as long."""
 _LEAST_BYTES = 256
-"""Bytes of an answer below which there is nothing to save."""
+"""Smaller answers are not worth compressing."""
 _AT_ONCE_BYTES = 16 << 10
-"""An answer that is longer is compressed in a thread."""
+"""Larger answers are compressed in a thread."""
 
 
 async def decompress(
@@ -66,7 +66,7 @@ def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
 
 
 async def compress(encoding: str, data: Buffer) -> Buffer:
-    """Return a message behind its prefix, compressed where that makes it shorter by a quarter."""
+    """Return a prefixed message, compressed if that saves a quarter."""
     size = len(data) - PREFIX_BYTES
     if size < _LEAST_BYTES:
         return data
@@ -77,7 +77,7 @@ async def compress(encoding: str, data: Buffer) -> Buffer:
 
 
 def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer]:
-    """Return the parts of a message of so many bytes behind a prefix, compressed if that pays."""
+    """Return the parts of a message after its prefix, compressed if that pays."""
     if encoding and size >= _LEAST_BYTES:
         deflated = compression.deflate_where_worth(encoding, parts, size)
         if deflated is not None:
@@ -86,7 +86,7 @@ def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer
 
 
 def is_compressed_at_once(size: int) -> bool:
-    """Tell whether the event loop may compress so many bytes."""
+    """Tell whether the event loop may compress this many bytes."""
     return size <= _AT_ONCE_BYTES
 
 

@@ -10,7 +10,7 @@ from xlaserve.grpc.reasons import is_expected
 from xlaserve.net.status import wire_status
 
 MAX_MESSAGE_CHARACTERS = 2048
-"""Length of a percent-encoded `grpc-message`: clients bound the headers that they accept."""
+"""Limit of a percent-encoded `grpc-message`: clients bound their headers."""
 
 _NOT_IMPLEMENTED = "{method} is not implemented by this server"
 _log = structlog.get_logger("grpc")
@@ -33,7 +33,7 @@ def translate(method: str, error: BaseException) -> GRPCError:
 
 
 def shorten(message: str) -> str:
-    """Cut a message so that it fits into the headers once it is percent-encoded."""
+    """Cut a message so that it fits into the headers, percent-encoded."""
     if len(encode_grpc_message(message)) <= MAX_MESSAGE_CHARACTERS:
         return message
     # One character takes at most 12 in the encoding; cut so that the result surely fits.

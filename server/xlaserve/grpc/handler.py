@@ -28,11 +28,11 @@ class RequestHandler(AbstractHandler):
         self._cancelled: dict[asyncio.Task[None], None] = {}
 
     def connected(self, transport: asyncio.BaseTransport, account: Account) -> None:
-        """Know who is at the other end, now that there is a connection."""
+        """Identify the peer of a new connection."""
         self.peer = peer_of(transport, self._listener, account)
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
-        """Begin to answer a request; `release_stream` is called once, when that has ended."""
+        """Start to answer a request; `release_stream` is called once, at its end."""
         # A request that is cancelled before its task first runs never comes to release its stream,
         # and with it what the client may send on the connection.
         release = ExitStack()
@@ -50,7 +50,7 @@ class RequestHandler(AbstractHandler):
     def no_method(
         self, path: str, headers: CallHeaders, deadline: float | None
     ) -> tuple[Status, str]:
-        """Return the status and the text for a request of a method that does not exist."""
+        """Return the status and the text for an unknown method."""
         return self._runner.no_method(path, headers, self.peer, deadline)
 
     def cancel(self, stream: Stream) -> None:
@@ -61,12 +61,12 @@ class RequestHandler(AbstractHandler):
             self._cancelled[task] = None
 
     def close(self) -> None:
-        """Stop to answer all requests: the connection is gone."""
+        """Cancel all requests: the connection is gone."""
         for stream in tuple(self._tasks):
             self.cancel(stream)
 
     async def idle(self, *, but_waiting: bool) -> None:
-        """Return when every request has ended, or waits for its client where that is enough."""
+        """Return when every request has ended, or only waits for its client."""
         while tasks := self._cancelled.keys() | {
             task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
         }:

@@ -8,15 +8,15 @@ from multidict import MultiMapping
 from xlaserve.errors import InvalidRequest
 
 MAX_ID_BYTES = 4096
-"""Longest id that a header may hold."""
+"""Longest id in a header."""
 MAX_LOGGED_BYTES = 256
-"""To how much an id is cut that only a log shows."""
+"""Length of logged ids."""
 
 _ENCODINGS = MappingProxyType({"mm-model-id-bin": "UTF-8", "mm-model-id": "ASCII"})
 """The headers that hold the id of a model."""
 _VIRTUAL = ("mm-vmodel-id-bin", "mm-vmodel-id")
 ID_HEADERS = (*_ENCODINGS, *_VIRTUAL)
-"""All headers that are read here."""
+"""All headers with ids."""
 _SHOWN_CHARACTERS = 64
 
 

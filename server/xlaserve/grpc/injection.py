@@ -1,4 +1,4 @@
-"""Replaces the model id in the message by that of a header, as runtimeStatus advertises."""
+"""Replaces the model id in a message by the header's, as runtimeStatus advertises."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ OF_A_MESH = "mm-"
 def splices(
     paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
 ) -> Mapping[str, Splice]:
-    """Return, for every method that has a path, what puts an id into its requests."""
+    """Return the splice of each method with an id path."""
 
     def splice(path: InjectionPath, value: str, data: Data) -> Data:
         return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)
@@ -56,7 +56,7 @@ def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: D
 
 
 def told_to_a_mesh(error: BaseException) -> BaseException:
-    """Return what a mesh is told: NOT_FOUND would make it drop a model that is there."""
+    """Return the error for a mesh: NOT_FOUND would make it drop a loaded model."""
     if not isinstance(error, VersionNotFound):
         return error
     told = InvalidRequest(f"no such version: {error}")
@@ -74,7 +74,7 @@ class _SplicingCodec(CodecBase):
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:

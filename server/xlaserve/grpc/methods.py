@@ -1,4 +1,4 @@
-"""The table of served methods, each with the permission that it needs."""
+"""The table of served methods, with their permissions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     infers: bool = False
     """Whether a request is one inference, so that its call is the one that the engine answers."""
     api: Api | None = None
-    """Its group of Triton, where that does not follow from the operation."""
+    """Its group of Triton, if that does not follow from the operation."""
     carries_calls: bool = False
     """Whether a request is a stream of calls."""
     id_path: tuple[int, ...] = ()
@@ -90,12 +90,12 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _METADATA,
     }
 )
-"""Methods of the server's own services; one that is not here is of a service added to it."""
+"""Methods of the server's own services; any other belongs to a custom service."""
 
 INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
     {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
 )
-"""Where the requests of the server's own methods hold an id, of those that go through a mesh."""
+"""Paths of the model id in requests of the server's own methods that a mesh forwards."""
 
 _OF_ONES_OWN = Row(Operation.SERVICE)
 

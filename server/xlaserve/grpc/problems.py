@@ -33,7 +33,7 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
 
 
 def refuse(problem: Problem, method: str, limits: Http2Limits, size: int = 0) -> GRPCError:
-    """Return what a problem is to the client. `method` is the full name, `size` in bytes."""
+    """Return the client's error for a problem of `method` (full name), `size` in bytes."""
     status, text = PROBLEMS[problem]
     return GRPCError(
         status,

@@ -1,4 +1,4 @@
-"""The names under which refusals are counted, and the one test of what nobody expected."""
+"""Names of refusal counters, and the test for unexpected errors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def reason_of(error: BaseException, listener: str = "") -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Tell whether an error has a reason of its own, so that no traceback is logged."""
+    """Tell whether an error has its own reason, so that no traceback is logged."""
     return reason_of(error) != UNEXPECTED
 
 
@@ -63,4 +63,4 @@ KNOWN_REASONS = tuple(
         - {XlaserveError.__name__}
     )
 )
-"""Reasons that are counted from the start, with 0: what counts the first is then an increase."""
+"""Reasons reported as 0 from the start, so that the first one is an increase."""

@@ -18,25 +18,25 @@ GRPC = "application/grpc"
 _CONTENT_TYPES = frozenset((GRPC, f"{GRPC}+proto"))
 """The content types of requests, but for their parameters."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
-"""Status and text for a request of a method that does not exist."""
+"""Status and text for an unknown method."""
 NO_SECONDS = 1e-3
 """Shorter timeouts expire before anything can be done."""
 
 
 def is_grpc(content_type: str | None) -> bool:
-    """Tell whether a content type is that of a request of gRPC, whatever its parameters are."""
+    """Tell whether a content type is gRPC's, with any parameters."""
     if content_type in _CONTENT_TYPES:
         return True
     return (content_type or "").partition(";")[0].rstrip(" \t") in _CONTENT_TYPES
 
 
 def is_checked(name: str) -> bool:
-    """Tell whether `refusal` looks at the headers of a name."""
+    """Tell whether `refusal` checks headers with this name."""
     return name == TIMEOUT or name.endswith(_BINARY)
 
 
 def refusal(headers: Headers) -> tuple[Status, str] | None:
-    """Return the status and the text for headers on which grpclib would fall silent, or None."""
+    """Return the status and the text for headers that grpclib ignores silently, or None."""
     least: float | None = None
     for name, value in headers:
         if name == TIMEOUT:
@@ -53,7 +53,7 @@ def refusal(headers: Headers) -> tuple[Status, str] | None:
 
 
 def refusal_headers(status: Status, text: str) -> Headers:
-    """Return the only headers of the answer to a request that is refused."""
+    """Return the only headers of a refusal."""
     return (
         (":status", "200"),
         ("content-type", GRPC),
@@ -63,7 +63,7 @@ def refusal_headers(status: Status, text: str) -> Headers:
 
 
 def malformed(headers: Headers) -> bool:
-    """Tell whether a header is missing without which it is no request (gRPC over HTTP/2)."""
+    """Tell whether a required header is missing (gRPC over HTTP/2)."""
     found = dict(headers)
     if not (":method" in found and ":path" in found):
         return True
@@ -72,7 +72,7 @@ def malformed(headers: Headers) -> bool:
 
 
 def timeout_seconds(headers: Headers) -> float | None:
-    """Return how long a request may take, the shortest where it says so more than once."""
+    """Return the timeout of a request, the shortest of several."""
     times = (_seconds(value) for name, value in headers if name == TIMEOUT)
     return min((one for one in times if one is not None), default=None)
 

@@ -95,7 +95,7 @@ class Router:
 
 
 def _refused(head: Head[Route]) -> Route | None:
-    """Return where a request goes for what is wrong with its headers; None if nothing is."""
+    """Return the route of an invalid header block; None for a valid one."""
     names = head.kind.places
     headers = ((name, value) for name in names if is_checked(name) for value in head.getall(name))
     refused = refusal(tuple(headers))
@@ -140,7 +140,7 @@ class Answer:
 
 
 class _Moment:
-    """The time that a client at the wrong port has to send frames that are wrong."""
+    """Grace time for a client at the wrong port."""
 
     awaits_client = True
 
@@ -175,7 +175,7 @@ class Refused:
 
 
 class NoMethod:
-    """Answers the requests of methods that do not exist, each of which is a call."""
+    """Answers requests for unknown methods, each as a call."""
 
     message_first = False
     placement: Placement | None = None
@@ -191,7 +191,7 @@ class NoMethod:
 
 
 class Malformed:
-    """Ends the stream of a request that is not one of gRPC."""
+    """Ends the stream of a malformed request."""
 
     message_first = False
     placement: Placement | None = None
@@ -214,4 +214,4 @@ _REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     (lambda kind: not is_grpc(kind.get("content-type")), Answer(415, _HINT)),
     (lambda kind: "te" not in kind.places, Malformed()),
 )
-"""Check for a request that is not gRPC, and its route; the first match counts."""
+"""Checks for requests that are not gRPC, and their routes; the first match counts."""

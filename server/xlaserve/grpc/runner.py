@@ -38,7 +38,7 @@ class Accepted(Protocol):
 
     @property
     def opened_ns(self) -> int:
-        """Return when the headers were there, by the clock of the engine; 0 for now."""
+        """Return the arrival of the headers by the clock of the engine; 0 for now."""
         ...
 
     def keep(self) -> int:
@@ -57,11 +57,11 @@ class Accepted(Protocol):
         ...
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes more; false where there is no memory."""
+        """Reserve more bytes; false without memory."""
         ...
 
     def release(self, count: int) -> None:
-        """Count so many bytes fewer."""
+        """Release a number of bytes."""
         ...
 
 
@@ -105,7 +105,7 @@ class RpcStream(Stream[Any, Any]):
 
 
 class Runner:
-    """Runs the requests of every service, each as a call and in the task of its caller."""
+    """Runs the requests of every service, each as a call in its own task."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Runner:
         *,
         message_seconds: float,
     ) -> None:
-        """`message_seconds` is how long a request may take to send its one message."""
+        """`message_seconds` is the limit for a request's single message."""
         self.methods = methods
         self._codec = codec
         self._gates = gates
@@ -219,27 +219,27 @@ class _NotingCodec(CodecBase):
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return self._codec.__content_subtype__
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Return what the codec returns."""
+        """Encode like the codec."""
         data = self._codec.encode(message, message_type)
         self._record.sent(len(data))
         return data
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return what the codec returns."""
+        """Decode like the codec."""
         self._record.received(len(data))
         return self._codec.decode(data, message_type)
 
 
 class _RawCodec(CodecBase):
-    """Leaves messages as they are, for a method with a codec of its own."""
+    """Passes messages on unchanged, for a method with its own codec."""
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:

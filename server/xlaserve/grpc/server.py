@@ -28,12 +28,12 @@ _ARRIVAL_SECONDS = 1.0
 """Seconds that a drain waits for handshakes, for the clients' round trips, and then for those that
 have begun a request to go on with it."""
 _FAREWELL_SECONDS = 2.0
-"""Seconds that a stop waits for clients to close connections that were ended."""
+"""Seconds for which a stop waits for clients to close their connections."""
 _LOOK_SECONDS = 0.01
 _SPARE_SECONDS = 5.0
 """Seconds for which message memory is kept for reuse."""
 _SWEEPS = 4
-"""Looks at what takes too long within the shortest time that is watched."""
+"""Checks per shortest time limit."""
 
 
 class GrpcServer:
@@ -65,7 +65,7 @@ class GrpcServer:
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
-        """Those that were not admitted, until they are gone."""
+        """Refused connections, until they are closed."""
         self._acceptors: list[Acceptor] = []
         self._sweeps = Rounds(
             lambda: self._connections,
@@ -117,7 +117,7 @@ class GrpcServer:
         )
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
-        """Tell whether there may be one more connection."""
+        """Tell whether another connection is admitted."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         if len(self._connections) >= self._max_connections:
             self._refused.add(protocol)
@@ -129,7 +129,7 @@ class GrpcServer:
         return True
 
     def disconnected(self, protocol: "Http2Protocol | H2Engine") -> None:
-        """Take note that a connection is gone."""
+        """Record the end of a connection."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         self._connections.discard(protocol)
         self._refused.discard(protocol)
@@ -141,7 +141,7 @@ class GrpcServer:
 
     @property
     def in_handshake(self) -> int:
-        """Return how many accepted connections are none yet."""
+        """Return the number of connections in their TLS handshake."""
         return sum(acceptor.in_handshake for acceptor in self._acceptors)
 
     @property

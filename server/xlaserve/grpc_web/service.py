@@ -23,7 +23,7 @@ _OF_HTTP = frozenset({"host", "connection", "transfer-encoding", "te", "content-
 class GrpcWeb:
     """Answers gRPC-Web with the services of gRPC, by the same gates and limits.
 
-    All but the runtime of a mesh: no browser is one.
+    A mesh's ModelRuntime is not served: no browser is a mesh.
     """
 
     def __init__(self, runner: Runner, limits: Http2Limits, threads: OffLoop) -> None:

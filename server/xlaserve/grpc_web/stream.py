@@ -85,7 +85,7 @@ class WebStream:
         return False
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes more; false where there is no memory."""
+        """Reserve more bytes; false without memory."""
         return self._exchange.held.account.reserve(count)
 
     def release(self, count: int) -> None:
@@ -170,7 +170,7 @@ class WebStream:
         raise StreamClosedError(_STREAM)
 
     def end(self) -> None:
-        """End the answer, which has been sent whole; cut the client off where it was not."""
+        """End a complete answer; cut the client off after an incomplete one."""
         if self._answer is not None and self._has_ended:
             self._answer.end()
         else:
@@ -181,7 +181,7 @@ class WebStream:
         self.reset_nowait(error_code)
 
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Cut the client off: HTTP/1.1 has no other way to say that there is no answer."""
+        """Cut the client off: HTTP/1.1 has no reset of a stream."""
         self._transport.abort()
 
     @property

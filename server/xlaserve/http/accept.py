@@ -1,4 +1,4 @@
-"""Which of the media types on offer an Accept header prefers (RFC 9110, section 12.5.1)."""
+"""Negotiation of the media type by the Accept header (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Iterator, Sequence
 

@@ -12,7 +12,7 @@ IDENTITY = "identity"
 
 
 class UnsupportedEncoding(Unsupported):
-    """A body in a content coding that is not read here (HTTP 501 with `Accept-Encoding`)."""
+    """A body in an unsupported content coding (HTTP 501 with `Accept-Encoding`)."""
 
     def __init__(self, coding: str) -> None:
         super().__init__(f"the content encoding '{coding[:40]}'")
@@ -41,7 +41,7 @@ async def inflate_within(
     reserve: Callable[[int], None],
     run: Callable[[Callable[[], bool]], Awaitable[bool]],
 ) -> memoryview:
-    """Decompress a body in threads as there is memory; raises as `inflate` and `reserve` do."""
+    """Decompress a body in threads within memory limits; raises like `inflate` and `reserve`."""
     with _refusing(coding, limit_bytes):
         return await compression.inflate_within(coding, body, limit_bytes, reserve, run)
 

@@ -32,10 +32,10 @@ from xlaserve.serving.standing import RETRY_SECONDS
 T = TypeVar("T")
 
 MAX_ERROR_CHARACTERS = 8192
-"""Texts quote what clients sent."""
+"""Limit of error texts, which quote clients."""
 
 RETRY: Mapping[str, str] = MappingProxyType({"Retry-After": str(RETRY_SECONDS)})
-"""Headers of what is refused for a moment."""
+"""Headers of temporary refusals."""
 
 _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
     {

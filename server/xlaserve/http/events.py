@@ -36,7 +36,7 @@ FINAL_RESPONSE = "triton_final_response"
 _FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
 
 Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
-"""Writes an answer as JSON, in a thread where that takes long."""
+"""Serializes an answer as JSON, in a thread if it is large."""
 
 
 def wants_events(headers: Headers) -> bool:
@@ -46,7 +46,7 @@ def wants_events(headers: Headers) -> bool:
 
 
 def refuse_binary(request: InferRequest) -> None:
-    """Raise InvalidParameter for outputs that are to be binary, since events are text."""
+    """Raise InvalidParameter for binary outputs, since events are text."""
     for parameters, name in (
         (request.parameters, BINARY_OUTPUT),
         *((output.parameters, BINARY_DATA) for output in request.outputs),
@@ -63,20 +63,20 @@ class _Answer(NamedTuple):
 
 
 class EventCall(InferCall):
-    """An inference whose answers are sent as events; those that are not sent yet wait here."""
+    """An inference answered by events; unsent events are queued here."""
 
     takes_many = True
 
     def __init__(
         self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
     ) -> None:
-        """`names` are those in the path. With `max_bytes` that wait, who answers has to pause."""
+        """`names` are from the path. Beyond `max_bytes` of unsent events the model pauses."""
         self.model = names.get("model", "")
         self.version = names.get("version", "")
         self.headers = headers
         self.peer = peer
         self.grow: Callable[[int, str], None] = lambda count, what: None
-        """Counts bytes of answers that wait, or fewer; raises BudgetExhausted."""
+        """Charges or releases bytes of queued answers; raises BudgetExhausted."""
         self._max_bytes = max_bytes
         self._waiting: deque[_Answer | BaseException] = deque()
         self._waiting_bytes = 0
@@ -90,7 +90,7 @@ class EventCall(InferCall):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether another answer may wait for the client (backpressure)."""
+        """Tell whether another answer may be queued (backpressure)."""
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
@@ -107,7 +107,7 @@ class EventCall(InferCall):
         self._tell()
 
     def refuse(self, error: BaseException) -> None:
-        """Have an error sent behind the answers that wait."""
+        """Send an error after the queued answers."""
         self._waiting.append(error)
         self._tell()
 
@@ -138,7 +138,7 @@ class EventCall(InferCall):
         return waiting
 
     def _take(self) -> _Answer | BaseException | None:
-        """Return what is to be sent next; None where that is yet to come."""
+        """Return the next event; None if there is none yet."""
         if self._waiting:
             return self._waiting.popleft()
         return asyncio.CancelledError("the call was cancelled") if self.has_ended else None
@@ -226,7 +226,7 @@ async def events(
 
 
 async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
-    """Write an answer, an object of JSON, which holds no end of a line."""
+    """Serialize an answer as an event: its JSON has no line break."""
     if isinstance(response, DetailedResponse):
         parameters = {**response.parameters, FINAL_RESPONSE: last}
         answer = await encode(msgspec.structs.replace(response, parameters=parameters))

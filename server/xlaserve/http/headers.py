@@ -12,16 +12,16 @@ from multidict import CIMultiDictProxy
 from xlaserve.net.bounded_cache import MakingCache
 
 _MAX_STARTS = 64
-"""Names that are asked for: those that the code looks up."""
+"""Distinct header names that the code looks up."""
 _STARTS = MakingCache[str, bytes](lambda name: b"\r\n" + name.lower().encode() + b":", _MAX_STARTS)
-"""Name of a header -> start of its line, in lower case."""
+"""Name of a header -> beginning of its line, in lower case."""
 _HOST = "host"
 _AUTHORITY = re.compile(rb"[A-Z]+ +https?://([^/?# ]+)", re.IGNORECASE)
 """Start of a block whose target names the host, whatever Host says (RFC 9112, 3.2.2)."""
 
 
 class ReadHeaders:
-    """The headers of a request that was read."""
+    """Headers of a parsed request."""
 
     __slots__ = ("_headers",)
 
@@ -44,7 +44,7 @@ class BlockHeaders(msgspec.Struct, gc=False):
 
     block: bytes
     fields: dict[bytes, list[bytes]] | None = None
-    """Values by name in lower case; None until one is asked for that is there several times."""
+    """Values by lower-case name; None until a repeated header is read."""
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header, None where it is absent."""

@@ -20,7 +20,7 @@ BINARY_TYPE = "application/octet-stream"
 HTML_TYPE = "text/html"
 
 NO_STORE: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
-"""Header of answers that no cache may keep (RFC 9111, 5.2.2.5)."""
+"""Header of uncacheable answers (RFC 9111, 5.2.2.5)."""
 
 JOINED_BYTES = 64 << 10
 """Answers up to this size leave in one write; the pieces of larger ones are not copied."""
@@ -34,14 +34,14 @@ async def _no_body() -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request for a handler: the names in the path, and a body that is read when it is wanted."""
+    """A request for a handler: names from the path, and a body read on demand."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """The parts of the path that the route names, percent-decoded."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
     read: Callable[[], Awaitable[memoryview]] = _no_body
-    """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     call: Call = field(default_factory=Call)
     """Itself as the core knows it; it has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
@@ -50,7 +50,7 @@ class HttpRequest:
 
     @property
     def content_type(self) -> str:
-        """Return the media type in lower case without its parameters; empty where none is given."""
+        """Return the media type in lower case without parameters; empty without one."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
@@ -61,7 +61,7 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE
     parts: Sequence[Buffer] = ()
-    """The body, in pieces that are sent one after the other without being joined."""
+    """The body, in pieces that are sent without being joined."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
     """Whether it may be compressed when the client accepts that: answers of models and pages.
@@ -78,7 +78,7 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer that is sent part by part, as its parts come."""
+    """An answer sent in parts."""
 
     content_type: str
     parts: AsyncGenerator[bytes, None]
@@ -94,7 +94,7 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream
 """Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
 
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
-"""Called once, on the event loop, with the answer to a request or why there is none."""
+"""Called once, on the event loop, with the answer to a request or its error."""
 
 Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer, int], HttpResponse | Pending]
 """Answers a body at once, or calls back later with what a handler would return or raise.

@@ -8,9 +8,9 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.tensors import BYTES
 
 _COPIES = 3
-"""Most copies of a text: out of its body, without strings, without brackets."""
+"""Maximum number of copies of a text: without body, strings, brackets."""
 _COPIES_OF_STRINGS = 5
-"""And with strings in it: as strings, and as the octets that they stand for."""
+"""With strings in it: as strings, and as octets."""
 _NUMBER_BYTES = 8
 _STRING_BYTES = 128
 """Bytes Python adds to those two for each string, and a reference to each."""

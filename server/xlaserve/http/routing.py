@@ -12,11 +12,11 @@ from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Pr
 from xlaserve.serving.call import Api, Operation
 
 MakeError: TypeAlias = Callable[[str, HTTPStatus, BaseException | None], object]
-"""Makes the JSON of an error: from its text and status, and what was raised if anything was."""
+"""Makes the JSON of an error from its text, status and exception."""
 
 
 def plain_error(text: str, status: HTTPStatus, error: BaseException | None) -> object:
-    """Return the body that errors have unless their path has a shape of its own."""
+    """Return the default body of an error."""
     return {"error": text}
 
 
@@ -56,7 +56,7 @@ BINARY_OR_JSON = (JSON_TYPE, BINARY_TYPE)
 
 @dataclass(frozen=True, slots=True)
 class QueryParameter:
-    """A parameter behind the question mark."""
+    """A query parameter."""
 
     name: str
     kind: type
@@ -69,7 +69,7 @@ class Route:
 
     method: str
     path: str
-    """Segments between slashes; one in braces stands for any text, percent-decoded."""
+    """Segments between slashes; one in braces matches any text, percent-decoded."""
     operation: Operation
     """The operation that a permission names."""
     handle: Handler
@@ -81,17 +81,17 @@ class Route:
     errors: tuple[int, ...] = ()
     """Statuses of `{"error": text}` that the handler can answer with; 500 goes without saying."""
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Further statuses that carry `answer` as well, with what they mean."""
+    """Further statuses with `answer`, and their meaning."""
     api: Api | None = None
-    """Its group of Triton, where that does not follow from the operation."""
+    """Its group of Triton, if that does not follow from the operation."""
     prepare: Prepare | None = None
-    """Makes what answers as `handle` does, on the fast path."""
+    """Makes the fast-path equivalent of `handle`."""
     make_call: MakeCall | None = None
     """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
     error: object = None
-    """A msgspec type for the bodies of its errors; None for `{"error": text}`."""
+    """The msgspec type of error bodies; None for `{"error": text}`."""
     name: str = field(init=False)
-    """Method and path, as observers are told them."""
+    """Method and path, for observers."""
 
     def __post_init__(self) -> None:
         # Once, and not for each request.
@@ -113,14 +113,14 @@ def path_of(target: str) -> str:
 
 
 class RouteTable:
-    """Finds the route of a request, and the shape of its errors."""
+    """Finds the route and the error format of a request."""
 
     def __init__(
         self,
         routes: Iterable[Route],
         errors: Mapping[str, MakeError] = MappingProxyType({}),
     ) -> None:
-        """`errors` are shapes by the beginnings of paths, without query; others are plain."""
+        """`errors` are formats by path prefix, without query; others are plain."""
         self.routes = tuple(routes)
         self._errors = errors
         self._by_length: dict[int, list[tuple[tuple[str, ...], Route]]] = {}
@@ -148,7 +148,7 @@ class RouteTable:
         return Match(None, {}, allowed)
 
     def shape_of_errors(self, target: str) -> MakeError:
-        """Return the shape of errors at a target, whether or not a route is there."""
+        """Return the error format of a target, with or without a route."""
         path = path_of(target)
         for start, shape in self._errors.items():
             if path.startswith(start):

@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop, and the threads that do it."""
+"""Threads for work that would block the event loop."""
 
 from collections.abc import Callable
 from traceback import clear_frames
@@ -27,7 +27,7 @@ class OffLoop:
         self._threads = threads
 
     async def run(self, size_bytes: int, call: Callable[[], T]) -> T:
-        """Run a call whose time grows with so many bytes."""
+        """Run a call whose time grows with a size."""
         if size_bytes <= INLINE_BYTES:
             return call()
         return await self._threads.run(call)

@@ -35,7 +35,7 @@ class Told(NoDisplay):
         self._stream = stream
 
     def say(self, **what: Any) -> None:
-        """Say something; nobody may be left to hear it."""
+        """Report to the parent, which may be gone."""
         with suppress(OSError, ValueError):
             self._stream.write(json.dumps(what) + "\n")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""A function as a repository of one model, whose parameters may be replaced."""
+"""A function as a repository of one model with replaceable parameters."""
 
 import shutil
 import tempfile
@@ -50,7 +50,7 @@ class ExportedFunction:
                 shutil.rmtree(other)
 
     def drop(self, version: Path) -> None:
-        """Remove one version, which did not load."""
+        """Remove a version that did not load."""
         shutil.rmtree(version, ignore_errors=True)
 
     def remove(self) -> None:
@@ -65,7 +65,7 @@ def exportable(
     outputs: Sequence[str] | None,
     max_batch_size: int | None,
 ) -> "Exportable":
-    """Return what is to be exported; raises InvalidModel where its inputs are not said."""
+    """Return the function to export; raises InvalidModel without inputs."""
     from xlaserve.authoring.export import Exportable
 
     if isinstance(source, Exportable):
@@ -86,6 +86,6 @@ def exportable(
 
 
 def name_of(source: object) -> str:
-    """Return a name for the model of a function: its own, where it has one."""
+    """Return a model name for a function: its own, if it has one."""
     name = getattr(getattr(source, "fn", source), "__name__", "")
     return name if name.isidentifier() else "model"

@@ -15,13 +15,13 @@ from typing import Any
 from xlaserve.errors import XlaserveError
 
 STOP_SECONDS = 60.0
-"""Seconds after which a server that was told to stop is killed: twice what it may drain."""
+"""Seconds between SIGTERM and SIGKILL: twice the drain's limit."""
 _SHOWN_BYTES = 2000
 """Bytes at the end of the log that an error has where the server ended without a word."""
 
 
 class NotServing(XlaserveError):
-    """A server that was asked for in Python did not start, or a model of it did not load."""
+    """A server started from Python has failed, or one of its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(slots=True)
 class Started:
-    """A server that has started."""
+    """A running server."""
 
     grpc: str = ""
     http: str = ""
@@ -66,7 +66,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Return what the server has logged by now."""
+        """Return the server's log so far."""
         size = os.fstat(self._log.fileno()).st_size
         # Without seeking: the server writes where the offset is, which both have.
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")

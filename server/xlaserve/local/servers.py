@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 300.0
 _CLIENT_SECONDS = 120.0
-"""Seconds of a call of the client: the first one of a shape may compile."""
+"""Timeout of a client's call: the first one of a shape may compile."""
 
 
 def serve(
@@ -89,7 +89,7 @@ def serve(
 
 
 def _values(settings: Mapping[str, Any], port: int, http_port: int) -> dict[str, Any]:
-    """Return the settings of the server as texts; raises InvalidRequest for what is none."""
+    """Return the server's settings as texts; raises InvalidRequest for an invalid value."""
     known = {field.name for field in fields(Settings)} - {"repository"}
     for setting in settings:
         if setting not in known:
@@ -114,7 +114,7 @@ def _text(value: object) -> str | list[str]:
 
 
 class Serving:
-    """What `serve` returns: a context manager, and an asynchronous one, of a server."""
+    """The result of `serve`: a context manager, also asynchronous, of a server."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Serving:
         *,
         may_fail: bool,
     ) -> None:
-        """`may_fail` says whether models may be left out that do not load."""
+        """`may_fail` allows models that do not load."""
         self._may_fail = may_fail
         self._directory = directory
         self._function = function
@@ -134,7 +134,7 @@ class Serving:
         self._server: Server | AsyncServer | None = None
 
     def start(self) -> "Server":
-        """Start the server and return it; `stop` of it ends it. Raises what entering does."""
+        """Start the server and return it; end it with `stop`. Raises like entering the block."""
         running = self._started()
         try:
             self._server = Server(running)
@@ -202,7 +202,7 @@ def _check(started: Started) -> None:
 
 
 class Running:
-    """A process that serves, and the function that it serves."""
+    """A server process, and its exported function."""
 
     def __init__(
         self, process: ServerProcess, started: Started, function: ExportedFunction | None
@@ -221,25 +221,25 @@ class Running:
         return self.function, self.function.write(params)
 
     def close(self) -> None:
-        """Stop the process, and remove what was written for it."""
+        """Stop the process, and remove its temporary files."""
         self.process.close()
         if self.function is not None:
             self.function.remove()
 
 
 class _Addresses:
-    """Where a server is, and what it logs."""
+    """Addresses and log of a server."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self.url = running.started.grpc
-        """Where gRPC is served, as `host:port`."""
+        """Address of gRPC, as `host:port`."""
         self.http = f"http://{running.started.http}" if running.started.http else ""
-        """Where REST and the page are served, as a URL; empty where they are not."""
+        """URL of REST and the page; empty without them."""
 
     @property
     def log(self) -> str:
-        """Return what the server has logged by now: lines of JSON."""
+        """Return the server's log so far: lines of JSON."""
         return self._running.process.log
 
     def __repr__(self) -> str:
@@ -253,7 +253,7 @@ class Server(_Addresses):
     def __init__(self, running: Running) -> None:
         super().__init__(running)
         self.client = Client(self.url, timeout=_CLIENT_SECONDS).__enter__()
-        """Asks it over gRPC; any thread may use it."""
+        """A gRPC client; any thread may use it."""
         self._is_stopped = False
 
     def update(self, params: object) -> None:
@@ -272,7 +272,7 @@ class Server(_Addresses):
         function.keep(version)
 
     def stop(self) -> None:
-        """End the server, once what it computes has ended; again is no error."""
+        """Drain and end the server; repeated calls do nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -292,7 +292,7 @@ class AsyncServer(_Addresses):
         self._is_stopped = False
 
     async def update(self, params: object) -> None:
-        """Do what `Server.update` does."""
+        """Like `Server.update`."""
         function, version = await asyncio.to_thread(self._running.written, params)
         try:
             await self.client.load(function.name)
@@ -302,7 +302,7 @@ class AsyncServer(_Addresses):
         await asyncio.to_thread(function.keep, version)
 
     async def stop(self) -> None:
-        """End the server, once what it computes has ended; again is no error."""
+        """Drain and end the server; repeated calls do nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True

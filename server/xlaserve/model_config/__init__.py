@@ -1,1 +1,1 @@
-"""The configuration of a model: its forms, its fields, and what each asks for."""
+"""The configuration of a model: its formats, its fields, and their effects."""

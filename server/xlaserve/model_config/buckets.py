@@ -12,16 +12,16 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 DEFAULT_MAX_BATCH_SIZE = 64
-"""Largest batch where there is one and nothing says how large it may be; 12 buckets."""
+"""Default largest batch; 12 buckets."""
 
 MAX_BATCH_SIZE = 65_536
-"""The largest batch that a model may ask to be compiled for; 32 buckets."""
+"""Limit of a model's batch size; 32 buckets."""
 
 MAX_BUCKETS = 64
-"""The most that a configuration may ask for."""
+"""Limit of configured batch sizes."""
 
 FIXED = 0
-"""The only bucket of a model without a batch dimension, or whose rows are a size like others."""
+"""The only bucket of a model without batching."""
 
 BATCH_SIZES = "batch_sizes"
 """The parameter of a configuration that lists the buckets: "1,8,32"."""
@@ -30,7 +30,7 @@ BATCH_INDEPENDENT = "batch_independent"
 """The parameter that declares whether each row of a batch is computed from itself alone."""
 
 SPLIT_BATCHES = "split_batches"
-"""The parameter that says whether the CPU may execute a batch in pieces where that is quicker."""
+"""Parameter that allows executing a batch in pieces on the CPU."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -42,7 +42,7 @@ class BucketPlan:
     sizes: tuple[int, ...]
     """Ascending."""
     independent: bool = True
-    """Whether rows may be padded and requests put together."""
+    """Whether rows may be padded and requests batched."""
 
     @property
     def is_batched(self) -> bool:
@@ -51,12 +51,12 @@ class BucketPlan:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Return what has to be there before the first request: all can be served with it."""
+        """Return the sizes needed before the first request: they serve everything."""
         return self.sizes if not self.independent else tuple(dict.fromkeys(self._ends))
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """Return what may come later, the largest benefit first."""
+        """Return the remaining sizes, the most useful first."""
         return by_benefit(self.first, (size for size in self.sizes if size not in self.first))
 
     @property

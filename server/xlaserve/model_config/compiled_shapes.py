@@ -1,4 +1,4 @@
-"""The sizes of open dimensions that a configuration lists, to be compiled with the load."""
+"""Configured sizes of open dimensions, compiled with the load."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,7 +9,7 @@ COMPILED_SHAPES = "compiled_shapes"
 dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
 
 MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
-"""The parameter that says for how many other shapes programs are kept."""
+"""Parameter: limit of programs for other shapes."""
 
 
 def parse(text: str, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:

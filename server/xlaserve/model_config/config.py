@@ -24,7 +24,7 @@ class VersionPolicy:
     specific: tuple[int, ...] = ()
 
     def select(self, versions: Iterable[int]) -> tuple[int, ...]:
-        """Return the versions to serve, ascending, out of those that exist."""
+        """Return the versions to serve, ascending."""
         ascending = sorted(versions)
         if self.specific:
             return tuple(version for version in ascending if version in self.specific)
@@ -38,27 +38,27 @@ class ConfigTensor:
     name: str
     datatype: Datatype
     dims: Shape
-    """As written: without the batch dimension where `max_batch_size` is positive."""
+    """As written: without the batch dimension if `max_batch_size` is positive."""
     reshape: Shape | None = None
-    """The shape that the model has it in, where that is another one than clients see."""
+    """The model's shape, if it differs from the clients'."""
     is_optional: bool = False
-    """Whether it is an input that a request may leave out."""
+    """Whether a request may omit it."""
     is_ragged: bool = False
-    """Whether it is an input of which the requests of a batch may have different shapes."""
+    """Whether its shape may differ between requests of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The fate of requests that wait (ModelQueuePolicy); 0 where nothing is said."""
+    """Limits of queued requests (ModelQueuePolicy); 0 if not set."""
 
     default_timeout_microseconds: int = 0
     """Longest wait of a request."""
     max_queue_size: int = 0
-    """Requests that may wait."""
+    """Limit of queued requests."""
     allow_timeout_override: bool = False
-    """Whether the `timeout` of a request counts where it is the shorter one."""
+    """Whether a request's shorter `timeout` counts."""
     delays_expired: bool = False
-    """Whether a request that has expired waits behind the others, instead of being refused."""
+    """Whether expired requests are queued last instead of refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ class DynamicBatching:
     max_queue_delay_microseconds: int = 0
     default_queue_policy: QueuePolicy = QueuePolicy()
     preserve_ordering: bool = False
-    """Whether answers leave in the order in which their requests came."""
+    """Whether answers leave in the order of their requests."""
     priority_levels: int = 0
-    """Levels, of which 1 is executed first; 0 where all requests are equal."""
+    """Number of levels, 1 first; 0 without priorities."""
     default_priority_level: int = 0
     """The level of requests that name none."""
     priority_queue_policy: Mapping[int, QueuePolicy] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Keyed by level; the others have the default policy."""
+    """By level; others have the default policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model configuration; every part may be left out and is then taken from the artifact."""
+    """A model configuration; missing parts are taken from the artifact."""
 
     name: str = ""
     platform: str = ""
@@ -114,21 +114,21 @@ class ModelConfig:
     max_batch_size: int = 0
     """0 where the configuration does not say, or says 0."""
     default_model_filename: str = ""
-    """File of the version directory that is the model; empty for the usual one of its kind."""
+    """The model file in the version directory; empty for the kind's default."""
     cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The same for GPUs of a compute capability: `9.0` -> file."""
     is_unbatched: bool = False
-    """Whether `max_batch_size: 0` was written: no request is put together with another."""
+    """Whether `max_batch_size: 0` was written: no batching."""
     inputs: tuple[ConfigTensor, ...] = ()
     outputs: tuple[ConfigTensor, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)
     dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
     is_decoupled: bool = False
-    """Whether it says that a request may have any number of answers."""
+    """Whether it declares any number of answers per request."""
     warmup: tuple[Sample, ...] = ()
-    """Requests that are executed before it is ready."""
+    """Warm-up requests."""
     response_cache: bool = False
-    """Whether equal requests may be given the answer of the first of them again."""
+    """Whether answers are cached for equal requests."""
     sequence_batching: SequenceBatching | None = None
     """How sequences are served; None for a model whose requests are independent."""
     steps: tuple[EnsembleStep, ...] = ()
@@ -143,10 +143,10 @@ class ModelConfig:
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """Fields written that change no answer, by the table of `config_fields`; for the log."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
-    """All that was written, also what the server does not act on; None where nothing was."""
+    """The whole configuration, ignored fields included; None without a file."""
 
     def with_defaults(self, parameters: Mapping[str, str]) -> "ModelConfig":
-        """Return it with these parameters where it has none of the same name."""
+        """Return it with defaults for missing parameters."""
         return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
 
     def of_artifact(self) -> "ModelConfig":
@@ -185,7 +185,7 @@ class ModelConfig:
 
     @property
     def is_ensemble(self) -> bool:
-        """Tell whether the model is made of other models."""
+        """Tell whether the model is an ensemble."""
         return bool(self.steps)
 
     def check_name(self, directory: str) -> None:

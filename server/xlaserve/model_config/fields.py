@@ -18,7 +18,7 @@ from xlaserve.model_config.schema import BadConfig, Field, given_of, schema_of, 
 from xlaserve_proto import inference
 
 SHOWN_FIELDS = 32
-"""The most fields without effect that are named one by one."""
+"""Limit of named fields without effect."""
 
 
 class Effect(Enum):
@@ -31,22 +31,22 @@ class Effect(Enum):
 
 
 _Files: TypeAlias = Callable[[Any], Iterable[str]]
-"""Reads from a value the files that it names."""
+"""Returns the files named in a value."""
 
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
-"""Tells from a value that is not the default, and its message, whether it asks for something."""
+"""Tells whether a value other than the default has an effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The treatment of one field. One that is not obeyed stands for all fields inside it."""
+    """Treatment of one field. A field that is not obeyed covers all fields inside it."""
 
     effect: Effect
     because: str = ""
-    """Reason of a refusal: what would differ, and what may be done."""
+    """Reason of a refusal: the difference, and a remedy."""
     asks: _Asks = lambda value, message: True
     files: _Files | None = None
-    """Files that the value names, of which a client may name those of the model alone."""
+    """Files named in the value; a client may name the model's own alone."""
 
 
 _OBEYED = Row(Effect.OBEYED)
@@ -55,7 +55,7 @@ _TENSOR = "the model would be given, or give, other tensors"
 
 
 def _named(files: _Files = lambda value: (value,)) -> Row:
-    """Return the row of a field that is obeyed and that names files."""
+    """Return the row of an obeyed field that names files."""
     return Row(Effect.OBEYED, files=files)
 
 
@@ -220,13 +220,13 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 """Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
 
 CONTENT_TYPE = "content_type"
-"""The parameter that says what the elements of tensors stand for; `content_type.x` is that of x."""
+"""Parameter with the content type of all tensors; `content_type.x` is that of x."""
 
 EXECUTE_DELAY = "execute_delay_ms"
 """The parameter that says how long an execution of an identity model takes."""
 
 STRICT_OUTPUTS = "strict_outputs"
-"""The parameter that has a Triton Python model refuse outputs which it does not describe."""
+"""Parameter: a Triton Python model refuses undescribed outputs."""
 
 DEFAULT = "default."
 """The parameter with the default of an optional input begins so, before the name of the input."""
@@ -263,7 +263,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
         "batch_rows": Effect.NONE,
     }
 )
-"""Entries of `parameters` that mean something here. Those of other servers have no effect."""
+"""Known entries of `parameters`; those of other servers have no effect."""
 
 
 _KINDS = ("platform", "backend")
@@ -272,7 +272,7 @@ _ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
 
 
 def is_onnx(kind: str) -> bool:
-    """Tell whether a `platform` or `backend` is what runs ONNX elsewhere; here it is imported."""
+    """Tell whether a `platform` or `backend` means ONNX, which is imported here."""
     return kind in _ONNX
 
 
@@ -347,7 +347,7 @@ def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
 
 
 def named_files(message: betterproto.Message) -> Iterator[tuple[str, str]]:
-    """Return each file that a configuration names, behind the path of its field."""
+    """Return each file named in a configuration, with the path of its field."""
     return _named_files(message, "")
 
 
@@ -364,7 +364,7 @@ def _named_files(message: betterproto.Message, path: str) -> Iterator[tuple[str,
 
 
 def _given(message: betterproto.Message, field: Field) -> Any:
-    """Return the value of a field; None where it is the default, and no message."""
+    """Return the value of a field; None for a default."""
     # Not by getattr, which would make a message for each field that is not there.
     value = vars(message).get(field.attribute, betterproto.PLACEHOLDER)
     if value is betterproto.PLACEHOLDER:
@@ -378,7 +378,7 @@ def _given(message: betterproto.Message, field: Field) -> Any:
 
 
 def _inside(field: Field, value: Any) -> Iterable[tuple[str, betterproto.Message]]:
-    """Return the messages of a field, each with its place in it."""
+    """Return the messages of a field, each with its path."""
     if not field.message:
         return ()
     if field.kind == "map":

@@ -14,12 +14,12 @@ _TO_ONNX = "or write it in JAX, and use `xlaserve export`"
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One kind of model that is not served."""
+    """An unsupported kind of model."""
 
     runtime: str
     """The library that would have to run it."""
     advice: str
-    """The way to a model that is served."""
+    """How to convert it."""
     files: tuple[str, ...] = ()
     """Names in a version directory that tell this kind."""
 
@@ -62,13 +62,13 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
 
 
 def advice(kind: str) -> str:
-    """Return what to do with a model of a kind that is not served; empty for an unknown one."""
+    """Return advice for an unsupported kind of model; empty for an unknown one."""
     row = FOREIGN.get(kind)
     return f": it needs {row.runtime}; {row.advice}" if row else ""
 
 
 def recognise(directory: Path) -> str:
-    """Say what a version directory holds instead of a model that is served; empty if unknown."""
+    """Name the format of an unsupported version directory; empty if unknown."""
     for kind, row in FOREIGN.items():
         for name in row.files:
             if (directory / name).exists():

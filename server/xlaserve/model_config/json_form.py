@@ -1,4 +1,4 @@
-"""Reads a configuration that is written as proto-JSON."""
+"""Reads a configuration in proto-JSON."""
 
 import base64
 import binascii
@@ -44,7 +44,7 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _EXACT = 2**53
-"""Below it, a float that is an integer is the very one that was written."""
+"""Below it, a float with an integral value is exact."""
 
 # The load example of the repository extension describes tensors in the words of the V2 metadata.
 _TENSOR_ALIASES = MappingProxyType({"datatype": "data_type", "shape": "dims"})
@@ -177,7 +177,7 @@ def _integer(field: Field, value: Json) -> int:
 
 
 def _whole(value: Json) -> int | None:
-    """Return a number that is an integer, however it was written."""
+    """Return an integral number, in any notation."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -24,7 +24,7 @@ from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
 ENSEMBLE = "ensemble"
-"""The platform of a model that is made of other models."""
+"""Platform of ensembles."""
 
 
 MAX_PRIORITY_LEVELS = 1000
@@ -32,7 +32,7 @@ MAX_PRIORITY_LEVELS = 1000
 
 
 def config_of(message: inference.ModelConfig) -> ModelConfig:
-    """Take from a message what the server acts on. Raises BadConfig."""
+    """Extract what the server acts on from a message. Raises BadConfig."""
     if message.max_batch_size < 0:
         raise _unfit("max_batch_size", "0 or more", message.max_batch_size)
     inputs = _tensors("input", message.input)
@@ -108,7 +108,7 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
 def _reshape(
     place: str, tensor: inference.ModelInput | inference.ModelOutput
 ) -> tuple[int, ...] | None:
-    """Return the shape that the model has a tensor in; None where it is the same."""
+    """Return the model's shape of a tensor; None if it is the same."""
     if not betterproto.serialized_on_wire(tensor.reshape):
         return None
     shape = tuple(tensor.reshape.shape)
@@ -136,7 +136,7 @@ def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTens
 
 
 def _between_open(dims: Iterable[int]) -> list[int]:
-    """Return the products of the sizes before, between and behind those that are open."""
+    """Return the products of sizes before, between and after open dimensions."""
     products = [1]
     for size in dims:
         if size == -1:
@@ -147,7 +147,7 @@ def _between_open(dims: Iterable[int]) -> list[int]:
 
 
 def _checksums(message: inference.ModelConfig) -> Iterator[Checksum]:
-    """Yield what the agent `checksum` verifies: its parameters are `MD5:file` and the sum."""
+    """Yield the checks of the agent `checksum`: its parameters are `MD5:file` and the sum."""
     for index, agent in enumerate(message.model_repository_agents.agents):
         place = f"model_repository_agents.agents[{index}]"
         if not agent.name:

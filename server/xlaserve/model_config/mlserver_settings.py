@@ -1,4 +1,4 @@
-"""MLServer's `model-settings.json`, answered with the configuration that stands for it."""
+"""MLServer's `model-settings.json`, translated into a configuration."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -57,12 +57,12 @@ class _Settings(msgspec.Struct):
 
     @property
     def is_batched(self) -> bool:
-        """Tell whether MLServer puts requests together: both a size and a time say so there."""
+        """Tell whether MLServer batches requests: it needs both a size and a time."""
         return self.max_batch_size > 1 and self.max_batch_time > 0
 
     @property
     def content_types(self) -> dict[str, str]:
-        """Return the content types that it says, by the parameter that says them here."""
+        """Return its content types, by the name of our parameter."""
         tensors = (*self.inputs, *self.outputs)
         said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
         found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}
@@ -75,7 +75,7 @@ def _of(tensor: _Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StandsFor:
-    """The configuration that stands for MLServer's settings."""
+    """The configuration equivalent to MLServer's settings."""
 
     pbtxt: str
     """In protobuf's text format, a `config.pbtxt`."""

@@ -1,4 +1,4 @@
-"""Reads a configuration that is written in the text format of protobuf."""
+"""Reads a configuration in protobuf's text format."""
 
 import re
 import sys
@@ -113,7 +113,7 @@ class _Tokens:
         return f"line {line}, column {column}"
 
     def take(self, mark: str) -> bool:
-        """Pass over a punctuation mark if it is there."""
+        """Skip an optional punctuation mark."""
         if self.token.kind != "mark" or self.token.text != mark:
             return False
         self.advance()
@@ -131,13 +131,13 @@ class _Tokens:
         return closing
 
     def expect(self, mark: str) -> None:
-        """Pass over a punctuation mark, which must be there."""
+        """Skip a required punctuation mark."""
         if not self.take(mark):
             raise BadConfig.mismatch(f"'{mark}'", self.got)
 
 
 def _message(tokens: _Tokens, schema: Schema, closing: str) -> betterproto.Message:
-    """Read fields up to the closing mark, or to the end where there is none."""
+    """Read fields up to the closing mark, or to the end."""
     draft = Draft(schema)
     while not (tokens.take(closing) if closing else tokens.token.kind == "end"):
         if tokens.token.kind != "name":
@@ -244,7 +244,7 @@ def _string(tokens: _Tokens, field: Field) -> str:
 
 
 def _bytes(tokens: _Tokens, field: Field) -> bytes:
-    """Read a string literal, or several in a row, which count as one."""
+    """Read a string literal, or adjacent ones."""
     if tokens.token.kind != "string":
         raise BadConfig.mismatch(ARTICLES[field.kind], tokens.got)
     pieces = []

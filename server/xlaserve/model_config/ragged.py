@@ -9,7 +9,7 @@ from xlaserve_proto import inference
 
 
 class BatchKind(Enum):
-    """The fact that a batch input tells the model of its source, an input (BatchInput.Kind)."""
+    """The fact about its source that a batch input contains (BatchInput.Kind)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -27,7 +27,7 @@ class BatchInput:
     name: str
     datatype: Datatype
     source: str
-    """The input of clients that it describes."""
+    """The client's input that it describes."""
 
 
 @dataclass(frozen=True, slots=True)

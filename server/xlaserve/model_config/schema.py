@@ -42,11 +42,11 @@ ARTICLES = MappingProxyType(
         **{kind: f"a {kind}" for kind in ("uint32", "uint64")},
     }
 )
-"""The kinds of protobuf values as an error names what it expected."""
+"""Kinds of protobuf values, with articles, for error texts."""
 
 
 _GIVEN = "_given_by_a_text"
-"""The attribute of a message that is made here. Proto3 knows no default that was written."""
+"""Attribute with the fields that were set: proto3 does not record written defaults."""
 
 
 class BadConfig(ValueError):
@@ -62,7 +62,7 @@ class BadConfig(ValueError):
 
     @classmethod
     def mismatch(cls, expected: str, got: str) -> Self:
-        """Say what was expected and what came."""
+        """Say what was expected and what was found."""
         return cls(f"expected {expected}, got {got}")
 
     def within(self, outer: str) -> Self:
@@ -84,15 +84,15 @@ class Field:
     """One field of a message."""
 
     name: str
-    """As the contract spells it."""
+    """As in the contract."""
     attribute: str
-    """As the generated class spells it."""
+    """As in the generated class."""
     kind: str
     """A protobuf scalar type, `enum`, `message` or `map`."""
     repeated: bool = False
     oneof: str | None = None
     message: type[betterproto.Message] | None = None
-    """The class of a message field; of a map, that of its entries, with `key` and `value`."""
+    """Class of a message field; of a map, its entries' class with `key` and `value`."""
     members: Mapping[str, betterproto.Enum] | None = None
     """The values of an enum by name."""
 
@@ -115,7 +115,7 @@ class Schema:
 
 @functools.cache
 def schema_of(message: type[betterproto.Message]) -> Schema:
-    """Read the fields of a generated class from the metadata that it carries."""
+    """Read the fields of a generated class from its metadata."""
     # Any: the type checkers cannot follow the descriptor behind `_betterproto`.
     generated: Any = message
     metadata: ProtoClassMetadata = generated._betterproto
@@ -163,13 +163,13 @@ class Draft:
         self._chosen: dict[str, str] = {}
 
     def claim(self, field: Field) -> None:
-        """Note that a field is given; giving it twice is an error."""
+        """Record a field; a duplicate is an error."""
         if field.name in self._given:
             raise BadConfig(f"{field.name} is given twice")
         self._given.add(field.name)
 
     def choose(self, field: Field) -> None:
-        """Note that a field has a value; for two fields of one oneof that is an error."""
+        """Record a field's value; two fields of one oneof are an error."""
         if field.oneof:
             chosen = self._chosen.setdefault(field.oneof, field.name)
             if chosen != field.name:
@@ -184,7 +184,7 @@ class Draft:
         self._values.setdefault(field.attribute, []).extend(values)
 
     def put(self, field: Field, key: object, value: object) -> None:
-        """Add an entry to a map; a key that is there already is an error."""
+        """Add an entry to a map; a duplicate key is an error."""
         entries = self._values.setdefault(field.attribute, {})
         if key in entries:
             raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")
@@ -216,7 +216,7 @@ def checked_integer(field: Field, value: int) -> int:
 
 
 def shown_number(value: float) -> str:
-    """Write a number for an error text; an integer may have thousands of digits."""
+    """Format a number for an error text; an integer may have thousands of digits."""
     return repr(value) if abs(value) < 10**_SHOWN else "a number of more than 60 digits"
 
 
@@ -230,7 +230,7 @@ def checked_float(field: Field, value: float) -> float:
 
 
 def finite(field: Field, value: float) -> float:
-    """Return a value read from digits, unless there were too many of them."""
+    """Return a number parsed from digits, unless there are too many."""
     if not math.isfinite(value):
         raise BadConfig.mismatch(ARTICLES[field.kind], "a number too large for it")
     return value

@@ -27,7 +27,7 @@ _IDS = tuple(DATATYPES[name] for name in ("INT32", "INT64", "UINT32", "UINT64", 
 
 
 def sequence_batching_of(message: inference.ModelConfig) -> SequenceBatching | None:
-    """Take from a message how sequences are served; None where it has none. Raises BadConfig."""
+    """Extract the sequence batching of a message; None without it. Raises BadConfig."""
     _, batching = betterproto.which_one_of(message, "scheduling_choice")
     if not isinstance(batching, inference.ModelSequenceBatching):
         return None

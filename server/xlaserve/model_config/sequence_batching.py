@@ -40,15 +40,15 @@ class State:
     dims: Shape
     """Its shape for one sequence, without a batch dimension."""
     data_file: str = ""
-    """File below `initial_state` with what a sequence starts with; empty for zeros."""
+    """File below `initial_state` with the initial state; empty for zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of sequences are put together, and what their model is told and keeps."""
+    """Batching, controls and states of sequences."""
 
     idle_microseconds: int = DEFAULT_IDLE_MICROSECONDS
-    """A sequence without a request for so long ends."""
+    """Idle time after which a sequence ends."""
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
     is_direct: bool = False
@@ -59,9 +59,9 @@ class SequenceBatching:
     """Ascending; a batch of one of these sizes does not wait for the delay (StrategyOldest)."""
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """The part of the slots that have to be ready for a batch not to wait (StrategyDirect)."""
+    """Share of slots that must be ready before a batch starts early (StrategyDirect)."""
     is_iterative: bool = False
-    """Whether one request is a sequence, which the model has executed until it is done."""
+    """Whether one request is a sequence, rescheduled until it is done."""
 
     def slots(self, max_batch_size: int) -> int:
         """Return how many sequences each replica of a model has in progress at most."""
@@ -69,6 +69,6 @@ class SequenceBatching:
         return rows if self.is_direct else self.max_candidates or rows
 
     def states_bytes(self, max_batch_size: int) -> int:
-        """Return what the states of all slots of one replica take."""
+        """Return the state bytes of all slots of one replica."""
         each = sum(state.datatype.itemsize * prod(state.dims) for state in self.states)
         return self.slots(max_batch_size) * each

@@ -28,13 +28,13 @@ _READERS: Mapping[str, _Reader] = MappingProxyType(
 )
 
 CONFIG_FILES: tuple[str, ...] = tuple(_READERS)
-"""Names of a configuration in the directory of its model."""
+"""Names of a configuration in its model's directory."""
 
 
 def parse_json(
     text: str | bytes, *, limit_bytes: int = LIMIT_BYTES, source: str = "config"
 ) -> ModelConfig:
-    """Read a configuration in proto-JSON; `source` is what the text of InvalidModel calls it."""
+    """Parse a configuration in proto-JSON; `source` names it in errors."""
     return _parse(read_json, text, limit_bytes, source)
 
 

@@ -11,7 +11,7 @@ from xlaserve.tensors import BY_CONFIG_NAME, Datatype, Shape
 from xlaserve_proto import inference
 
 MOST_COUNT = 10_000
-"""The most repetitions of one sample: a load does not go on for ever."""
+"""Limit of repetitions of one sample, so that a load ends."""
 
 
 class SampleData(Enum):
@@ -36,7 +36,7 @@ class SampleInput:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request that is executed before the model is ready."""
+    """A request executed before the model is ready."""
 
     name: str
     batch_size: int

@@ -17,15 +17,15 @@ from xlaserve.net.tls import MakeContext
 from xlaserve.process.endpoints import Listening
 
 _ACCEPTS_OF_A_TURN = 64
-"""Most connections that are accepted before others have their turn."""
+"""Limit of connections accepted before other work."""
 _MOST_LAST_ACCEPTS = 1 << 16
-"""Most connections that are accepted at the end, while others may go on to connect."""
+"""Limit of connections accepted at the end, while others keep connecting."""
 _RETRY_SECONDS = 1.0
 """Seconds without accepting where the process has no more files or memory for a connection."""
 _CLOSED = -1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LEAST_SECONDS = 0.01
-"""Seconds for a handshake whose client has said its first word at the last moment."""
+"""Extra seconds for a handshake whose client spoke just before the timeout."""
 _SHUTDOWN_SECONDS = 2.0
 """Seconds that a client has to answer the end of TLS, behind which its connection is cut off."""
 _LAST_WORD_SECONDS = 1.0
@@ -92,7 +92,7 @@ class Acceptor:
                 return
 
     def _accept_one(self) -> bool:
-        """Accept a connection; false where none waits, or there is nothing to have one with."""
+        """Accept a connection; false if none waits, or files are exhausted."""
         try:
             connection, address = self._listening.accept()
         except ConnectionAbortedError:
@@ -241,7 +241,7 @@ class Acceptor:
             task.cancel()
 
     async def aborted(self) -> None:
-        """Cut off what is still in its handshake, and return when that is done."""
+        """Cut off pending handshakes, and wait for that."""
         self.abort()
         with suppress(asyncio.CancelledError):
             await self.begun()

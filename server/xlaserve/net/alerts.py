@@ -3,9 +3,9 @@
 import ssl
 
 MOST_HELLO_BYTES = 1 << 14
-"""Bytes of a ClientHello that are looked at: those of one record."""
+"""Inspected bytes of a ClientHello: one record."""
 NO_APPLICATION_PROTOCOL = bytes.fromhex("15 0303 0002 02 78")
-"""The fatal alert 120, in the clear: there are no keys before the ServerHello."""
+"""The fatal alert 120 in the clear: there are no keys before the ServerHello."""
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_BYTES = 5
 
@@ -19,7 +19,7 @@ class _AlertingObject(ssl.SSLObject):
     outgoing: ssl.MemoryBIO
 
     def do_handshake(self) -> None:
-        """Go on with the handshake; an error that ends it has what is still to be sent."""
+        """Continue the handshake; a final error carries the unsent bytes."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -34,7 +34,7 @@ class AlertingContext(ssl.SSLContext):
 
     sslobject_class = _AlertingObject
     agreed = ""
-    """The one protocol that ALPN agrees on."""
+    """The only ALPN protocol."""
 
     def wrap_bio(
         self,
@@ -60,7 +60,7 @@ class AlertingContext(ssl.SSLContext):
 
 
 def alert_of(error: BaseException) -> bytes:
-    """Return what is to be sent to the client of a handshake that failed; empty for nothing."""
+    """Return the alert for the client of a failed handshake; empty for none."""
     return getattr(error, "alert", b"")
 
 
@@ -96,7 +96,7 @@ class _Reader:
         self.data = data
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes; raises EOFError where there are fewer."""
+        """Return the next bytes; raises EOFError if there are fewer."""
         if count > len(self.data):
             raise EOFError
         taken, self.data = self.data[:count], self.data[count:]

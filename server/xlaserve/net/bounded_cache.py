@@ -28,7 +28,7 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
 
 
 class MakingCache(BoundedCache[Key, Value]):
-    """Makes the value of a key that it does not hold; what raises is not kept."""
+    """Computes missing values; exceptions are not cached."""
 
     __slots__ = ("_make",)
 

@@ -14,7 +14,7 @@ _STEP_BYTES = 1 << 18
 _USUAL_TIMES = 4
 """First estimate of the ratio of inflated to compressed bytes."""
 _PART_BYTES = 1 << 14
-"""Bytes given to zlib at once, which copies what it leaves."""
+"""Input bytes per zlib call, which copies the rest."""
 _MOST_MEMBERS = 10_000
 """Each takes time, however short it is."""
 
@@ -28,7 +28,7 @@ _LEVEL = 1
 """Tensors compress badly: more effort is spent on the time than on the size."""
 _TRIED_BYTES = 64 << 10
 _MOST_LEFT = 0.75
-"""Share of an answer that may be left of it where it is sent compressed."""
+"""Compressed answers must shrink to this share."""
 
 
 def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
@@ -62,7 +62,7 @@ def _first(parts: Iterable[Buffer], size: int) -> bytes:
 
 
 class BadCompression(Exception):
-    """The bytes are not what the coding makes; the text goes on behind what they are called."""
+    """Malformed compressed bytes; the message follows their name."""
 
 
 class InflatesTooFar(Exception):
@@ -158,7 +158,7 @@ class Inflation:
         return self._out[: self._filled]
 
     def end(self) -> None:
-        """Keep nothing more, and go on no longer: an error may keep its frames, and they this."""
+        """Release all buffers and stop: an exception may keep its frames alive."""
         self._is_over = True
         self._out = self._rest = memoryview(b"")
         self._filled = 0

@@ -24,7 +24,7 @@ from enum import IntEnum
 _PASSING_PART = 64
 """The part of the limit below which a request passes those who wait."""
 _WAITING_PART = 8
-"""The part of the limit that those who wait may hold."""
+"""Share of the limit for waiting requests."""
 
 
 class Kind(IntEnum):
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     AHEAD = 2
     """Bytes that came early: pipelined requests, and header blocks in progress."""
     CACHED = 3
-    """Answers that are kept to be given again: they go as soon as there is pressure."""
+    """Cached answers, evicted under pressure."""
 
 
 class Ledger:
@@ -114,7 +114,7 @@ class Ledger:
         self._kinds[kind] += change
 
     def press(self) -> None:
-        """Begin to be under pressure, unless that is so already."""
+        """Enter pressure, unless already under it."""
         if not self.is_pressed:
             self.is_pressed = True
             self.pressures += 1
@@ -122,7 +122,7 @@ class Ledger:
                 call()
 
     def relieve(self) -> None:
-        """Serve those who wait as far as there is memory; end the pressure below `low`."""
+        """Serve waiting requests while there is memory; leave pressure below `low`."""
         waiting = self._waiting
         while waiting and waiting[0].account.admits(waiting[0].count):
             waiting[0].grant()
@@ -130,16 +130,16 @@ class Ledger:
             self.is_pressed = False
 
     def may_wait(self, account: "Account", count: int) -> bool:
-        """Tell whether a request of an account may wait for so many bytes."""
+        """Tell whether a request of an account may wait for this many bytes."""
         held = self._waiting_bytes + account.held
         return held * _WAITING_PART <= self.limit and account.held + count <= self.most
 
     def is_behind(self, count: int) -> bool:
-        """Tell whether so many bytes are not to pass those who wait."""
+        """Tell whether this many bytes must queue after waiting requests."""
         return bool(self._waiting) and count * _PASSING_PART > self.limit
 
     def enqueue(self, wait: "Wait") -> None:
-        """Let a request wait behind the others."""
+        """Queue a request."""
         self.waited += 1
         self._waiting.append(wait)
         self._waiting_bytes += wait.held
@@ -166,7 +166,7 @@ class Account:
         return self.held - sum(self._kinds) if kind is Kind.REQUESTS else self._kinds[kind]
 
     def hold(self, count: int, kind: Kind = Kind.REQUESTS) -> None:
-        """Count bytes that are there already."""
+        """Charge bytes that are already in memory."""
         ledger = self.ledger
         self.held += count
         ledger.held += count
@@ -202,7 +202,7 @@ class Account:
         return left >= 0 and wanted <= ledger.most and wanted * ledger.limit <= left * left
 
     def allows(self, count: int) -> bool:
-        """Tell whether so many bytes more may be held; that they may not is counted."""
+        """Tell whether more bytes are allowed, counting refusals."""
         if self.admits(count) and not self.ledger.is_behind(count):
             return True
         self.ledger.refused += 1

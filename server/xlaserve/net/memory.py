@@ -24,7 +24,7 @@ first took the event loop 1 to 5 ms on a virtual machine; a small one is hardly 
 _STEP_BYTES = 1 << 16
 """Granularity of sizes in bytes: messages of one kind differ by their ids."""
 _MOST_TIMES_LARGER = 2
-"""A block may be so much larger than what it is used for."""
+"""Maximum ratio of a reused block to its content."""
 
 
 def fresh(size: int) -> Octets:
@@ -100,7 +100,7 @@ class MessageMemory:
         self._drop(lambda since, block: True)
 
     def drop_unused(self, seconds: float) -> None:
-        """Give back to the system what nobody has used for so long."""
+        """Return memory that was unused for this long to the system."""
         oldest = self._now() - seconds
         self._drop(lambda since, block: since < oldest)
 

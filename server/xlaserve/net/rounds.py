@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 C = TypeVar("C")
 
 _LOOKS_OF_A_TURN = 64
-"""Connections looked at before others have their turn: of ten thousand all would take 0.1 s."""
+"""Connections checked before other work: ten thousand at once would take 0.1 s."""
 
 
 class Rounds(Generic[C]):

@@ -1,4 +1,4 @@
-"""Clients that do not read: how long nothing has left of what waits for them."""
+"""Clients that do not read: how long their queued bytes have not moved."""
 
 
 class Stall:

@@ -1,4 +1,4 @@
-"""The one table: error -> (gRPC status, HTTP status)."""
+"""The table of errors: gRPC and HTTP status of each."""
 
 import asyncio
 from collections.abc import Mapping
@@ -146,11 +146,11 @@ class Reaction:
     """The reaction to a status of a client that could retry, here or elsewhere."""
 
     tells: str
-    """What the status says of the request."""
+    """Meaning for the request."""
     mesh: str
-    """What ModelMesh does."""
+    """Reaction of ModelMesh."""
     clients: str
-    """What clients and proxies do that are told to retry."""
+    """Reaction of retrying clients and proxies."""
     is_repeated: bool
     """Whether any of them sends the request again by itself."""
 
@@ -195,11 +195,11 @@ REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
         ),
     }
 )
-"""Every other status is told to the client, and the request is not sent again."""
+"""Every other status is passed to the client, without a retry."""
 
 
 def wire_status(error: XlaserveError) -> WireStatus:
-    """Return the row of an error's class, or of its nearest parent that has one."""
+    """Return the row of an error's class, or of its nearest ancestor with a row."""
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
 
 
@@ -247,7 +247,7 @@ def _grpc_status(error: BaseException | None) -> Status:
 
 
 def rpc_status(error: BaseException) -> Status | None:
-    """Return the status of what gRPC itself refuses; None for other errors."""
+    """Return the status of gRPC's own refusals; None for other errors."""
     if isinstance(error, GRPCError):
         return error.status
     if isinstance(error, TooManyFields):

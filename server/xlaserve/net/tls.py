@@ -24,9 +24,9 @@ _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
 """The protocols that ALPN agrees on, by endpoint (RFC 7301)."""
 
 _MOST_BYTES = 1 << 20
-"""Of a key and its chain that are looked at."""
+"""Inspected bytes of a key and its chain."""
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Those of TLS 1.2: forward secret and authenticated, so no CBC. TLS 1.3 has no others."""
+"""TLS 1.2 ciphers, forward secret and authenticated (no CBC); TLS 1.3 has no others."""
 
 
 class ServerTls:

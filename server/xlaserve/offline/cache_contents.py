@@ -120,7 +120,7 @@ def chosen(
 
 
 def remove(directory: Path, removed: Iterable[Kept]) -> None:
-    """Remove programs, and the bytes that no other key names. A server may use the directory."""
+    """Remove programs, and bytes without another key. A server may use the directory."""
     gone = list(removed)
     for one in gone:
         with suppress(OSError):

@@ -39,7 +39,7 @@ class ModelReport:
     kind: str = ""
     """`onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty where nothing tells it."""
     versions: tuple[str, ...] = ()
-    """Those that a server would serve."""
+    """Versions that a server would serve."""
     notes: tuple[str, ...] = ()
     reason: str = ""
     """Why a server refuses it; empty where it does not."""
@@ -193,5 +193,5 @@ def _of_config(source: ModelSource) -> Iterator[str]:
 
 
 def _without_name(name: str, text: str) -> str:
-    """Return an error without the name of the model, which stands beside it."""
+    """Return an error without its model's name, which stands beside it."""
     return text.removeprefix(f"failed to load '{name}', ")

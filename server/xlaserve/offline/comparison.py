@@ -31,7 +31,7 @@ class Difference:
     """One thing that is not the same on both sides."""
 
     at: str
-    """`MODEL/VERSION`, `MODEL`, or empty, as far as that is below what was compared."""
+    """`MODEL/VERSION`, `MODEL`, or empty, relative to what was compared."""
     kind: str
     """`model`, `version`, or a kind of `contents`."""
     name: str
@@ -52,7 +52,7 @@ class Comparison:
 
 
 def level_of(path: Path) -> Level:
-    """Tell what a path is by what lies there; raises InvalidRequest where nothing does."""
+    """Tell whether a path is a version, a model or a repository; raises InvalidRequest."""
     if path.is_file():
         return Level.VERSION
     if not path.is_dir():
@@ -130,7 +130,7 @@ _COMPARE = {
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """A model's directory, or one that has versions and is none."""
+    """A model's directory, or any other directory of versions."""
 
     directory: Path
     config: ModelConfig

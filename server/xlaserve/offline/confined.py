@@ -32,7 +32,7 @@ class Confined:
 
     name: str
     data: str
-    """What it reads, and whose that is."""
+    """Its input, and whose that is."""
     where: str
     """The process or thread in which it runs."""
     memory: str
@@ -157,7 +157,7 @@ PROCESSES: tuple[Confined, ...] = (
         "python_models/process/running.py",
     ),
 )
-"""Those that are ended from outside, or by the system."""
+"""Processes that are ended from outside, or by the system."""
 
 TEXTS: tuple[Confined, ...] = (
     Confined(
@@ -243,7 +243,7 @@ TEXTS: tuple[Confined, ...] = (
         "language/linear.py",
     ),
 )
-"""Those that are bounded before a library evaluates them."""
+"""Texts and files that are bounded before a library evaluates them."""
 
 EXECUTIONS: tuple[Confined, ...] = (
     Confined(

@@ -44,7 +44,7 @@ Kind: TypeAlias = str
 
 @dataclass(slots=True)
 class Contents:
-    """All that a version consists of."""
+    """Contents of a version."""
 
     items: dict[Kind, dict[str, Item]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -32,17 +32,17 @@ class PlannedVersion:
 
     @property
     def reserved(self) -> Sizes:
-        """Return what it holds on each device once it is loaded; nothing where it does not load."""
+        """Return its bytes per device after the load; none if it does not load."""
         return self.compiled.reserved.per_device if self.compiled.reserved else {}
 
     @property
     def predicted_bytes(self) -> int:
-        """Return what a mesh is told before the load."""
+        """Return the size reported to a mesh before the load."""
         return max(self.predicted.values(), default=0)
 
     @property
     def reserved_bytes(self) -> int:
-        """Return what a mesh is told after it: the most that a device holds."""
+        """Return the size reported to a mesh after it: the fullest device's."""
         return max(self.reserved.values(), default=0)
 
 
@@ -75,7 +75,7 @@ class DevicePlan:
     resident: tuple[str, ...] = ()
     """Models loaded in the end, in the order of their eviction."""
     mesh_capacity_bytes: int = 0
-    """Bytes that a mesh is given (runtimeStatus); 0 where that is too little for one."""
+    """Capacity reported to a mesh (runtimeStatus); 0 if it is too small for one."""
     mesh_problem: str = ""
 
     @property
@@ -174,7 +174,7 @@ class DevicePlanner:
 
 
 def usable_bytes(target: Target, settings: Settings) -> int | None:
-    """Return what XLA takes of the memory of one device; None where that is the host's."""
+    """Return the bytes of one device available to XLA; None for host memory."""
     if target.platform == "cuda":
         return int(settings.gpu_memory_fraction * target.memory_bytes)
     return target.memory_bytes or None
@@ -194,7 +194,7 @@ def _predicted(
 def _loaded(
     versions: Sequence[PlannedVersion], capacity: Capacity
 ) -> tuple[tuple[PlannedLoad, ...], tuple[str, ...]]:
-    """Load one after the other, each of them evicting what was loaded first."""
+    """Load one after the other, evicting the oldest."""
     held: dict[str, Reservation] = {}
     loads: list[PlannedLoad] = []
     for one in versions:

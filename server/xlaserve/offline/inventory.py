@@ -46,11 +46,11 @@ class ModelEntry:
     repository: str
     """The directory or the URL that it is in."""
     configuration: str = ""
-    """The name of its configuration; empty where it has none, and needs none."""
+    """File name of its configuration; empty without one."""
     without_effect: tuple[str, ...] = ()
     """Fields of the configuration that change nothing."""
     problem: str = ""
-    """Why it cannot be loaded: a configuration that is refused, files that are not there."""
+    """Why it cannot be loaded: a refused configuration, missing files."""
     versions: tuple[VersionEntry, ...] = ()
 
     @property

@@ -28,7 +28,7 @@ class LocalCopy:
 
 
 EVERY_VERSION = '{"version_policy": {"all": {}}}'
-"""Stands for the configuration of a model of which all versions are looked at."""
+"""Replaces the configuration of a model to fetch all of its versions."""
 
 
 def with_schemes(settings: Settings) -> Settings:
@@ -121,7 +121,7 @@ def _fetched(
 
 
 def _link(source: str, target: str) -> None:
-    """Have a file there too; what is beside the versions comes with each of them."""
+    """Link a file into a version directory; files beside the versions go to each."""
     with suppress(FileExistsError):
         try:
             os.link(source, target)

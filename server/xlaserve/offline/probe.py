@@ -1,4 +1,4 @@
-"""The time that a small program takes to be compiled, which tells whether devices work."""
+"""Compile time of a small program, which shows whether devices work."""
 
 import time
 

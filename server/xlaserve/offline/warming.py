@@ -19,7 +19,7 @@ class Warmed:
     compiled: int = 0
     """Programs that were compiled, and are kept from now on."""
     cached: int = 0
-    """Programs that were there."""
+    """Programs found in the cache."""
     seconds: float = 0.0
     problem: str = ""
     """Why it cannot be loaded; empty where it can."""
@@ -46,7 +46,7 @@ def warm_here(path: Path, context: LoadContext) -> Warmed:
 
 
 def warmed_ahead(model: str, version: str, found: Compiled) -> Warmed:
-    """Return what became of a version that was compiled for devices that are not there."""
+    """Return the outcome for a version compiled for absent devices."""
     seconds = [program.compile_seconds for program in found.programs]
     compiled = sum(one > 0 for one in seconds)
     return Warmed(

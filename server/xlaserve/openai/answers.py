@@ -9,7 +9,7 @@ import msgspec
 from xlaserve.openai.choices import CallPiece, Piece, TokenLogprob
 
 _UNKNOWN = "\ufffd"
-"""Stands for bytes of a token that are no text by themselves."""
+"""Replaces invalid UTF-8 in the text of a single token."""
 
 
 class PromptDetails(msgspec.Struct):
@@ -36,7 +36,7 @@ class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Its octets; null where they are no text by themselves."""
+    """Its octets; null if they are no text by themselves."""
 
 
 class ChatToken(TopLogprob):
@@ -59,14 +59,14 @@ class CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
-    """Where each token begins, in characters of the text."""
+    """Start of each token, in characters of the text."""
 
 
 # --- chats -------------------------------------------------------------------------------------
 
 
 class CalledFunction(msgspec.Struct):
-    """The function that is to be called."""
+    """The function of a call."""
 
     name: str
     arguments: str
@@ -85,7 +85,7 @@ class ChatAnswer(msgspec.Struct):
     """The message of a model."""
 
     content: str | None
-    """None where it calls tools and says nothing."""
+    """None if it calls tools and has no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
@@ -113,10 +113,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    """More of a function that is to be called."""
+    """A piece of a function call."""
 
     arguments: str
-    """More of the JSON of its arguments."""
+    """A piece of the JSON of its arguments."""
     name: str | None = None
 
 
@@ -147,7 +147,7 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """An event of a chat that is streamed."""
+    """An event of a streamed chat."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -170,7 +170,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """A completion, or an event of one that is streamed."""
+    """A completion, or an event of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -185,7 +185,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Whole:
-    """All that came of one choice, until the answer is written."""
+    """The tokens of one choice, until the answer is written."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
@@ -212,7 +212,7 @@ class Writer(Protocol):
         ...
 
     def begin(self, index: int) -> bytes | None:
-        """Write the chunk that a choice begins with; None where there is none."""
+        """Return the first chunk of a choice, if it has one."""
         ...
 
     def chunk(self, index: int, piece: Piece) -> bytes:
@@ -258,7 +258,7 @@ class ChatWriter:
         )
 
     def begin(self, index: int) -> bytes | None:
-        """Write the chunk that has the role."""
+        """Write the chunk with the role."""
         delta = Delta("assistant", "")
         return self._chunk([ChatChunkChoice(index, delta, None, None)], self._no_usage)
 
@@ -332,7 +332,7 @@ class CompletionWriter:
         self._tops = tops
         self._no_usage = None if includes_usage else msgspec.UNSET
         self._offsets: dict[int, int] = {}
-        """Characters of the tokens of each choice that were told by now."""
+        """Characters of each choice's tokens so far."""
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Write the one answer."""
@@ -348,7 +348,7 @@ class CompletionWriter:
         return self._written(written, usage)
 
     def begin(self, index: int) -> bytes | None:
-        """Return None: there is nothing to say."""
+        """Return None: completions have no first chunk."""
         return None
 
     def chunk(self, index: int, piece: Piece) -> bytes:

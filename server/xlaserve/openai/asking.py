@@ -21,17 +21,17 @@ Message: TypeAlias = Mapping[str, Any]
 
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_MAX_TOKENS = 16
-"""Of completions; chats have none."""
+"""Default for completions; chats have none."""
 _LEAST_TOP_P = 1e-9
-"""Stands for 0, which leaves the likeliest token alone."""
+"""Replaces 0, which keeps the likeliest token alone."""
 _SEEDS = 1 << 63
 _THINKING = ("enable_thinking", "thinking")
-"""Variables by which templates have a model think: Qwen's, and Granite's and DeepSeek's."""
+"""Template variables that enable thinking: Qwen's, and Granite's and DeepSeek's."""
 _SAME = (
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
     *("min_tokens", "ignore_eos"),
 )
-"""Fields that are parameters of a generator as they are."""
+"""Fields passed on as parameters of a generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +40,35 @@ class Asked:
 
     model: str
     prompts: Sequence[Prompt]
-    """Of a completion; empty for a chat."""
+    """Prompts of a completion; empty for a chat."""
     messages: Sequence[Message]
-    """Of a chat; empty for a completion."""
+    """Messages of a chat; empty for a completion."""
     count: int
     """Choices for each prompt."""
     seed: int | None
     parameters: Mapping[str, Parameter]
-    """Of each generation, but for the seed."""
+    """Parameters of each generation, without the seed."""
     stop: Sequence[str]
     tops: int | None
-    """How many of the likeliest tokens are told with each; None for no log-probabilities."""
+    """Number of likeliest tokens returned with each; None for no log-probabilities."""
     streams: bool
     includes_usage: bool
     """Whether the last chunk of a stream tells the numbers of tokens."""
     form: Form = forms.ANY
-    """Of each answer."""
+    """Form of each answer."""
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Variables of the template of a chat, beside messages and tools."""
+    """Further variables of a chat's template."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
 
     @property
     def choices(self) -> int:
-        """Return how many answers there are to be."""
+        """Return the number of requested answers."""
         return self.count * max(1, len(self.prompts))
 
     @property
     def prompt_field(self) -> str:
-        """Return the field that holds what is to be continued."""
+        """Return the name of the field with the prompts."""
         return "messages" if self.messages else "prompt"
 
     @property
@@ -183,7 +183,7 @@ def _biased(entry: tuple[str, float]) -> str:
 
 
 def _message(message: Any, index: int) -> Message:
-    """Return a message as a template is given it; raises InvalidField."""
+    """Return a message in the template's form; raises InvalidField."""
     content, calls, place = message.content, message.tool_calls or [], f"messages[{index}]."
     if calls and message.role != "assistant":
         raise InvalidField(f"{place}tool_calls", "none but of role assistant", f"{len(calls)}")
@@ -207,7 +207,7 @@ def _message(message: Any, index: int) -> Message:
 
 
 def _call(call: ToolCall) -> Mapping[str, Any]:
-    """Return a call as templates expect it: its arguments as data, where they are an object."""
+    """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
         read = json.loads(arguments)

@@ -1,4 +1,4 @@
-"""The bodies of requests, typed: every field that is obeyed, and with which values."""
+"""Typed bodies of requests: the obeyed fields and their values."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _Unset: TypeAlias = msgspec.Raw | msgspec.UnsetType
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of an answer that is streamed."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     """Whether a last chunk has the numbers of tokens."""
@@ -42,21 +42,21 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chats have in common; null is as if the field were not there."""
+    """Common fields of completions and chats; null means absent."""
 
     model: str
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    """1 where it is not given; 0 takes the likeliest token."""
+    """Default 1; 0 takes the likeliest token."""
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     n: Count | None = None
     """Answers to each prompt."""
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=4)] | None = None
-    """Texts that end the answer, which does not have them."""
+    """Texts that end the answer, and are not part of it."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Penalty] | None = None
-    """Numbers that are added to the logits, by token id."""
+    """Additions to the logits, by token id."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
@@ -69,12 +69,12 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionFields(Sampling, kw_only=True):
-    """A request for completions; the fields that are obeyed."""
+    """The obeyed fields of a request for completions."""
 
     prompt: str | list[str | Token | list[Token]]
     """A text or token ids, or a list of either."""
     max_tokens: Count | None = None
-    """16 where it is not given."""
+    """Default 16."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     """How many of the likeliest tokens come with each; 0 for the log-probability of each alone."""
     echo: bool | None = None
@@ -82,7 +82,7 @@ class CompletionFields(Sampling, kw_only=True):
 
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
-    """A request for embeddings; the fields that are obeyed."""
+    """The obeyed fields of a request for embeddings."""
 
     model: str
     input: str | list[str | Token | list[Token]]
@@ -90,23 +90,23 @@ class EmbeddingFields(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     """The form of an embedding: numbers, or those as FP32, little-endian, in base64."""
     dimensions: Count | None = None
-    """Elements that are left of each embedding, of a model that may be cut."""
+    """Requested size of each embedding, if the model can be cut."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message that is text."""
+    """A text part of a message."""
 
     text: str
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """One message; the fields that are obeyed."""
+    """The obeyed fields of a message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
     """None in an answer with calls alone."""
     name: str | None = None
-    """For the template of the model."""
+    """For the model's template."""
     tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     """The calls of an answer; of role `assistant` alone."""
     tool_call_id: str | None = None
@@ -124,21 +124,21 @@ _Message: Any = msgspec.defstruct(
 
 
 class ChatFields(Sampling, kw_only=True):
-    """A request for chat completions; the fields that are obeyed."""
+    """The obeyed fields of a request for chat completions."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]  # pyright: ignore[reportInvalidTypeForm]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    """The same; as many as there are positions where neither is given."""
+    """The same; by default all remaining positions."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls; it may where this is not given."""
+    """Whether an answer may have several calls; default true."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For the template of the model, which may have no use for it."""
+    """For the model's template, which may ignore it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, as `{"enable_thinking": false}`."""
 
@@ -210,7 +210,7 @@ def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) 
 
 
 def _check_json(body: memoryview) -> None:
-    """Raise InvalidBody for what is no JSON; what may be quoted is decoded as it will be then."""
+    """Raise InvalidBody for invalid JSON, decoding its text as later errors quote it."""
     try:
         msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -218,7 +218,7 @@ def _check_json(body: memoryview) -> None:
 
 
 def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
-    """Say in the words of this server what msgspec found."""
+    """Rephrase msgspec's error."""
     match = _PLACE.fullmatch(text)
     what, path = (match[1], match[2] or "") if match else (text, "")
     inside = f"{path}." if path else ""
@@ -236,7 +236,7 @@ def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
 
 
 def _values(kind: Any, path: str) -> list[Any]:
-    """Return the values that a type has at a path; none where they are no choice."""
+    """Return the choices of a type at a path; none for other types."""
     found = list(_members(inspect.type_info(kind)))
     for name, index in _STEPS.findall(path):
         found = [member for one in found for member in _inner(one, name, index)]

@@ -1,4 +1,4 @@
-"""The calls behind one request: one for each choice, and the request itself around several."""
+"""Calls of one request: one per choice, within that of the request."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from xlaserve.serving.infer_call import Executed
 
 
 class ChoiceCall(EventCall):
-    """A request with one choice, or with several; or one of those, which is a part of it."""
+    """A request with one or several choices, or one of its choices."""
 
     def __init__(
         self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
@@ -21,7 +21,7 @@ class ChoiceCall(EventCall):
         self._parts: Sequence[ChoiceCall] = ()
 
     def split(self, count: int) -> "Sequence[ChoiceCall]":
-        """Return a call for each of so many choices: itself for one, else parts of it."""
+        """Return a call for each choice: itself for one, else nested ones."""
         if count == 1:
             return (self,)
         self._parts = [self._part(count) for _ in range(count)]
@@ -35,7 +35,7 @@ class ChoiceCall(EventCall):
         return part
 
     def fail(self, error: BaseException) -> None:
-        """End it, and its parts, with an error; that a queue is full is 429 here."""
+        """Fail it and its nested calls; a full queue is 429 here."""
         if isinstance(error, Overloaded | QueueTimeout):
             error = TooManyRequests(error)
         for part in self._parts:
@@ -43,5 +43,5 @@ class ChoiceCall(EventCall):
         super().fail(error)
 
     def finish(self, now_ns: int) -> None:
-        """End it before its model does, since its answer is complete: that is no failure."""
+        """End it before its model does, since its answer is complete; not a failure."""
         answer_last(self, Executed({}, self.submitted_ns or self.started_ns, now_ns, self.rows))

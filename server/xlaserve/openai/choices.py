@@ -10,7 +10,7 @@ from xlaserve.serving.inference import DetailedResponse, InferResponse
 from xlaserve.tensors import Parameter, Tensor
 
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 _TOKEN_BYTES = 256
 _TOP_BYTES = 192
@@ -30,12 +30,12 @@ class CallPiece(NamedTuple):
     """Something more of a call of a tool."""
 
     number: int
-    """Of the call within the choice, from 0."""
+    """Index of the call within the choice, from 0."""
     id: str | None
-    """With the first piece alone, as the name is."""
+    """In the first piece only, like the name."""
     name: str | None
     arguments: str
-    """More of the JSON of its arguments."""
+    """A piece of the JSON of its arguments."""
 
 
 class Piece(NamedTuple):
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     token: TokenLogprob | None = None
     """None where log-probabilities are not asked for, and for the token that stops the answer."""
     finish_reason: str | None = None
-    """Why it ends with this; None while it goes on."""
+    """Why it ends with this; None while it continues."""
     calls: Sequence[CallPiece] = ()
 
 
@@ -65,18 +65,18 @@ class Choice:
         self._detokenizer = text.detokenizer(stop, () if calls is None else calls.marks)
         self._tops = tops
         self.tokens = 0
-        """Those that were generated, with the one that stops it."""
+        """Generated tokens, the stopping one included."""
         self.cached_tokens = 0
-        """Tokens of the prompt that were not computed again."""
+        """Tokens of the prompt found in the prefix cache."""
         self.finish_reason: str | None = None
 
     @property
     def token_bytes(self) -> int:
-        """Return what a token takes at most while it is kept."""
+        """Return the maximum memory of a kept token."""
         return _TOKEN_BYTES + _TOP_BYTES * (1 + self._tops if self._tops is not None else 0)
 
     def take(self, response: InferResponse) -> Piece:
-        """Return what a token adds to the text; not to be called once the choice is finished."""
+        """Return a token's text; must not be called after the end of the choice."""
         outputs = {output.name: output.data for output in response.outputs}
         told: Mapping[str, Parameter] = {}
         if isinstance(response, DetailedResponse):
@@ -101,7 +101,7 @@ class Choice:
         return self._piece(text, token)
 
     def _piece(self, text: str, token: TokenLogprob | None) -> Piece:
-        """Return text as what it is: text, and calls."""
+        """Classify text as text or calls."""
         parser = self._calls
         if parser is None:
             return Piece(text, token, self.finish_reason)

@@ -1,4 +1,4 @@
-"""From a request for embeddings to its answer: tokens, executions beside others', and JSON."""
+"""Embedding requests: tokenizing, batched executions, and the answer."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -30,19 +30,19 @@ from xlaserve.serving.stations.station import Served
 from xlaserve.tensors import Buffer, Tensor
 
 _ENCODED_TIMES = 160
-"""Bytes that a tokenizer takes for each octet of a text, where each is a token by itself."""
+"""Memory of tokenizing per octet of text, if each is a token."""
 _CHARACTERS_OF_TOKEN = 64
 """Characters that a text may have for each token that the model takes: to find out how many tokens
 a longer one has would take long, and hardly any has so few."""
 _FP32_BYTES = 4
 _IN_FLIGHT = 4
-"""Executions of one request that wait at once: with more, others would wait behind all of it."""
+"""Queued executions per request, so that others are not blocked by a long list."""
 _TRIES = 3
-"""Attempts to have all inputs answered by the version that they were encoded for."""
+"""Attempts to answer all inputs with the version that tokenized them."""
 
 
 class _Reloaded(Exception):
-    """Another version answers by now, which may have another tokenizer."""
+    """Another version answers now, possibly with another tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Embeddings:
     async def _executed(
         self, parent: Call, model: _Model, parts: Sequence[Part], inputs: Sequence[Ids]
     ) -> Tensor:
-        """Return the embeddings of all inputs, [inputs, size]; raises what an execution raises."""
+        """Return the embeddings of all inputs, [inputs, size]; raises like an execution."""
         found = np.empty((len(inputs), model.info.size), np.float32)
         left = iter(parts)
         work = partial(self._work, parent, model, left, inputs, found)
@@ -199,7 +199,7 @@ def _encode(text: Tokens, prompt: str, inputs: Sequence[Prompt]) -> Sequence[Seq
 
 
 def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
-    """Return token ids as an array; raises InvalidField for those that the model cannot take."""
+    """Return token ids as an array; raises InvalidField for invalid ones."""
     if not 1 <= len(ids) <= info.max_tokens:
         raise InvalidField(
             field,
@@ -214,7 +214,7 @@ def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
 
 
 def _size(asked: EmbeddingFields, info: EmbeddingInfo) -> int:
-    """Return the elements of each embedding; raises InvalidField for a size that it cannot have."""
+    """Return the size of each embedding; raises InvalidField for an unsupported one."""
     size = info.size if asked.dimensions is None else asked.dimensions
     if not info.may_cut_to(size):
         cuts = f"1 to {info.size}"

@@ -29,7 +29,7 @@ class EmbeddingUsage(msgspec.Struct):
     """The numbers of tokens."""
 
     prompt_tokens: int
-    """Those of all inputs, with the special ones that the tokenizer adds, without padding."""
+    """Tokens of all inputs, with special ones, without padding."""
     total_tokens: int
 
 

@@ -18,7 +18,7 @@ _SHOWN = 64
 
 
 class InvalidField(InvalidRequest):
-    """A field of a request to OpenAI's endpoints is not what is read there."""
+    """An invalid field of a request to OpenAI's endpoints."""
 
     def __init__(self, field: str, expected: str, got: str, *, code: str | None = None) -> None:
         self.field = field
@@ -35,7 +35,7 @@ class ErrorDetail(msgspec.Struct):
     message: str
     type: str
     param: str | None = None
-    """The field that is to blame, where one is."""
+    """The offending field, if there is one."""
     code: str | None = None
 
 
@@ -48,7 +48,7 @@ class ErrorBody(msgspec.Struct):
 _INVALID = "invalid_request_error"
 
 _FIELDS = MappingProxyType({"json_schema": "response_format", "grammar": "tools"})
-"""The fields of a chat that become other parameters of a generation."""
+"""Chat fields that become other parameters of a generation."""
 
 _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
     {
@@ -58,11 +58,11 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
         HTTPStatus.INTERNAL_SERVER_ERROR: ("server_error", None),
     }
 )
-"""Type and code by status; others are the client's below 500, and the server's from there on."""
+"""Type and code by status; others are client errors below 500, server errors above."""
 
 
 def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:
-    """Return the body of an error; `error` is what was raised, None where nothing was."""
+    """Return the body of an error; `error` is the exception, if any."""
     kind, code = _KINDS.get(status, (_INVALID if status < 500 else "server_error", None))
     param = None
     if isinstance(error, ModelNotFound):

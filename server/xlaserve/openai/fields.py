@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests that change nothing, and those that are refused, as tables."""
+"""Tables of OpenAI's fields that are ignored or refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ CHAT_HINTS = (
     *("user", "store", "metadata", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "prediction"),
 )
-"""Fields that are for the keeper of a server, or make it faster: any value is taken."""
+"""Ignored fields for operators and caches: any value is accepted."""
 
 COMPLETION_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"best_of": (1,), "suffix": ("",)}
@@ -34,4 +34,4 @@ MESSAGE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "refusal": ("",),
     }
 )
-"""Fields that nothing obeys, with the values beside null that ask for nothing, which are taken."""
+"""Unsupported fields, with the neutral values that are accepted besides null."""

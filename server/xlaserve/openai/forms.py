@@ -1,4 +1,4 @@
-"""The form of an answer: a grammar, and the tools that it may call."""
+"""The form of an answer: its grammar and its tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ class Form:
     schema: str | None = None
     """The JSON schema that an answer follows, as text; None for text of any form."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The tools as the template is given them; none where no call is wanted."""
+    """The tools for the template; none if no call is wanted."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The schema of the arguments by the name of the tool."""
     called: Sequence[str] = ()
-    """The tools of which one has to be called; empty where the model decides."""
+    """Tools of which one must be called; empty if the model decides."""
     most_calls: int = MOST_TOOLS
-    """Calls that an answer may have."""
+    """Limit of calls per answer."""
 
     @property
     def characters(self) -> int:
@@ -76,7 +76,7 @@ class Form:
     def parameters(
         self, family: ToolFamily | None, generation: GenerationInfo
     ) -> Mapping[str, Parameter]:
-        """Return the parameters of a generation by which its answer has this form."""
+        """Return the parameters that give a generation's answer this form."""
         if self.schema is not None:
             return {"json_schema": self.schema}
         if not self.called or family is None or generation.text is None:
@@ -88,7 +88,7 @@ class Form:
         }
 
     def parser(self, family: ToolFamily | None) -> ToolCalls | None:
-        """Return what finds the calls in one answer, None where there are none."""
+        """Return the parser of calls in one answer, None without tools."""
         return None if family is None else family.parser(tuple(self.schemas), self.most_calls)
 
 
@@ -144,7 +144,7 @@ def _schema(form: ResponseFormat | None) -> str | None:
 
 
 def _arguments(function: Function, index: int) -> Mapping[str, Any]:
-    """Return the schema of the arguments, which are an object."""
+    """Return the schema of the arguments, an object."""
     if function.parameters is None:
         return _NO_ARGUMENTS
     kind = function.parameters.get("type", "object")

@@ -1,4 +1,4 @@
-"""From a request to generations that have begun: model, tokens of the prompts, and calls."""
+"""Starts generations from a request: model, tokens of the prompts, and calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from xlaserve.tensors import datatype_named
 _INT32 = datatype_named("INT32")
 _OUTPUTS = tuple(map(RequestedOutput, ("token", "logprob", "top_tokens", "top_logprobs")))
 _ENCODED_TIMES = 160
-"""Bytes that a tokenizer takes for each octet of a text, where each is a token by itself."""
+"""Memory of tokenizing per octet of text, if each is a token."""
 _CHARACTERS_OF_TOKEN = 64
 """Characters that a text may have for each position of the model: to find out how many tokens a
 longer one has would take long, and hardly any has so few."""
@@ -48,7 +48,7 @@ class Begun:
     """Texts of the prompts, where answers begin with them."""
 
     def echo(self, index: int) -> str:
-        """Return what the answer of a choice begins with."""
+        """Return the beginning of a choice's answer."""
         return self.echoes[index // self.count] if self.echoes else ""
 
     def tokens(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class Generations:
         return calls
 
     async def _echoes(self, request: HttpRequest, asked: Asked, text: ModelText) -> Sequence[str]:
-        """Return the texts of the prompts, for which there is memory in every answer."""
+        """Return the texts of the prompts, after reserving memory for them in every answer."""
         given = asked.prompts
         if isinstance(given[0], str):
             found = cast(Sequence[str], given)
@@ -182,7 +182,7 @@ class Generations:
 
 
 def _tokens(prompt: Prompt, asked: Asked, info: GenerationInfo) -> NDArray[np.int32]:
-    """Return a prompt as the model takes it; raises InvalidField for one that it cannot."""
+    """Return a prompt as token ids; raises InvalidField for an invalid one."""
     field = asked.prompt_field
     if not 1 <= len(prompt) <= info.max_length:
         raise InvalidField(

@@ -16,7 +16,7 @@ class OpenAiModel(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
-    """When it was exported, in seconds since the epoch."""
+    """Time of the export, in seconds since the epoch."""
     owned_by: str = NAME
     max_model_len: int
     """The most tokens of a request, prompt and answer together; of one input for embeddings."""
@@ -36,7 +36,7 @@ class OpenAiModels:
         self._registry = registry
 
     def list(self) -> OpenAiModelList:
-        """Return those that would answer now and that the call that is answered may see."""
+        """Return the ready models visible to the current caller."""
         self._registry.standing.require_listed("of this server")
         sees = seen_now()
         names = [model.name for model in self._registry.models() if sees(model.name)]

@@ -151,7 +151,7 @@ class OpenAiRoutes:
     # --- models ---
 
     async def list(self, request: HttpRequest) -> HttpResponse:
-        """List the models that generate text, and that the caller may see."""
+        """List the text models visible to the caller."""
         return json_response(self._models.list())
 
     async def get(self, request: HttpRequest) -> HttpResponse:
@@ -263,7 +263,7 @@ class OpenAiRoutes:
 def _told(
     begun: Begun, writer: Writer, index: int, piece: Piece, *, is_first: bool
 ) -> Sequence[bytes]:
-    """Return the events that say a piece of a choice; none where it says nothing."""
+    """Return the events of a choice's piece, if any."""
     first = writer.begin(index) if is_first else None
     events = [] if first is None else [_event(first)]
     if is_first:

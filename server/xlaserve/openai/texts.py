@@ -1,4 +1,4 @@
-"""Tokenizers and templates of the models that are loaded, off the event loop."""
+"""Tokenizers and templates of loaded models, off the event loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The fields of a chat about tools and the form of its answer, typed."""
+"""Typed fields of a chat about tools and the form of its answer."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that a model may ask to be called."""
+    """A function that a model may call."""
 
     name: Name
     description: str | None = None
@@ -31,13 +31,13 @@ class Tool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fiel
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    """The function that is to be called."""
+    """The function to call."""
 
     name: Name
 
 
 class NamedTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The tool that is to be called."""
+    """The tool to call."""
 
     function: FunctionName
 

@@ -18,7 +18,7 @@ By itself glibc raises this to 32 MiB with what is freed, and then keeps the lar
 thread: 100 outputs of 10 MiB left 150 MiB behind. To map is to touch each page for the first time,
 which is why smaller blocks, that are most, are kept."""
 KEPT_BYTES = 12 << 20
-"""Free memory at the end of each arena that is kept: a trim gives back that of the first alone."""
+"""Free memory kept at the end of each arena: a trim releases only the first one's."""
 _LEAST_ARENAS = 2
 """There are as many arenas as cores, instead of eight for each: no more threads than that ever ask
 at the same time, and each arena keeps something."""

@@ -16,7 +16,7 @@ _LOOK_MS = 1000
 """Milliseconds between two looks whether a reader that has stopped reads again."""
 
 _MOST_QUEUED_BYTES = 1 << 20
-"""Bytes that wait for such a reader; what comes beyond them is lost."""
+"""Limit of bytes queued for a slow reader; further ones are lost."""
 
 _LAST_SECONDS = 1.0
 
@@ -44,7 +44,7 @@ class BestEffortStream(io.TextIOBase):
         self._queued_bytes = 0
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        """Writes what is queued; there from the first time that a reader does not read."""
+        """Writes queued records; started when a reader first blocks."""
         self.lost = 0
         """Writes that were lost since the last one that was not."""
 
@@ -83,7 +83,7 @@ class BestEffortStream(io.TextIOBase):
             return False
 
     def fileno(self) -> int:
-        """Return the descriptor; raises OSError where there is none."""
+        """Return the descriptor; raises OSError without one."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor
@@ -110,7 +110,7 @@ class BestEffortStream(io.TextIOBase):
         return False
 
     def _written_of(self, descriptor: int, data: memoryview) -> tuple[memoryview, bool]:
-        """Return what was not written, and whether that is since it cannot be."""
+        """Return the unwritten bytes, and whether the stream is broken."""
         # It polls also true where the write will fail: that is for the write to say.
         while data and self._poll.poll(0):
             try:

@@ -46,7 +46,7 @@ def limit_processor(seconds: float) -> None:
 
 
 def data_bytes() -> int:
-    """Return the private memory of this process that can be written to; 0 where nobody says."""
+    """Return the private writable memory of this process; 0 if unknown."""
     with suppress(OSError):
         found = _DATA.search(_STATUS.read_text())
         return int(found[1]) << 10 if found else 0

@@ -60,7 +60,7 @@ def end_session_with_this() -> None:
 
 
 def _watch(leader: int, ended: int) -> None:
-    """Wait for the end of a process, and kill what is left of its session."""
+    """Wait for the end of a process, and kill the rest of its session."""
     # Not of its group, which is killed as a whole.
     os.setpgid(0, 0)
     # Others learn of ends by pipes and sockets that nobody has any more.

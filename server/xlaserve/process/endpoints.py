@@ -74,7 +74,7 @@ def check_grpc_endpoints(
 
 
 class Listening(Protocol):
-    """The source of new connections: a listening socket, or what stands for one."""
+    """The source of new connections: a listening socket or a substitute."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a connection waits; -1 once closed."""
@@ -103,7 +103,7 @@ class Listener:
     setting: str = ""
     """The setting of the endpoint."""
     file: os.stat_result | None = None
-    """The file of a unix socket that was made here."""
+    """File of a unix socket made here."""
     owns_file: Callable[[], bool] = lambda: True
     """Tells whether the file goes with the listener: of two processes, one has it."""
 
@@ -150,7 +150,7 @@ def _identity(file: os.stat_result) -> tuple[int, int, int]:
 
 
 def adopt(setting: str, given: socket.socket) -> Listener:
-    """Return the listener of a socket that somebody else bound, who keeps it."""
+    """Return the listener of an inherited socket, which is left open."""
     name = given.getsockname()
     if given.family == socket.AF_UNIX:
         return Listener(given, f"{_UNIX}{os.fsdecode(name)}", setting)
@@ -159,7 +159,7 @@ def adopt(setting: str, given: socket.socket) -> Listener:
 
 
 def check_backlog(backlog: int) -> None:
-    """Log that the system shortens what was asked for, if it does."""
+    """Log a backlog that the system shortens."""
     try:
         longest = int(_LONGEST_BACKLOG.read_text())
     except (OSError, ValueError):

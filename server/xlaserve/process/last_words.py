@@ -5,7 +5,7 @@ import signal
 import structlog
 
 MAX_BYTES = 4096
-"""What is kept of stderr: its end, where a traceback says what was wrong."""
+"""Kept bytes of stderr: its end, where a traceback names the error."""
 
 _log = structlog.get_logger("child")
 
@@ -27,7 +27,7 @@ def last_line(said: bytes | str | None) -> str:
 
 
 def tell(process: str, ended: str, said: bytes | str | None, model: str = "") -> None:
-    """Log that a process ended by itself, how, and the end of what it printed on stderr."""
+    """Log the unexpected end of a process, and the end of its stderr."""
     about = {"model": model} if model else {}
     _log.warning("a process ended", process=process, ended=ended, said=_text(said), **about)
 

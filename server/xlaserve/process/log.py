@@ -35,7 +35,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Which records the log has, by their level; a processor that drops the others."""
+    """Log levels; a processor that drops records below them."""
 
     verbose_level: int = 1
     """Records of debugging are there from 1 on."""
@@ -53,14 +53,14 @@ class Levels:
     def __call__(
         self, _logger: object, method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return a record that is to be written; raises DropEvent for another one."""
+        """Return a record at or above its level; raises DropEvent for another one."""
         if not self._has(str(event.get("level", method))):
             raise structlog.DropEvent
         return event
 
     @property
     def lowest(self) -> int:
-        """Return the lowest level of which there are records."""
+        """Return the lowest enabled level."""
         kinds = ("debug", "info", "warning", "error")
         least = next((kind for kind in kinds if self._has(kind)), "critical")
         return logging.getLevelNamesMapping()[least.upper()]

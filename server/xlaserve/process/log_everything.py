@@ -1,4 +1,4 @@
-"""Makes a record of the log of what others write to stderr: libraries, warnings, tracebacks."""
+"""Routes libraries, warnings, tracebacks and other output on stderr into the log."""
 
 import io
 import logging
@@ -22,7 +22,7 @@ class LibraryRecords(logging.Handler):
     """Passes records of the standard library's log through the processors of this one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record as if it was logged here; raises nothing."""
+        """Log a library's record; raises nothing."""
         try:
             event: dict[str, Any] = {"event": record.getMessage(), "logger": record.name}
             if record.exc_info:
@@ -52,7 +52,7 @@ def _level_name(number: int) -> str:
 
 
 def take_libraries() -> None:
-    """Have what libraries log written here, in place of whatever was set up before."""
+    """Route libraries' loggers into the log, replacing their handlers."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, LibraryRecords) or type(handler) is logging.StreamHandler:
@@ -62,7 +62,7 @@ def take_libraries() -> None:
 
 
 class StderrLines(io.TextIOBase):
-    """Stands for stderr: each line that is printed there is a record."""
+    """Replaces stderr: each printed line becomes a record."""
 
     def __init__(self, stream: TextIO) -> None:
         self.behind = stream
@@ -76,7 +76,7 @@ class StderrLines(io.TextIOBase):
         return self.behind.encoding
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream, which what crashes writes to."""
+        """Return the descriptor of the stream, for crash handlers."""
         return self.behind.fileno()
 
     def writable(self) -> bool:

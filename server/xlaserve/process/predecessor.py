@@ -17,7 +17,7 @@ HANDED = "HANDED_LISTENERS"
 TAKEN_OVER = b"T"
 """The message of a replacement on its channel, sent once it accepts connections."""
 WANTED = b"W"
-"""The message of a replacement that has loaded what the settings say: it asks for CHANGES."""
+"""Message of a replacement that has loaded the configured models: asks for CHANGES."""
 CHANGES = b"C"
 """The answer to it, with the descriptor of a file: what clients have changed."""
 
@@ -40,7 +40,7 @@ class SharedSocket:
             self._poll.register(self.listening.fileno(), select.EPOLLIN)
 
     def shut(self) -> None:
-        """Accept no more: what waits in the accept queue is for the other process."""
+        """Stop accepting: the accept queue belongs to the other process."""
         self.may_accept = False
 
     def fileno(self) -> int:

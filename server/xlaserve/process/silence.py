@@ -8,7 +8,7 @@ from pathlib import Path
 LOOKS = 20
 """Looks within the time that a process has to answer."""
 _SILENT_PART = 5
-"""The part of that time from which on it is not ready, and is given nothing."""
+"""Share of that time after which it is not ready and gets no work."""
 STOPPED_SECONDS = 2.0
 """Seconds that a process may be stopped (SIGSTOP) before it is replaced: more than an accident."""
 
@@ -41,7 +41,7 @@ class Silence:
         return self.seconds >= self.limit
 
     def heard(self) -> None:
-        """Know that there was a message."""
+        """Record a message."""
         self.seconds = 0.0
         self._looked = self._clock()
 
@@ -53,7 +53,7 @@ class Silence:
 
 
 class Stopped(Silence):
-    """The silence of a process that may be busy for long: it counts while that is stopped."""
+    """The silence of a process that may be busy: it counts only while it is stopped."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Stopped(Silence):
         *,
         with_forks: bool = False,
     ) -> None:
-        """`with_forks` takes it for stopped where one that it has forked is."""
+        """`with_forks` counts a stopped fork as well."""
         super().__init__(limit, clock)
         self._pid = pid
         self._with_forks = with_forks
 
     def look(self) -> None:
-        """Count the time since the last look, unless the process may go on."""
+        """Count the time since the last check, if the process is stopped."""
         if is_stopped(self._pid, with_forks=self._with_forks):
             super().look()
         else:

@@ -43,7 +43,7 @@ class ServiceManager(Protocol):
 
 
 class Systemd:
-    """The sockets that systemd gave the process, and the messages that it wants to hear."""
+    """Sockets from systemd, and notifications to it."""
 
     def __init__(
         self,

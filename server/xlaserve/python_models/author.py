@@ -35,15 +35,15 @@ class InferenceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """All of a request but its inputs; an `infer` that takes two arguments is given it."""
+    """A request without its inputs, passed to an `infer` with two arguments."""
 
     id: str
     outputs: Sequence[str]
-    """Names of the outputs that the client asks for; others may be left out."""
+    """Names of the requested outputs; others may be omitted."""
     parameters: Mapping[str, Parameter]
     _of: Any = field(repr=False, compare=False)
     input_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters of inputs, by input; only of those that have any."""
+    """Parameters by input, if any."""
     output_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of the outputs that the client asks for by name, by output."""
 
@@ -84,7 +84,7 @@ class PythonModel:
     max_batch_size: ClassVar[int] = 0
     """Most rows of a request; 0 where tensors have no batch dimension."""
     batched: ClassVar[bool] = False
-    """Whether rows of different requests may be put together for one call of `infer`."""
+    """Whether requests may share a call of `infer`."""
     decoded: ClassVar[bool] = False
     """Whether `infer` is given what inputs stand for by their content types, and its outputs are
     written by theirs (`xlaserve.tensors.content_types`)."""

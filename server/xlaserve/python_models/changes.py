@@ -19,7 +19,7 @@ class CodeChanges:
         self._registry = registry
         self._workers = workers
         self._begun: set[Change] = set()
-        """Those that have not ended."""
+        """Running changes."""
 
     async def make(self, change: Change, waiting: Collection[str]) -> None:
         """Load or unload a model, as `ModelControl` does for clients.

@@ -95,7 +95,7 @@ class ModelCode:
             return bytes(files.read_exactly(file, size, path.name))
 
     def builtins(self) -> dict[str, object]:
-        """Return the builtins of its modules, whose imports look beside model.py first."""
+        """Return the builtins of its modules; their imports search beside model.py first."""
         return {**vars(builtins), "__import__": self._import}
 
     def _import(
@@ -166,7 +166,7 @@ def _check_writers(directory: Path) -> None:
 
 
 def _check_mode(name: str, mode: int) -> None:
-    """Raise InvalidModel for what every user of the machine may change: it would run their code."""
+    """Raise InvalidModel for a world-writable file: it would run anybody's code."""
     if mode & stat.S_IWOTH:
         raise InvalidModel(
             f"{name} may be written by everybody (mode {stat.S_IMODE(mode):o}): its code is not "

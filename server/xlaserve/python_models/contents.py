@@ -104,7 +104,7 @@ class Contents:
         return str(found)
 
     def _chosen(self, given: Mapping[str, Parameters], tensor: str) -> str:
-        """Return the content type of a tensor; empty where nobody says one."""
+        """Return the content type of a tensor; empty if none is given."""
         found = given[tensor].get(CONTENT_TYPE) if tensor in given else None
         return str(found or self._configured.get(f"{CONTENT_TYPE}.{tensor}", ""))
 

@@ -13,7 +13,7 @@ from xlaserve.runtime.metrics import Described, Metric
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """All that a copy of a model knows of its place in the server, and what it may do there."""
+    """A model copy's access to the server."""
 
     model: str
     version: str
@@ -42,7 +42,7 @@ class Context:
     def infer_and_wait(
         self, model: str, inputs: Arrays, *, version: str = "", outputs: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """Return what `infer` does, in code that is no coroutine. Blocks."""
+        """Like `infer`, for code without coroutines. Blocks."""
         asked = Asked(model, inputs, version, outputs)
         return dict(self._host.calls.infer(asked, current_request()).result())
 

@@ -41,7 +41,7 @@ class LoadedPython(UncompiledModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return how many rows one execution may have, where requests may be put together."""
+        """Return the maximum of rows per execution, if requests may be batched."""
         return self.info.max_batch_size if self.is_batched else 1
 
     def handle(
@@ -64,7 +64,7 @@ class LoadedPython(UncompiledModel):
         return waiting.result()
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return what the code of its copies is asked; empty where it has no `is_ready`."""
+        """Return the pending answers of its copies' `is_ready`; empty without that method."""
         return ask_all(self._copies)
 
     def expected_seconds(self, rows: int) -> float:

@@ -129,7 +129,7 @@ def _file_name(directory: Path, context: LoadContext) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """A model whose class is known, and whose copies are to be made."""
+    """A model with a known class, before its copies are made."""
 
     info: ModelInfo
     make: Callable[[int], Copy]

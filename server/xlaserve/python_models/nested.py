@@ -49,14 +49,14 @@ class Nested(InferCall):
         self.deadline = latest if self.deadline is None else min(self.deadline, latest)
 
     def settle(self, error: BaseException) -> None:
-        """Raise an error in whoever waits."""
+        """Raise an error in the waiting code."""
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in whoever waits, which may tell the client: of hidden models no name."""
+        """Raise an error in the calling code, without names of hidden models."""
         self.settle(without_hidden(self, error, (self.asked_model,)))
 
     def cancel(self, reason: str = "") -> None:
-        """End the call; whoever waits for it is told."""
+        """End the call, notifying its caller."""
         super().cancel(reason)
         self.settle(CancelledByModel(self.asked_model, "the request was cancelled"))
 

@@ -39,7 +39,7 @@ class OutputCheck:
         batched: bool,
         converts: bool = False,
     ) -> None:
-        """With `converts` numbers may come in another width, where none of them changes."""
+        """With `converts`, numbers may have another width if the conversion is exact."""
         self._model = model
         self._converts = converts
         self._specs = {spec.name: spec for spec in specs}
@@ -128,7 +128,7 @@ class OutputCheck:
             raise WrongOutput(self._model, spec.name, str(spec), got) from error
 
     def _texts(self, spec: TensorSpec, array: Any) -> Any:
-        """Return an array of `bytes`, of one that may hold texts as well."""
+        """Return an array of `bytes` from one that may contain texts."""
         try:
             elements = encoded_elements(array)
         except TensorDataError as error:

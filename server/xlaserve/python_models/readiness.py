@@ -13,7 +13,7 @@ from xlaserve.python_models.failures import failure
 
 
 class CodeReadiness:
-    """Asks one copy, once at a time: who asks meanwhile gets the same answer (single-flight).
+    """Asks one copy; concurrent askers get the same answer (single-flight).
 
     Its thread is not that of the copy: one that executes for long is no less ready. It ends with
     each answer, and one that never comes holds up no end of the process.
@@ -65,6 +65,6 @@ class PresentReadiness:
 
 
 def ask_all(copies: Sequence[object]) -> "list[Future[bool]]":
-    """Return what the copies are asked that have something to say."""
+    """Return the pending `is_ready` answers of copies that have it."""
     found = (getattr(copy, "readiness", None) for copy in copies)
     return [one.ask() for one in found if isinstance(one, CodeReadiness | PresentReadiness)]

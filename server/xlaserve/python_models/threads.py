@@ -24,11 +24,11 @@ class CodeThread(Protocol):
         ...
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Have something called behind all that was submitted before; it raises nothing."""
+        """Call a function after all earlier ones; it must not raise."""
         ...
 
     def close(self) -> None:
-        """End the thread behind what it was given; does not wait."""
+        """End the thread after its queued calls; does not wait."""
         ...
 
 
@@ -43,11 +43,11 @@ class PlainThread:
         self.thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Have something called behind all that was submitted before."""
+        """Call a function after all earlier ones."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread behind what it was given."""
+        """End the thread after its queued calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -77,7 +77,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(call)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have a coroutine run beside others."""
+        """Run a coroutine beside others."""
 
         def begin() -> None:
             task = self._loop.create_task(work())
@@ -103,7 +103,7 @@ class LoopThread:
             self._loop.close()
 
     def _has_run(self) -> bool:
-        """Run the loop; false where a task of the model has ended it, which the others go on in."""
+        """Run the loop; false if a model's task ended it, while the others continue."""
         try:
             self._loop.run_forever()
         except BaseException as error:

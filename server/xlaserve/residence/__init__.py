@@ -1,1 +1,1 @@
-"""Which models are there: found, loaded, accounted for, evicted and unloaded."""
+"""Models in memory: found, loaded, accounted for, evicted and unloaded."""

@@ -1,4 +1,4 @@
-"""Says of a cancelled load who has cancelled it, and what happens next."""
+"""Attributes a cancelled load to its cause, and says what happens next."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +20,7 @@ class Cancelled(NamedTuple):
 
     by: str
     next: str
-    """What happens to its model."""
+    """What happens to its model next."""
 
 
 LEFT = Cancelled(
@@ -35,7 +35,7 @@ _log = structlog.get_logger("loading")
 
 
 class Cancelling:
-    """Knows who cancels the loads that end now."""
+    """Records who cancels running loads."""
 
     def __init__(self, registry: Registry, notes: EventNotes) -> None:
         self._registry = registry
@@ -43,7 +43,7 @@ class Cancelling:
         self._why: dict[str, Cancelled] = {}
 
     async def load(self, name: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model, and note how that ended; raises what `load` does."""
+        """Load a model, and record the outcome; raises like `load`."""
         asker = asker_now()
         try:
             await self._notes.load(name, load)
@@ -67,7 +67,7 @@ class Cancelling:
 
     @contextmanager
     def unloading(self, name: str = _ALL) -> Iterator[None]:
-        """Have the loads of a model, or of all, end within a block since somebody unloads it."""
+        """Cancel a model's loads, or all, within a block, on behalf of an unload."""
         what = "an unload" if name else "an unload of every model"
         before = self._why.get(name)
         self._why[name] = Cancelled(f"{what} by {_named(asker_now())}", _UNLOADED)

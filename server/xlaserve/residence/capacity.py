@@ -24,10 +24,10 @@ class Capacity:
         self._totals = totals
         self._elsewhere_bytes = elsewhere_bytes
         self.kind = ""
-        """The devices of the server, as JAX calls their kind; empty while that is not known."""
+        """JAX's device kind; empty while unknown."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """One for each task in `changed`: a load bounds its wait, a Finisher has one a model."""
+        """One future per task in `changed`: loads have a limit, Finishers are one per model."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
         """Set what each device of the server has; until then nothing is refused.
@@ -39,7 +39,7 @@ class Capacity:
 
     @property
     def totals(self) -> Sizes:
-        """Return what each device of the server has; nothing while that is not known."""
+        """Return the memory of each device; empty until it is known."""
         return self._totals or {}
 
     @property
@@ -49,12 +49,12 @@ class Capacity:
 
     @property
     def smallest_bytes(self) -> int | None:
-        """Return what every device of the server has at least; None while it is not known."""
+        """Return the smallest device's memory; None while unknown."""
         return None if self._totals is None else min(self._totals.values(), default=0)
 
     @property
     def used_bytes(self) -> int:
-        """Return the sum of what is reserved on those devices."""
+        """Return the sum of reservations on those devices."""
         return sum(
             size
             for sizes in self._held.values()
@@ -80,21 +80,21 @@ class Capacity:
         self._hold(holder, sizes)
 
     def correct(self, holder: object, sizes: Sizes) -> None:
-        """Write down what a holder really uses; one without a reservation stays without."""
+        """Record a holder's actual use; one without a reservation stays without."""
         if holder in self._held:
             self._hold(holder, sizes)
 
     def hand_over(self, holder: object, other: object) -> None:
-        """Let another hold what a holder has reserved."""
+        """Transfer a holder's reservation to another."""
         if holder in self._held:
             self._held[other] = self._held.pop(holder)
 
     def held(self, holder: object) -> Sizes:
-        """Return what a holder has reserved."""
+        """Return a holder's reservation."""
         return self._held.get(holder, {})
 
     def missing(self, holder: object, sizes: Sizes) -> Sizes:
-        """Return what others would have to give back for a reservation, by device."""
+        """Return the missing bytes of a reservation, by device."""
         missing = {}
         for device, size in sizes.items():
             free = self._free(holder, device)
@@ -103,7 +103,7 @@ class Capacity:
         return missing
 
     def release(self, holder: object) -> None:
-        """Give a reservation back; one that is not there is no error."""
+        """Release a reservation; an unknown one is ignored."""
         if self._held.pop(holder, None) is not None:
             self._tell()
 
@@ -113,7 +113,7 @@ class Capacity:
         return any(total is not None and size > total for total, size in totals)
 
     async def changed(self) -> None:
-        """Return when what a holder holds next changes or is released; that may be never."""
+        """Return a future of the holder's next change or release, possibly never."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:
@@ -136,7 +136,7 @@ class Capacity:
         return None if self._totals is None else self._totals.get(device, self._elsewhere_bytes)
 
     def _free(self, holder: object, device: str) -> int | None:
-        """Return what a holder could have; less than nothing where others exceed the total."""
+        """Return the free bytes for a holder; negative if others exceed the total."""
         total = self._total(device)
         if total is None:
             return None
@@ -172,32 +172,32 @@ class Reservation:
 
     @property
     def sizes(self) -> Sizes:
-        """Return what it holds."""
+        """Return its sizes."""
         return self._capacity.held(self)
 
     def set(self, sizes: Sizes) -> None:
-        """Hold so many bytes instead of what was held; raises OutOfMemory."""
+        """Change the reservation; raises OutOfMemory."""
         self._capacity.reserve(self, self.model, sizes)
         self.needed = greatest(self.needed, sizes)
 
     def correct(self, sizes: Sizes) -> None:
-        """Hold so many bytes because that is what is used, whether or not it was to be had."""
+        """Record actual use, even beyond the total."""
         self._capacity.correct(self, sizes)
 
     def missing(self, sizes: Sizes) -> Sizes:
-        """Return how many bytes others would have to give back for it to hold so many."""
+        """Return the missing bytes of a larger reservation."""
         return self._capacity.missing(self, sizes)
 
     def exceeds(self, sizes: Sizes) -> bool:
-        """Tell whether so many bytes will never be there."""
+        """Tell whether a size exceeds the device."""
         return self._capacity.exceeds(sizes)
 
     def handed_over(self) -> "Reservation":
-        """Return another that holds what this one held, which holds nothing from then on."""
+        """Return another reservation with these bytes, leaving this one empty."""
         other = Reservation(self._capacity, self.model)
         self._capacity.hand_over(self, other)
         return other
 
     def release(self) -> None:
-        """Give everything back; once is enough, more is no error."""
+        """Release everything; repeated calls do nothing."""
         self._capacity.release(self)

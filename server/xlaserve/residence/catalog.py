@@ -1,4 +1,4 @@
-"""The models that clients may ask about: loaded, or in the repository."""
+"""The models that clients see: loaded, or in the repository."""
 
 import asyncio
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class IndexEntry:
 
     name: str
     version: str
-    """Empty for a model that was never loaded."""
+    """Empty for an unloaded model."""
     state: str
     reason: str
 
 
 class Catalog:
-    """Answers what clients ask of models; changes nothing."""
+    """Answers questions about models; changes nothing."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Catalog:
         return rows
 
     async def known(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List what `index` lists, as far as it is known by now."""
+        """Return the index from cached listings."""
         rows, sees = [], seen_now()
         for model in self._registry.models():
             if not sees(model.name):
@@ -116,7 +116,7 @@ class Catalog:
         return await self._says_ready(name, version)
 
     async def _says_ready(self, name: str, version: str) -> bool:
-        """Ask the code of a model that is loaded, where it has something to say."""
+        """Ask the code of a loaded model whether it is ready, if it answers that."""
         runner = self._registry.resolve(name, version)[1].runner
         code = getattr(runner, "handling", None) or runner  # it may serve sequences
         asked = code.ask_ready() if isinstance(code, SaysReady) else ()
@@ -126,11 +126,11 @@ class Catalog:
         return not late and all(one.result() for one in done)
 
     def absent(self, name: str) -> Exception:
-        """Return the error for a model that is neither loaded nor in the repository."""
+        """Return the error for an unknown model."""
         return self._registry.standing.absent(name)
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
-        """Return what a model is and the versions that answer; raises as an inference would."""
+        """Return the description of a model and its ready versions; raises like an inference."""
         require_seen_now(name, version)
         info = self._registry.resolve(name, version)[1].info
         model = self._registry.find(name)
@@ -158,7 +158,7 @@ class Catalog:
         return await self._workers.wait(self._repository.holds, name)
 
     async def names(self) -> list[str]:
-        """List what the repository holds, sorted, whoever asks.
+        """List the repository's models, sorted, hidden ones included.
 
         With a mesh it is not the repository that counts, and there is nothing.
         """

@@ -72,11 +72,11 @@ class ModelControl:
         notes: EventNotes | None = None,
         sees_for: Callable[[Operation], Sees] = lambda _: everything,
     ) -> None:
-        """`sees_for` tells with which models the client of a call may do something else too."""
+        """`sees_for` returns the models for which the client of a call has another permission."""
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.failed_loads: Mapping[str, int] = self._notes.failed_loads
-        """Failed loads of each model that came to no version."""
+        """Failed loads by model without a version."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(
@@ -114,7 +114,7 @@ class ModelControl:
         self._purging = 0
         """Purges in progress."""
         self._purges = 0
-        """Begins and ends of purges by now: a load that has seen another number is cancelled."""
+        """Number of begun and ended purges: a load that saw another number is cancelled."""
         self._log = structlog.get_logger("control")
 
     # --- what clients ask ---
@@ -169,7 +169,7 @@ class ModelControl:
         )
 
     def begin_shutdown(self) -> None:
-        """Be ready no more, so that no new requests are sent here, and cancel every load."""
+        """Become unready, so that new requests go elsewhere, and cancel every load."""
         self.follower.stop()
         self._stopping = True
         self._cancelling.stop()
@@ -208,7 +208,7 @@ class ModelControl:
         self._dependents.named(name)
 
     def expect_unloads(self, are_expected: Callable[[], bool]) -> None:
-        """Have loads wait for memory, behind unloads in progress, only while more may come."""
+        """Let loads wait for memory after running unloads only while more unloads may come."""
         self._loader.expect_unloads = are_expected
 
     async def evict(self, name: str) -> None:
@@ -452,7 +452,7 @@ def _files_of(overrides: Mapping[str, Override], name: str) -> Mapping[str, byte
 
 
 def _of(name: str) -> Callable[[Hashable], bool]:
-    """Return what tells the loads of a model by their keys, which begin with its name."""
+    """Return a predicate for the load keys of a model, which begin with its name."""
     return lambda key: isinstance(key, tuple) and key[0] == name
 
 

@@ -1,20 +1,20 @@
-"""Which ensembles stand on which models, and what leaves together with a model."""
+"""Dependencies of ensembles on models, and unloading along them."""
 
 from xlaserve.residence.registry import Registry
 
 
 class Dependents:
-    """Answers what `unload_dependents` takes along (model repository extension, Unload)."""
+    """Finds the models of `unload_dependents` (model repository extension, Unload)."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._brought: dict[str, set[str]] = {}
-        """Ensemble -> models that were loaded because it needed them."""
+        """Ensemble -> models that were loaded for it."""
         self._named: set[str] = set()
         """Models that a client, the start or a mesh loaded by name: they stay."""
 
     def brought(self, ensemble: str, model: str) -> None:
-        """Note that a model that is not loaded is loaded because an ensemble needs it."""
+        """Record a model that is loaded for an ensemble."""
         self._brought.setdefault(ensemble, set()).add(model)
         # It was evicted since somebody loaded it by name, or never loaded.
         self._named.discard(model)
@@ -25,12 +25,12 @@ class Dependents:
             self._named.add(model)
 
     def left(self, model: str) -> None:
-        """Drop who loaded a model that was unloaded, and what it had brought along."""
+        """Forget the loaders of an unloaded model, and its own dependencies."""
         self._brought.pop(model, None)
         self._named.discard(model)
 
     def leaving_with(self, name: str) -> list[str]:
-        """List the ensembles over a model, the model, and what only these had loaded, in order."""
+        """List the ensembles over a model, it, and models loaded for these only, in order."""
         leaving: dict[str, None] = {}
 
         def visit(model: str) -> None:

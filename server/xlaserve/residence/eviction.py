@@ -1,4 +1,4 @@
-"""Which models may go when a load needs their memory."""
+"""Choice of the models to evict for a load."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -22,7 +22,7 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
 
 
 def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> list[_Holder]:
-    """Return the first holders that together give back what is missing; none if all do not."""
+    """Return the first holders that together free the missing bytes; none if all do not."""
     chosen: list[_Holder] = []
     lacking = dict(missing)
     for holder, sizes in holders:
@@ -37,7 +37,7 @@ def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> l
 
 
 def next_to_evict(registry: Registry, *, sparing: str) -> list[Version]:
-    """Return the idle version that was least recently used; none if there is none."""
+    """Return the least recently used idle version, if any."""
     idle = [v for v in _idle(registry, sparing) if _has_programs(v)]
     return sorted(idle, key=_last_use)[:1]
 

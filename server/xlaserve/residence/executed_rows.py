@@ -1,4 +1,4 @@
-"""Executions and padding of a version by bucket, over all instances that it ever had."""
+"""Executions and padding of a version by bucket, over all of its instances."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +21,7 @@ class ExecutedRows:
         """Executions by their rows that the two above have."""
 
     def settle(self, totals: Totals, sizes: Sequence[int]) -> None:
-        """Attribute what was executed by now to buckets of these sizes, ascending, for good."""
+        """Attribute executions so far to buckets of these sizes, ascending, for good."""
         self._buckets, self._padding = self._with(totals, sizes)
         self._settled = {one.batch_size: one.compute_infer.count for one in totals.batches}
 
@@ -30,7 +30,7 @@ class ExecutedRows:
         return self._with(totals, sizes)[0]
 
     def padding(self, totals: Totals, sizes: Sequence[int]) -> int:
-        """Return the rows that they computed beyond those of their requests."""
+        """Return the number of padding rows."""
         return self._with(totals, sizes)[1]
 
     def _with(self, totals: Totals, sizes: Sequence[int]) -> tuple[dict[int, int], int]:

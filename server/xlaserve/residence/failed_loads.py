@@ -28,16 +28,16 @@ as a name that no model may have."""
 MOST_MODELS = 1000
 """Models whose failures are kept: clients choose names. The oldest go first."""
 NOT_LOADED = "not loaded"
-"""The reason of a model that was never loaded."""
+"""The reason of an unloaded model."""
 INTERNAL = "internal error"
-"""The reason of a failure that is a fault of the server: the log has its traceback."""
+"""The reason of an internal failure, whose traceback is in the log."""
 SHOWN = 10
 """Failures that a text about the whole server names."""
 
 _WISHED = frozenset({"", NOT_LOADED, "unloaded"})
-"""Reasons of what is not loaded because nobody wants it to be."""
+"""Reasons of models that are unloaded on request."""
 _LASTING = frozenset({State.UNAVAILABLE.public, State.READY.public})
-"""States whose reason is the end of a load; in the others it says how far one has come."""
+"""States whose reason is a load's outcome; in others it is the progress."""
 
 
 def is_failure(state: str, reason: str) -> bool:
@@ -60,7 +60,7 @@ class FailedLoads:
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self.reasons: dict[str, str] = {}
-        """By model, whoever may see it."""
+        """Reason by model; visibility is checked by `reason`."""
 
     def note(self, model: str, reason: str) -> None:
         """Keep the reason of a failure."""
@@ -71,17 +71,17 @@ class FailedLoads:
         self._on_change()
 
     def forget(self, model: str) -> None:
-        """Keep nothing of a model: it was loaded, is gone, or one of its versions says why."""
+        """Forget a model: it was loaded, is gone, or a version has its own reason."""
         if self.reasons.pop(model, None) is not None:
             self._on_change()
 
     def reason(self, model: str) -> str:
-        """Return the reason as the call that is answered now may read it; empty for none."""
+        """Return the reason as the current caller may see it; empty for none."""
         reason = self.reasons.get(model, "")
         return reason and without_names(reason, seen_now())
 
     async def noting(self, model: str, load: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Load a model, and keep why that failed if no version does; raises what `load` does."""
+        """Load a model, and keep the reason of a failure without a version; raises like `load`."""
         try:
             await load()
         except NOT_OF_THE_MODEL:

@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.02
 
 
 class NoMemoryNow(LoadCancelled):
-    """The next bucket needs memory that others hold; there may be more of it later."""
+    """The next bucket needs memory that is in use now and may become free."""
 
 
 class Finisher:
@@ -34,7 +34,7 @@ class Finisher:
 
     def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:
         self._step_seconds = step_seconds
-        """Seconds one bucket may take."""
+        """Time limit of one bucket, in seconds."""
         self._of: WeakKeyDictionary[Instance, asyncio.Task[None]] = WeakKeyDictionary()
         self._compiling: WeakKeyDictionary[Instance, LimitedCall[None]] = WeakKeyDictionary()
         self._workers = workers
@@ -51,11 +51,11 @@ class Finisher:
         self._loads += 1
 
     def load_ends(self) -> None:
-        """Go on, if it was the last."""
+        """Continue after the last running load."""
         self._loads -= 1
 
     def finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:
-        """Begin to compile the rest of an instance, and book what it takes behind that."""
+        """Compile the rest of an instance in the background, and reserve its memory."""
         task = asyncio.ensure_future(self._finish(version, instance, model))
         self._tasks.add(task)
         self._of[instance] = task
@@ -128,7 +128,7 @@ class Finisher:
         )
 
     async def _reserve_next(self, version: Version, instance: Instance, added: Sizes) -> None:
-        """Hold what is there, and what the next bucket may add to it; raises NoMemoryNow."""
+        """Reserve current memory and the next bucket's maximum; raises NoMemoryNow."""
         if version.instance is not instance:
             raise LoadCancelled(version.model)
         instance.correct()

@@ -1,4 +1,4 @@
-"""Loads at start, and follows a repository that is polled."""
+"""Loads models at the start, and follows a polled repository."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -40,11 +40,11 @@ _NEXT: Mapping[ModelControlMode, str] = MappingProxyType(
         ModelControlMode.NONE: "start the server again",
     }
 )
-"""What loads a model whose files were mended."""
+"""The trigger that loads a repaired model."""
 
 
 class RepositoryFollower:
-    """Has loaded what the control mode says is loaded at start, and what changes on disk later."""
+    """Loads models at the start by the control mode, and follows changes on disk."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RepositoryFollower:
         unload: Callable[[str], Awaitable[None]],
         plane: ControlPlane,
     ) -> None:
-        """`load` and `unload` are those of `ModelControl`, in turn with what clients ask for."""
+        """`load` and `unload` are `ModelControl`'s, serialized with clients' requests."""
         self._settings = settings
         self._registry = registry
         self._repository = repository
@@ -76,7 +76,7 @@ class RepositoryFollower:
 
     @property
     def is_started(self) -> bool:
-        """Whether all that is loaded at the start was tried."""
+        """Whether every load of the start has ended."""
         return self._is_on and self._standing.row.is_settled
 
     @property
@@ -89,14 +89,14 @@ class RepositoryFollower:
 
     @property
     def is_ready_here(self) -> bool:
-        """Tell what `server_ready` tells, of this process."""
+        """Tell whether this process is ready."""
         if self._settings.readiness is Readiness.MODELS:
             return self.is_started and all(map(self._registry.ready, self._failed))
         return self.is_started
 
     @property
     def failed(self) -> Mapping[str, tuple[str, str]]:
-        """Return the models that were to be loaded and failed: the error's class and its text."""
+        """Return the models whose load failed, with the error's class and text."""
         return self._failed
 
     def forget(self, name: str) -> None:
@@ -118,7 +118,7 @@ class RepositoryFollower:
         return "" if self._plane.is_ready else "another process of the server is not ready"
 
     def check_start(self) -> None:
-        """Raise StartFailed if a model that was to be loaded is not there."""
+        """Raise StartFailed if a required model is not loaded."""
         if self._failed:
             raise StartFailed(sorted(self._failed))
 
@@ -127,7 +127,7 @@ class RepositoryFollower:
         self._is_on = False
 
     async def start(self) -> None:
-        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        """Load the models of the control mode; failures are logged and indexed."""
         self._standing.state = State.UNREAD
         await self._workers.wait(self._remove_leftovers)
         await self._read_first()
@@ -135,7 +135,7 @@ class RepositoryFollower:
         self._registry.notify()
 
     async def _read_first(self) -> None:
-        """Read the repository and load what is there; it is settled once all of it was read."""
+        """Read the repository and load its models; it is settled after a complete read."""
         with because(Cause.START):
             first = await self._changes_at_start()
             is_whole = not self._polls or self.watch.seen
@@ -147,7 +147,7 @@ class RepositoryFollower:
 
     @property
     def _polls(self) -> bool:
-        """Tell whether this process loads what the repository holds, whenever it can be read."""
+        """Tell whether this process loads the repository's models once it is readable."""
         polls = self._settings.model_control_mode is ModelControlMode.POLL
         return polls and self._plane.loads and not self._settings.modelmesh
 
@@ -197,7 +197,7 @@ class RepositoryFollower:
             self._log.exception("model not loaded from the repository", model=name)
 
     async def poll(self) -> None:
-        """Look at the repository once, and load, reload and unload what changed."""
+        """Scan the repository once, and load, reload and unload changed models."""
         was = self.server_ready, self.is_ready_here, self.is_started
         try:
             if not self._standing.row.is_settled:
@@ -232,7 +232,7 @@ class RepositoryFollower:
             await self.poll()
 
     async def look_at_stores(self) -> None:
-        """Ask every store whether it is there, and log where that has changed."""
+        """Check every store, and log changes of its availability."""
         remotes = self._repository.remotes
         before = remotes.problems
         await self._workers.fetch_for(remotes.look)

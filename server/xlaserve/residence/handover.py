@@ -14,21 +14,21 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import ModelControlMode
 
 FORMAT = 1
-"""The version of the file's format; a server that has another version refuses the file."""
+"""Version of the file's format; another one is refused."""
 MOST_HEAD_BYTES = 64 << 20
-"""Most bytes of the changes without their files: their number is that of models and regions."""
+"""Limit of the changes without files: their number is that of models and regions."""
 _MOST_NAME_BYTES = 1024
-"""Bytes that the name of a file takes at most beside its contents."""
+"""Limit of a file's name, besides its contents."""
 _LENGTH_BYTES = 8
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
-"""Errors that msgspec raises for invalid input: names that are not UTF-8 have their own."""
+"""Errors of msgspec for invalid input, with invalid UTF-8."""
 
 _OF_MODELS = frozenset({ChangeKind.LOAD, ChangeKind.UNLOAD})
 _OF_ALL = frozenset({ChangeKind.LOG, ChangeKind.TRACE, ChangeKind.REGISTER, ChangeKind.UNREGISTER})
 
 
 class ChangesNotTaken(StartFailed):
-    """The changes of clients cannot be taken over from the server that is to be replaced."""
+    """The clients' changes could not be taken over from the replaced server."""
 
     def __init__(self, reason: str) -> None:
         super(StartFailed, self).__init__(
@@ -42,14 +42,14 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str
     arguments: dict[str, object]
     bytes: int
-    """Bytes of its files; the files of all entries follow the head, in the order of the entries."""
+    """Size of its files; all files follow the head, in the order of the entries."""
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     changes: list[_Entry]
     versions: dict[str, list[str]] | None = None
-    """The versions that answer, by model; None of a server that does not say."""
+    """Ready versions by model; None from older servers."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def kinds(settings: Settings) -> frozenset[ChangeKind]:
-    """Return the kinds of changes that a replacement is given: it reads the repository itself."""
+    """Return the kinds of changes handed over: the repository is read again."""
     explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
     return _OF_ALL | _OF_MODELS if explicit else _OF_ALL
 

@@ -22,7 +22,7 @@ _LEAST_COMPILING_BYTES = 2 << 30
 
 
 def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
-    """Return the limit of the cgroup, or all memory of the machine where there is none."""
+    """Return the limit of the cgroup, or the machine's memory without one."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in cgroup_limits:
         with suppress(OSError, ValueError):
@@ -31,7 +31,7 @@ def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of usable cores."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

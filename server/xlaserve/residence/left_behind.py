@@ -13,7 +13,7 @@ from xlaserve.serving.stations.sequences.sequences import Sequences
 def answer_left_behind(
     plane: ControlPlane, registry: Registry, regions: Regions, cache: ResponseCache | None
 ) -> None:
-    """Have this process say what it has that is lost when it ends."""
+    """Report this process's state that is lost when it ends."""
 
     async def reply(_: object) -> Mapping[str, int]:
         return {

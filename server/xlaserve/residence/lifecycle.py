@@ -13,7 +13,7 @@ class State(StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     RELOADING = "RELOADING"
-    """Answering from what was loaded before, while its successor is loaded."""
+    """Still answering with the loaded instance while its successor is loaded."""
     UNLOADING = "UNLOADING"
 
     @property
@@ -49,11 +49,11 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
         (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
     }
 )
-"""Every transition there is; what is not here is forbidden."""
+"""Every allowed transition."""
 
 
 class ForbiddenTransition(AssertionError):
-    """An event in a state that does not allow it: a fault of the server, not of a client."""
+    """An event in a state that does not allow it: a bug of the server."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"{event.value} while {state.value}")
@@ -69,7 +69,7 @@ class Lifecycle:
         self.reason = ""
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Move along the table; the only place where a state changes by itself."""
+        """Change the state by the table; nothing else does."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise ForbiddenTransition(self.state, event)

@@ -1,4 +1,4 @@
-"""Loaders in threads, for as long as they may take."""
+"""Loaders in threads, within a time limit."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
 """Turns a version directory into a loaded model; blocks."""
 
 StageObserver: TypeAlias = Callable[[str, str, Stage], None]
-"""Told model, version and stage while a load goes on; called on the event loop."""
+"""Gets model, version and stage of a running load; called on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class LoadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """One load: of what, and what is reserved for it."""
+    """One load: its source and its reservation."""
 
     version: Version
     source: VersionSource
     reservation: Reservation
     context: LoadContext
-    """Without what the runner adds: stages and cancellation."""
+    """Without stages and cancellation, added by the runner."""
 
 
 class LoadRunner:
-    """Runs loaders in threads, and abandons those that do not end."""
+    """Runs loaders in threads, and abandons stalled ones."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class LoadRunner:
             raise
 
     async def _discard(self, run: "_Run") -> None:
-        """Return once a cancelled load has released what it had, or was abandoned."""
+        """Return once a cancelled load has released its memory, or was abandoned."""
         assert run.call is not None
         run.call.beat()
         try:

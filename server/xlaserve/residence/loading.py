@@ -1,4 +1,4 @@
-"""One model version on its way into memory and out of it."""
+"""Loads and unloads one model version."""
 
 import asyncio
 import time
@@ -73,12 +73,12 @@ class Machinery:
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
     devices: Callable[[], Devices]
-    """Return the devices to load for, once JAX is up; called from a thread, may block."""
+    """Returns the devices, once JAX is up; called from a thread, may block."""
     mappings: Mappings = UNLIMITED
-    """Those of the process."""
+    """Memory mappings of the process."""
     compilation: Compilation = field(default_factory=Compilation)
     programs: SharedPrograms = field(default_factory=SharedPrograms)
-    """Those of all models that are loaded."""
+    """Programs of all loaded models."""
     on_stage: StageObserver = lambda model, version, stage: None
     text_limits: TextLimits = DEFAULT_TEXT_LIMITS
 
@@ -121,7 +121,7 @@ class VersionLoader:
         """Tells whether somebody may unload others now, on learning that a load needed more than
         expected: else a load waits for what is on its way out alone."""
         self._shrinking = 0
-        """Loads that hold what they need to be loaded, and will hold what they are."""
+        """Loads whose reservation shrinks to the measured size at their end."""
         self._evict = evict
         self._registry = registry
         self._capacity = capacity
@@ -140,10 +140,10 @@ class VersionLoader:
         )
         self._stragglers: set[asyncio.Task[None]] = set()
         self._unloading: dict[Version, asyncio.Future[None]] = {}
-        """Versions that are on their way out, each with what is done once it is."""
+        """Versions being unloaded, with callbacks for the end."""
         self._instances: WeakValueDictionary[Reservation, Instance] = WeakValueDictionary()
         self._to_correct: deque[Reservation] = deque()
-        """Those whose models hold more or less than the books say."""
+        """Versions whose reservation differs from their model's use."""
         """Those that hold memory: answering ones, and those that drain."""
         self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
@@ -323,7 +323,7 @@ class VersionLoader:
         return runner
 
     def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
-        """Return what a load adds to each device, from headers alone. Blocks."""
+        """Return a load's predicted bytes per device, from headers alone. Blocks."""
         machinery = self._machinery
         later = self._background_compile
         sizes = machinery.predict_size(
@@ -357,7 +357,7 @@ class VersionLoader:
         reservation.set(sizes)
 
     async def _changed(self, seconds: float) -> bool:
-        """Wait for a change of what others hold, if one is to come; tell whether it did in time."""
+        """Wait for memory of others to change, if it may; tell whether it did in time."""
         if seconds <= 0 or not (self._stragglers or self._shrinking or self.expect_unloads()):
             return False
         try:
@@ -384,7 +384,7 @@ class VersionLoader:
         source: VersionSource,
         reservation: Reservation,
     ) -> LoadedModel:
-        """Load; idle models may be evicted for the memory mappings of its programs."""
+        """Load, evicting idle models for memory mappings if needed."""
         while True:
             try:
                 return await self._run_loader(version, model, source, reservation)
@@ -460,7 +460,7 @@ class VersionLoader:
     # --- out ---
 
     async def _retire(self, instances: list[Instance]) -> None:
-        """Free the instances behind their last request, within the time that a drain may take."""
+        """Free instances after their last request, within the drain time."""
         if not instances:
             return
         freeing = asyncio.ensure_future(self._free(instances))

@@ -1,4 +1,4 @@
-"""The settings of the log that clients may change while the server runs (logging extension)."""
+"""Log settings that clients may change at run time (logging extension)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,10 +16,10 @@ Value: TypeAlias = bool | int | str
 FORMAT = "ISO8601"
 """The only form of times."""
 _DEFAULT_FORMAT = "default"
-"""What clients call it that know Triton's log."""
+"""Triton's name of the format."""
 
 _FIXED = frozenset(("log_file", "log_format"))
-"""Settings that may be sent as they were given, and do not change."""
+"""Read-only settings, accepted with their current value."""
 _LARGEST = 2**32 - 1
 _SHOWN_CHARACTERS = 80
 

@@ -23,18 +23,18 @@ _log = structlog.get_logger("replacing")
 
 
 class Answering(msgspec.Struct, frozen=True):
-    """The models that a process answers for, and those that it failed to load."""
+    """Models that a process serves, and those that it failed to load."""
 
     versions: dict[str, list[str]]
     """The versions that answer, by model."""
     failed: dict[str, tuple[str, str]]
-    """The class and the text of the error of what was to be loaded, by model."""
+    """Error class and text of failed loads, by model."""
     unsettled: str = ""
-    """Why the repository cannot be told yet; empty where all of it was read."""
+    """Why the repository is unreadable; empty if all of it was read."""
 
 
 def answer_answering(plane: ControlPlane, registry: Registry, follower: RepositoryFollower) -> None:
-    """Have this process say what it answers for."""
+    """Register this process's answer to the question of served models."""
 
     async def reply(_: object) -> object:
         if not plane.loads:

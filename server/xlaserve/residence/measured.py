@@ -1,4 +1,4 @@
-"""The memory that loaded models hold by now, where it changes behind their loads."""
+"""Memory of loaded models that changes after their load."""
 
 import asyncio
 from contextlib import suppress
@@ -7,7 +7,7 @@ from xlaserve.residence.registry import Registry
 
 
 class MeasuredMemory:
-    """Writes down what models hold when they say that it has changed."""
+    """Updates reservations when models report a change."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

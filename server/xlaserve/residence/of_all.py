@@ -1,4 +1,4 @@
-"""The answers about models that are of every process of the server, whichever is asked."""
+"""Merged answers about models, for all processes of the server."""
 
 from dataclasses import replace
 

@@ -9,7 +9,7 @@ from xlaserve.residence.registry import Registry
 
 
 class Readiness:
-    """Answers health checks of the server and of its models by name."""
+    """Health checks of the server and of its models by name."""
 
     def __init__(self, control: ModelControl, registry: Registry) -> None:
         self._control = control
@@ -20,23 +20,23 @@ class Readiness:
         return self._control.follower.server_ready
 
     def model_ready(self, name: str) -> bool | None:
-        """Tell whether a model answers; None for one that was never loaded, and will not be."""
+        """Tell whether a model answers; None if it does not exist."""
         if self._registry.find(name) is None:
             return None if self.is_settled else False
         return self._registry.ready(name) and not self._control.plane.conceals(name)
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether a model that is not there will not come by itself."""
+        """Tell whether missing models will stay missing."""
         return self._registry.standing.row.is_settled
 
     def model_names(self) -> list[str]:
-        """Return the names of the models that were loaded, or tried."""
+        """Return the names of models that were loaded, or tried."""
         return [model.name for model in self._registry.models()]
 
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Event]:
-        """Give an event that is set at every change, for the length of a block."""
+        """Provide an event that is set at every change, during a block."""
         changed = asyncio.Event()
         with self._registry.observe(changed.set):
             yield changed

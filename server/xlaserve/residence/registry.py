@@ -31,7 +31,7 @@ from xlaserve.serving.statistics import VersionStatistics
 
 
 class Loaded(Protocol):
-    """Anything that was loaded, as residence knows it."""
+    """A loaded model or ensemble."""
 
     @property
     def info(self) -> ModelInfo:
@@ -75,13 +75,13 @@ class Instance:
         self.fault = ""
         """Why it cannot be asked now, though it is loaded; empty while it can."""
         self.on_fault: Callable[[], None] = lambda: None
-        """Called when that has changed."""
+        """Called at every change of it."""
         self.stuck: LimitedCall[Any] | None = None
-        """A compilation that was abandoned in a thread which may go on and use the model."""
+        """An abandoned compilation whose thread may still use the model."""
         self.url = ""
-        """The url that a multi-model container has loaded it from; empty for any other."""
+        """Url of the load by a multi-model container; empty for others."""
         self.fetched = FetchedFiles()
-        """Its files, where they come from a store; the loader sets it."""
+        """Its fetched files, if from a store; set by the loader."""
         self._users = 0
         self._idle = asyncio.Event()
         self.has_left = False
@@ -104,27 +104,27 @@ class Instance:
 
     @property
     def bucket_sizes(self) -> Sequence[int]:
-        """Return the batch sizes that were compiled, ascending."""
+        """Return the compiled batch sizes, ascending."""
         return sorted({bucket.rows for bucket in self.info.buckets})
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Return what it holds, in bytes by device."""
+        """Return its bytes by device."""
         return self.info.memory.on_devices(self._device)
 
     @property
     def alone(self) -> Mapping[str, int]:
-        """Return what it would hold if no other model held a part of it, in bytes by device."""
+        """Return its bytes by device if no other model shared a part."""
         return self.info.memory.alone_on_devices(self._device)
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Return the parameters of the configuration that it was loaded with."""
+        """Return the parameters of its configuration."""
         return self.config.parameters
 
     @property
     def steps(self) -> Sequence[tuple[str, str]]:
-        """Return name and version (empty for the newest) of the models that it is made of."""
+        """Return the models of its steps: name and version (empty for the newest)."""
         return [(step.model_name, step.model_version) for step in self.config.steps]
 
     @property
@@ -137,7 +137,7 @@ class Instance:
         return Backlog.of(self.station.pending_since(), now_ns)
 
     def renew(self) -> None:
-        """Replace the station by one that fits what is known now; calls that wait go there."""
+        """Rebuild the station for new facts; queued calls move there."""
         before = self.station
         self.station = self._make_station(self, before)
         if self.station is before:
@@ -158,7 +158,7 @@ class Instance:
         self._leaving.append(call)
 
     def leave(self) -> None:
-        """Call what waits for that, once."""
+        """Call the callbacks of its departure, once."""
         self.has_left = True
         leaving, self._leaving = self._leaving, []
         for call in leaving:
@@ -172,13 +172,13 @@ class Instance:
         self._overstaying.append(call)
 
     def expire_drain(self) -> None:
-        """Call what waits for that, once."""
+        """Call the callbacks of an expired drain, once."""
         overstaying, self._overstaying = self._overstaying, []
         for call in overstaying:
             call()
 
     def suspend(self, fault: str) -> None:
-        """Answer no requests until `resume`; those that have begun go on."""
+        """Reject requests until `resume`; running ones continue."""
         self.fault = fault
         self.on_fault()
 
@@ -190,11 +190,11 @@ class Instance:
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether a thread that was abandoned may still use the model."""
+        """Tell whether an abandoned thread may still use the model."""
         return self.stuck is not None and not self.stuck.future.done()
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Take note of a thread that may use the model and does not end; say what it holds."""
+        """Record an abandoned thread that may still use the model, and log its memory."""
         self.stuck = work
         held = sum(self.reservation.sizes.values())
         return Abandoned(self.model, self.fingerprint, doing, held)
@@ -228,7 +228,7 @@ class Instance:
             self.release()
 
     async def drained(self) -> None:
-        """Return once nobody uses the instance."""
+        """Return once the instance has no users."""
         while self._users:
             self._idle.clear()
             await self._idle.wait()
@@ -249,7 +249,7 @@ class Version:
         self.executed = ExecutedRows()
 
     def put(self, instance: Instance | None) -> None:
-        """Have an instance answer from now on, or none; what was executed stays counted."""
+        """Replace the serving instance; executions so far stay counted."""
         if self.instance is not None:
             self.executed.settle(self.statistics.totals(), self.instance.bucket_sizes)
         self.instance = instance
@@ -274,7 +274,7 @@ class Model:
         return self.admission.in_progress
 
     def newest(self, *, answering: bool = True) -> Version | None:
-        """Return the highest version, of those that answer or of all."""
+        """Return the highest version, ready or of all."""
         found = (v for v in self.versions.values() if v.state.answers or not answering)
         return max(found, key=lambda version: int(version.number), default=None)
 
@@ -283,7 +283,7 @@ class Registry:
     """The models of the process. Used from the event loop only; never waits."""
 
     def __init__(self, max_requests_per_model: int, standing: Standing | None = None) -> None:
-        """`standing` is that of the repository; without one, nothing more will come by itself."""
+        """`standing` is the repository's; without one, missing models stay missing."""
         self.standing = standing or Standing(StandingState.SETTLED)
         self.failed = FailedLoads(self.notify)
         self._max_requests = max_requests_per_model
@@ -291,7 +291,7 @@ class Registry:
         self._names: list[str] = []
         """Their names, sorted: to sort thousands with every reading would hold the loop."""
         self.revision = 0
-        """Counts the changes: states, and models that are forgotten."""
+        """Number of changes: states, and forgotten models."""
         self._observers: set[Callable[[], None]] = set()
         self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
         """A cache of `resolve`, cleared by changes; at most two entries for each version."""
@@ -299,11 +299,11 @@ class Registry:
     # --- reading ---
 
     def models(self) -> list[Model]:
-        """Return every model that was ever loaded, by name."""
+        """Return every known model, by name."""
         return [self._models[name] for name in self._names]
 
     def find(self, name: str) -> Model | None:
-        """Return what is known of a model, None for one that was never loaded."""
+        """Return the known state of a model, None if it was never loaded."""
         return self._models.get(name)
 
     def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
@@ -367,11 +367,11 @@ class Registry:
         return None
 
     def _step_names(self, instance: Instance) -> tuple[str, ...]:
-        """Return the names of all models that an ensemble is made of, of those that are known."""
+        """Return the known models of an ensemble's steps, recursively."""
         return tuple(dict.fromkeys(name for name, _ in self._steps(instance)))
 
     def _steps(self, instance: Instance) -> Iterator[tuple[str, Version | None]]:
-        """Yield each step of an ensemble with its version, and then the steps of that."""
+        """Yield each step of an ensemble with its version, recursively."""
         for name, number in instance.steps:
             model = self._models.get(name)
             version = None
@@ -423,7 +423,7 @@ class Registry:
         version.lifecycle.reason = reason
 
     def notify(self) -> None:
-        """Tell the observers that something may have changed."""
+        """Notify observers of a possible change."""
         self.revision += 1
         self._resolved.clear()
         for observer in tuple(self._observers):
@@ -437,7 +437,7 @@ class Registry:
         return fullest(instance.held for instance in self._loaded(name))
 
     def alone_bytes(self, name: str) -> int:
-        """Return what they would hold there without all other models; raises ModelNotFound."""
+        """Return its bytes by device without other models; raises ModelNotFound."""
         return fullest(instance.alone for instance in self._loaded(name))
 
     def computation(self, name: str) -> str:
@@ -449,7 +449,7 @@ class Registry:
         return found[0] if len(found) == 1 else ""
 
     def needed_bytes(self, name: str) -> int:
-        """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""
+        """Return the maximum per device needed for the load; raises ModelNotFound."""
         return fullest(instance.reservation.needed for instance in self._loaded(name))
 
     def _loaded(self, name: str) -> list[Instance]:
@@ -460,7 +460,7 @@ class Registry:
         return loaded
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a model that is neither loaded nor in the repository."""
+        """Forget a model that is neither loaded nor in the repository."""
         model = self._models.get(name)
         self.failed.forget(name)
         self._resolved.clear()
@@ -485,7 +485,7 @@ class Registry:
 
 
 def _reason(version: Version, failed: FailedLoads) -> str:
-    """Return why a version is as it is, as it may be told to the call that is answered now."""
+    """Return the reason of a version's state, as the current caller may see it."""
     reason = failed.reason(version.model)
     if reason and version.state is State.UNAVAILABLE:
         return reason

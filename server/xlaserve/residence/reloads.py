@@ -20,14 +20,14 @@ from xlaserve.files.marks import FileMark, mark_of
 from xlaserve.serving.observability.event_notes import EventNotes
 
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
-"""Reads something again, on the event loop; or raises, and then keeps what was read before."""
+"""Reads something again, on the event loop; or raises, keeping the old contents."""
 Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[Mark, ...]"]]
-"""Calls a function in a thread that may wait for files."""
+"""Calls a function in a thread that may block on files."""
 Mark: TypeAlias = FileMark | None
-"""That of a file, behind every link to it; None while it is not there."""
+"""Identity of a file after following links; None if it is missing."""
 
 LOOK_SECONDS = 5.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 _log = structlog.get_logger("reloads")
 
@@ -40,13 +40,13 @@ class _Row:
     marks: tuple[Mark, ...]
     """The files as they were before they were read last."""
     looking: asyncio.Task[None] | None = None
-    """The look at it in progress, or the last one."""
+    """The running or last check."""
     is_due: bool = False
-    """Whether a reload was asked for while it was looked at."""
+    """Whether a reload was requested during the check."""
 
 
 _ALONE_SECONDS = 1.0
-"""Time that a row has before the next one is looked at."""
+"""Time for one row before the next is checked."""
 
 
 class Reloads:
@@ -80,11 +80,11 @@ class Reloads:
         self._rows.append(_Row(name, reload, tuple(files), marks_of(files)))
 
     def request(self) -> None:
-        """Have everything reloaded soon; requests that come meanwhile are one more reload."""
+        """Request a reload of everything; concurrent requests are one more reload."""
         self._asked.set()
 
     async def follow(self) -> None:
-        """Reload what is due, until cancelled."""
+        """Reload whatever is due, until cancelled."""
         while True:
             asked = await self._is_asked()
             if asked:
@@ -98,7 +98,7 @@ class Reloads:
                     self.on_signal(False)
 
     async def _is_asked(self) -> bool:
-        """Return whether a reload was requested, before or at the next look at the files."""
+        """Return whether a reload was requested by the next check."""
         try:
             async with asyncio.timeout(self._look_seconds):
                 await self._asked.wait()
@@ -149,7 +149,7 @@ class Reloads:
 
 
 def marks_of(files: Sequence[Path]) -> tuple[Mark, ...]:
-    """Return what differs once one of the files has changed."""
+    """Return the identities of files, which differ after a change."""
     return tuple(_mark(file) for file in files)
 
 

@@ -20,7 +20,7 @@ EXTENSIONS = (
     "classification",
     "logging",
 )
-"""The protocol extensions that are always there (V2 protocol, Server Metadata)."""
+"""Protocol extensions of every server (V2 protocol, Server Metadata)."""
 
 
 @dataclass(frozen=True, slots=True)

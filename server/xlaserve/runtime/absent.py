@@ -1,4 +1,4 @@
-"""The error for a directory in which no kind of model is recognised."""
+"""The error for a directory that is no known kind of model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,11 @@ from xlaserve.artifact.manifest import FILE_NAME
 from xlaserve.errors import repeatable
 
 _SHOWN = 4
-"""Names of files that are shown."""
+"""Limit of file names shown."""
 _SHOWN_CHARACTERS = 200
 """Most characters of a file name that an error shows."""
 _MOST = 1000
-"""Entries that are looked at."""
+"""Limit of inspected entries."""
 
 
 def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Calls of the code of a model to other models of the server."""
+"""Calls of a model's code to other models of the server."""
 
 import threading
 from collections import deque
@@ -21,7 +21,7 @@ Arrays: TypeAlias = Mapping[str, Array]
 """Tensors by name."""
 
 WINDOW = 16
-"""Answers of another model that may wait for the code that asked for them."""
+"""Unread answers of another model before it pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Asked:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
-    """Time that it may take; 0 for as long as the request that it is part of."""
+    """Its timeout; 0 for the remaining time of its request."""
 
 
 class Answered(dict[str, Array]):
@@ -67,11 +67,11 @@ class Change:
     model: str
     is_load: bool
     parameters: Mapping[str, bool | int | str | bytes]
-    """Those of the model repository extension."""
+    """Parameters of the model repository extension."""
 
 
 class Replies:
-    """The answers to one request, in the order in which they come. Thread-safe."""
+    """Answers to one request, in order. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -79,11 +79,11 @@ class Replies:
         self._has_ended = False
         self._error: BaseException | None = None
         self.is_end_empty = False
-        """Whether the last answer had no outputs, and is none of those that are given."""
+        """Whether the last answer had no outputs, and is not returned."""
         self.is_cancelled = False
-        """Whether no more are wanted, perhaps before anybody could be told."""
+        """Whether the reader has stopped."""
         self.on_taken: Callable[[], object] = lambda: None
-        """Called when one was taken: more may come (backpressure)."""
+        """Called after an answer is taken (backpressure)."""
         self.on_cancel: Callable[[], object] = lambda: None
 
     @property
@@ -112,7 +112,7 @@ class Replies:
         return self
 
     def __next__(self) -> Arrays:
-        """Return the next answer, once it is there; raises what the other model failed with."""
+        """Return the next answer when it arrives; raises the other model's error."""
         with self._changed:
             while not self._waiting and not self._has_ended:
                 self._changed.wait()
@@ -127,14 +127,14 @@ class Replies:
 
 
 class Calls(Protocol):
-    """Has other models answer, in any thread."""
+    """Calls other models, from any thread."""
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
-        """Ask for one answer, as part of a request; the future raises what the model fails with."""
+        """Request one answer, as part of a request; the future raises the model's error."""
         ...
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Ask for any number of answers; return what takes them, which may be given."""
+        """Start a request of any number of answers; return their reader."""
         ...
 
     def change(self, change: Change, within: object) -> "Future[None]":
@@ -160,5 +160,5 @@ def computing(request: object) -> Iterator[None]:
 
 
 def current_request() -> object:
-    """Return the request for which the code computes, in this thread or coroutine."""
+    """Return the request of the current thread or coroutine."""
     return _current.get()

@@ -20,13 +20,13 @@ ConfigTensor = TypeVar("ConfigTensor", inference.ModelInput, inference.ModelOutp
 
 @dataclass(frozen=True, slots=True)
 class ServedConfig:
-    """A loaded model, and the configuration that it was loaded with."""
+    """A loaded model, and the configuration of its load."""
 
     name: str
     config: ModelConfig
     info: ModelInfo
     sees: Callable[[str], bool] = lambda model: True
-    """Tells whether who reads it may see a model that it names."""
+    """Tells whether the reader may see a model named in it."""
 
     def message(self) -> inference.ModelConfig:
         """Return all that was written, and where that says nothing, what the model is.

@@ -25,10 +25,10 @@ from xlaserve.artifact.element_types import ITEMSIZES
 Shape: TypeAlias = tuple[int, ...]
 
 MAX_STEPS = 20_000
-"""Operations that are walked through at most, those of calls each time: some 0.2 ms each."""
+"""Limit of operations, repeated calls included: some 0.2 ms each."""
 
 _MAX_NUMBERS = 16
-"""Most elements of an array of integers that are followed: shapes are computed from such."""
+"""Longest array of integers that is tracked, for computing shapes."""
 
 _SMALL_BYTES = 1024
 """Smaller tensors are not tracked."""
@@ -58,7 +58,7 @@ _KERNELS = frozenset(
         "triangular_solve",
     }
 )
-"""Operations that read their operands from memory; all others are fused with them."""
+"""Operations that read operands from memory; all others are fused with them."""
 
 _IN_MEMORY = _KERNELS | {"concatenate", "reduce"}
 """Operations that always write their results to memory."""
@@ -95,33 +95,33 @@ class _Place:
     nbytes: int
     made: int
     last: int
-    """When it is read last."""
+    """Its last read."""
     over: "tuple[_Place, ...]" = ()
-    """Those whose memory it may take over, where they are read last for it."""
+    """Places whose memory it may reuse, if they are last read for it."""
 
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """A result: its shape, and where it is."""
+    """A result: its shape and place."""
 
     shape: Shape
     nbytes: int
     numbers: tuple[int, ...] | None = None
-    """Its elements, where it is an array of a few integers that are known."""
+    """Its elements, for an array of a few known integers."""
     places: tuple[_Place, ...] = ()
-    """Where it lies, or what is read for it where it is computed."""
+    """Its memory, or the memory read to compute it."""
     over: tuple[_Place, ...] = ()
-    """Those of them that it may be written over."""
+    """Places that it may overwrite."""
     lies: bool = False
     is_moved: bool = False
-    """Whether it is what lies there in another order, as products take it too."""
+    """Whether it is a permutation of that memory, as products accept."""
     is_cheap: bool = False
     is_widened: bool = False
-    """Whether the host computes with it in a datatype that is twice as wide."""
+    """Whether the host computes with a datatype of twice the width."""
 
 
 _Values: TypeAlias = dict[Any, _Value]
-"""By the values of MLIR."""
+"""By MLIR value."""
 
 
 def of_module(
@@ -138,7 +138,7 @@ def of_module(
 
 
 class _Walk:
-    """Walks through the operations in their order, into functions that are called."""
+    """Walks through operations in order, into called functions."""
 
     def __init__(self, module: Any, platform: int, *, widens: bool, rows: int) -> None:
         self._functions = {_name(one): one for one in module.body.operations}
@@ -203,7 +203,7 @@ class _Walk:
     def _branches(
         self, operation: Any, numbers: tuple[int, ...] | None, values: _Values
     ) -> list[_Value]:
-        """Walk through the branch that is taken, or one after the other where nobody knows."""
+        """Walk through the taken branch, or through each if unknown."""
         branches = list(operation.regions)
         if numbers is not None:
             branches = [branches[numbers[0] if 0 <= numbers[0] < len(branches) else -1]]
@@ -215,7 +215,7 @@ class _Walk:
         return found
 
     def _loop(self, operation: Any, taken: Sequence[_Value], values: _Values) -> list[_Value]:
-        """Walk once through a body: what it takes and reads lies as long as it runs."""
+        """Walk through a loop body once: operands live as long as the loop."""
         for one in taken:
             self._keep(one, ())
         outer = {place for value in values.values() for place in value.places}
@@ -266,7 +266,7 @@ class _Walk:
                 self._keep(one, over if may_be_over else ())
 
     def _bring(self, name: str, taken: Sequence[_Value]) -> None:
-        """Have in memory what a kernel reads; products take what is in another order too."""
+        """Materialise a kernel's operands; products accept permuted ones."""
         is_product = name == "dot_general"
         for one in taken:
             if is_product and one.is_widened and _are_given(one.places):
@@ -311,7 +311,7 @@ class _Walk:
 
 
 def _most(made: Iterable[_Place]) -> int:
-    """Return the most that is there at a time."""
+    """Return the peak memory."""
     changes, taken = Counter[int](), set[int]()
     for one in made:
         gone = next(
@@ -351,7 +351,7 @@ def _uses(result: Any) -> int:
 
 
 def _numbers(name: str, operation: Any, taken: Sequence[_Value]) -> tuple[int, ...] | None:
-    """Return the elements of a result, where it is some integers that are known."""
+    """Return the elements of a result of a few known integers."""
     if name == "get_dimension_size":
         return (taken[0].shape[ir.IntegerAttr(operation.attributes["dimension"]).value],)
     if name == "constant":
@@ -379,7 +379,7 @@ def _constant(value: Any) -> tuple[int, ...] | None:
 
 
 def _shape_of(name: str, operation: Any, taken: Sequence[_Value]) -> Sequence[int] | None:
-    """Return the shape of open results, where it follows from what is taken."""
+    """Return the shape of open results, if it follows from the operands."""
     if all(ir.RankedTensorType(one.type).has_static_shape for one in operation.results):
         return None
     if name in ("dynamic_reshape", "dynamic_broadcast_in_dim", "dynamic_iota"):

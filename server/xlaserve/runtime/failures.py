@@ -14,13 +14,13 @@ elsewhere may be names of the model's."""
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Tell whether an error of JAX or Python means that there is no memory left."""
+    """Tell whether an error of JAX or Python means out of memory."""
     exhausted = isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(str(error))
     return isinstance(error, MemoryError) or bool(exhausted)
 
 
 def raise_if_exhausted(model: str, error: Exception) -> None:
-    """Raise OutOfMemory if that is what an error of JAX or Python means."""
+    """Raise OutOfMemory if an error of JAX or Python means that."""
     if isinstance(error, MemoryError):
         raise OutOfMemory(model, "the host has no memory left") from error
     if is_exhausted(error):
@@ -29,7 +29,7 @@ def raise_if_exhausted(model: str, error: Exception) -> None:
 
 @contextmanager
 def invalid_model(model: str, name: str) -> Iterator[None]:
-    """Turn what JAX raises while it compiles an artifact into OutOfMemory or InvalidModel."""
+    """Turn JAX's compilation errors into OutOfMemory or InvalidModel."""
     try:
         yield
     except XlaserveError:

@@ -16,7 +16,7 @@ _NONE: Mapping[str, Parameters] = MappingProxyType({})
 
 
 class TensorParameters(NamedTuple):
-    """The parameters of the tensors of a request, by tensor; only of those that have any."""
+    """Parameters of a request's tensors, by tensor."""
 
     inputs: Mapping[str, Parameters] = _NONE
     outputs: Mapping[str, Parameters] = _NONE
@@ -24,7 +24,7 @@ class TensorParameters(NamedTuple):
 
 
 class AnswerParameters(NamedTuple):
-    """The parameters of an answer, and of its outputs, by output."""
+    """Parameters of an answer, and of its outputs by name."""
 
     answer: Parameters = MappingProxyType({})
     outputs: Mapping[str, Parameters] = _NONE
@@ -34,13 +34,13 @@ class Sender(NamedTuple):
     """The sender of a request as the server knows it, for models that serve many at once."""
 
     submitted_ns: int = 0
-    """When it was ready to be executed, by `time.perf_counter_ns`; 0 where no client sent it."""
+    """When it became ready for execution, by `time.perf_counter_ns`; 0 without a client."""
     principal: str = ""
-    """The name of the caller; empty for anybody."""
+    """The caller's name; empty for anybody."""
     takes_many: bool = True
-    """Whether it can be given more than one answer."""
+    """Whether it accepts several answers."""
     caller: str = ""
-    """Who takes turns with others: the principal, or whatever else tells clients apart."""
+    """Key of fair scheduling: the principal, or another identity of the client."""
 
 
 NO_TENSOR_PARAMETERS = TensorParameters()
@@ -52,16 +52,16 @@ class SaysReady(Protocol):
     """A model whose code says whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return what it is asked, which never fails; it is ready if all say so."""
+        """Return the result of the check, which never fails; the model is ready if all are."""
         ...
 
 
 class ModelRequest(Protocol):
-    """One request, as the model has it. Its methods may be called in any thread."""
+    """A request, as seen by its model; its methods may be called in any thread."""
 
     @property
     def id(self) -> str:
-        """Return the id that the client gave; may be empty."""
+        """Return the client's id; may be empty."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class ModelRequest(Protocol):
 
     @property
     def sender(self) -> Sender:
-        """Return what is known of who sent it."""
+        """Return its sender."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class ModelRequest(Protocol):
         ...
 
     def begin(self) -> None:
-        """Take note of the time: the model begins to compute."""
+        """Record the time: the model begins to compute."""
         ...
 
     def answer(
@@ -115,7 +115,7 @@ class ModelRequest(Protocol):
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Give an answer with the outputs that are asked for; nothing may follow the last one."""
+        """Answer with the requested outputs; the last answer ends the request."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -126,7 +126,7 @@ class ModelRequest(Protocol):
         ...
 
     def again(self) -> None:
-        """Have the request executed once more, as the next step of its iterative sequence."""
+        """Reschedule the request as the next step of its iterative sequence."""
         ...
 
     def later(self) -> None:
@@ -134,7 +134,7 @@ class ModelRequest(Protocol):
         ...
 
     def end(self) -> None:
-        """End the request, which was given all of its answers, perhaps none."""
+        """End the request after all of its answers, possibly none."""
         ...
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
@@ -182,7 +182,7 @@ class UnsentRequest:
         answered: Callable[[Mapping[str, Tensor]], None] | None = None,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Take what to do with answers and the error, in any thread; answers may be dropped."""
+        """Take callbacks for answers and the error, called in any thread."""
         self.inputs = inputs
         self.outputs = outputs
         self.rows = rows
@@ -193,7 +193,7 @@ class UnsentRequest:
         """Whether the answer may come after the execution."""
 
     def begin(self) -> None:
-        """Do nothing: nobody asks for the time."""
+        """Do nothing: the time is not needed."""
 
     def answer(
         self,
@@ -202,26 +202,26 @@ class UnsentRequest:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Hand an answer to who made the request, or drop it."""
+        """Pass an answer to the caller, or drop it."""
         if self._answered is not None:
             self._answered(outputs)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Do nothing: nobody is woken for it."""
+        """Do nothing: there is no event loop to wake."""
         return nullcontext()
 
     def again(self) -> None:
         """Do nothing: once is enough."""
 
     def later(self) -> None:
-        """Take note for who waits for the end of the execution."""
+        """Record that the caller waits for the end."""
         self.is_late = True
 
     def end(self) -> None:
         """Do nothing: nobody waits."""
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
-        """Hand the error to who made the request."""
+        """Pass the error to the caller."""
         self._failed(error)
 
     def when_writable(self, resume: Callable[[], None]) -> None:
@@ -229,12 +229,12 @@ class UnsentRequest:
         resume()
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Do nothing: nobody cancels it."""
+        """Do nothing: it is never cancelled."""
 
 
 @runtime_checkable
 class Handling(Protocol):
-    """A model that is handed requests."""
+    """A model that handles requests in its own threads."""
 
     @property
     def info(self) -> ModelInfo:
@@ -248,17 +248,17 @@ class Handling(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Return how many executions each copy has at a time: more than 1 where it awaits."""
+        """Return the concurrent executions of each copy: more than 1 for coroutines."""
         ...
 
     @property
     def is_decoupled(self) -> bool:
-        """Tell whether a request may be given any number of answers."""
+        """Tell whether a request may get any number of answers."""
         ...
 
     @property
     def is_batched(self) -> bool:
-        """Tell whether several requests may be handed over together."""
+        """Tell whether it takes several requests at once."""
         ...
 
     def handle(
@@ -286,11 +286,11 @@ class Slotted(Handling, Protocol):
 
     @property
     def ahead(self) -> int:
-        """Return how many requests it may have besides those in its slots."""
+        """Return the number of requests it may queue besides its slots."""
         ...
 
     def yields_to(self, level: int) -> bool:
-        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        """Tell whether another request of a priority would preempt one."""
         ...
 
     def choose_outputs(

@@ -1,4 +1,4 @@
-"""The server, as far as the code of a model may use it."""
+"""The server as seen by the code of a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from xlaserve.runtime.metrics import ModelMetrics
 
 @dataclass(frozen=True, slots=True)
 class PythonHost:
-    """All that the operator gives to Python models that are allowed to run."""
+    """Services and limits for permitted Python models."""
 
     calls: Calls
     metrics: ModelMetrics
     process_seconds: float = 0.0
-    """Seconds that a process of a model may be silent while it has requests; 0 for any."""
+    """Limit of a process's silence while it has requests, in seconds; 0 for none."""
     process_bytes: int = 0
-    """Memory that a process may hold before it is ended; 0 for any."""
+    """Limit of a process's memory; 0 for none."""
     shared_bytes: int = 0
     """Memory that each process shares with the server, for tensors on their way; 0 for none."""
     memory_changed: Callable[[str], None] = lambda model: None

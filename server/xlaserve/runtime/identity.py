@@ -20,7 +20,7 @@ from xlaserve.tensors import describe
 PLATFORM = "identity"
 
 MOST_DELAY_MS = 600_000
-"""The longest time that an execution may be told to take, in milliseconds."""
+"""Maximum of the configured execution time, in milliseconds."""
 
 
 class IdentityModel(UncompiledModel):
@@ -39,7 +39,7 @@ class IdentityModel(UncompiledModel):
         self.info = info
         self.replicas = replicas
         self.batch_limit = info.max_batch_size if delay_seconds else 0
-        """Without a delay there is no time per row to lower."""
+        """Without a delay there is no time per row to save."""
         self._delay = delay_seconds
         self._sleep = sleep
         self._pairs = tuple(
@@ -50,7 +50,7 @@ class IdentityModel(UncompiledModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return the inputs under the names of the outputs, without those that are left out."""
+        """Return the inputs as outputs, without absent ones."""
         if self._delay:
             self._sleep(self._delay)
         return {
@@ -60,11 +60,11 @@ class IdentityModel(UncompiledModel):
         }
 
     def expected_seconds(self, rows: int) -> float:
-        """Return the delay: there is nothing to compute."""
+        """Return the delay, the only cost."""
         return self._delay
 
     def close(self) -> None:
-        """Do nothing: there is nothing to drop."""
+        """Do nothing: it holds nothing."""
 
 
 def load(directory: Path, context: LoadContext) -> IdentityModel:

@@ -38,19 +38,19 @@ class LoadContext:
     mmap_parameters: bool = False
     """Whether parameters may stay in their file, mapped into memory, instead of being read."""
     processes: int = 1
-    """Processes that load the same model; each accounts for its part of what all of them map."""
+    """Processes with the same model; each accounts for its part of shared mappings."""
     max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
     """The most shapes that a model may ask to have compiled on request."""
     max_sequences: int = DEFAULT_MAX_SEQUENCES
     """The most slots for sequences that a model may ask for, on each replica."""
     text_limits: TextLimits = DEFAULT_TEXT_LIMITS
-    """What texts of its clients may take."""
+    """Limits of its clients' texts."""
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
     python: PythonHost | None = None
-    """The server, as the code of a Python model may use it; None where none is run."""
+    """The server API for a Python model's code; None unless that is allowed."""
     mappings: Mappings = UNLIMITED
     """Admits programs before they are compiled."""
     compilation: Compilation = field(default_factory=Compilation)
@@ -58,7 +58,7 @@ class LoadContext:
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     """Programs of the models that are loaded, for those of the same computation."""
     embedding: Declared | None = None
-    """The declaration that it gives embeddings; None where there is none."""
+    """Its declaration as an embedding model; None for other models."""
     on_memory: Callable[[], None] = lambda: None
     """Called in any thread when a loaded model holds more or less than it did: it has to carry
     programs that another one carried, or has those that another one had compiled."""

@@ -63,16 +63,16 @@ class ModelMemory:
     states_bytes: int = 0
     """States of sequences: those of all slots of all replicas, whether they are in use or not."""
     computation: str = ""
-    """The key of what other models may hold a part of; empty for a model that shares nothing."""
+    """Key of parts shared with other models; empty if it shares nothing."""
     alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes by device if no other model held a part of it; empty where no other does."""
 
     def alone_on_devices(self, first: str) -> Mapping[str, int]:
-        """Return what each device would hold of it, and may come to, once all others left."""
+        """Return its maximum per device if all other models left."""
         return self.alone_per_device or self.on_devices(first)
 
     def on_devices(self, first: str) -> Mapping[str, int]:
-        """Return what each device holds: all on the first where that is not known."""
+        """Return its bytes per device: all on the first if unknown."""
         return self.per_device or {first: self.total_bytes}
 
     @property
@@ -137,33 +137,33 @@ class ModelInfo:
     state_bytes: int = 0
     """Bytes that it holds for a request between two answers."""
     has_sequences: bool = False
-    """Whether each request belongs to a sequence, which its parameters name."""
+    """Whether each request belongs to a sequence, named by its parameters."""
     optional: Optional = field(default_factory=lambda: NONE_OPTIONAL)
     """The inputs that a request may leave out, with their defaults."""
     echoes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Outputs that an answer has where the request has an input, whose name is behind each."""
     ragged: frozenset[str] = frozenset()
-    """Inputs of which the requests of a batch may have different shapes."""
+    """Inputs whose shapes may differ between requests of a batch."""
     takes_parameters: bool = False
     """Whether its code is given the parameters of requests, whatever their names."""
     takes_tensor_parameters: bool = False
     """Whether its code is given those of single tensors."""
     is_lenient: bool = False
-    """Whether its code may give outputs of other shapes and datatypes than these, or none."""
+    """Whether its code may give outputs of other shapes and datatypes, or none."""
     generation: GenerationInfo | None = None
     """The facts of a generator; None for every other model."""
     matmul_precision: str = ""
     """The precision of FP32 products that the artifact leaves open, by JAX's name for it; empty
     where nobody can choose it, as on the CPU."""
     embedding: EmbeddingInfo | None = None
-    """The facts of a model of embeddings, if it declares to be one."""
+    """The facts of an embedding model, if declared."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""
 
     @property
     def is_ragged(self) -> bool:
-        """Tell whether requests may differ in other sizes than their rows."""
+        """Tell whether requests may differ in sizes other than rows."""
         return any(-1 in spec.shape[1:] for spec in self.inputs)
 
 
@@ -230,7 +230,7 @@ class Answers(Protocol):
     """The answers to one request, each computed when it is asked for: a generator is one."""
 
     def __next__(self) -> Answer:
-        """Return the next answer; raises StopIteration where there is none. Blocks."""
+        """Return the next answer; raises StopIteration at the end. Blocks."""
         ...
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class OnDemand(Protocol):
         ...
 
     def find(self, shape: Hashable) -> Executable | None:
-        """Return the executable of a shape, which any holder may execute; None if there is none."""
+        """Return the executable of a shape, shared by all holders; None if missing."""
         ...
 
     def compile(self, shape: Hashable) -> Executable:
@@ -295,7 +295,7 @@ class LoadedModel(Executable, Protocol):
 
     @property
     def on_demand(self) -> OnDemand | None:
-        """Return what compiles other shapes; None where the load compiled all there are."""
+        """Return the compiler of other shapes; None if the load compiled all."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The table of loaders: which kinds of model there are, and what loads each."""
+"""The table of loaders, one for each kind of model."""
 
 import importlib
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Loader:
     """One kind of model."""
 
     kind: str
-    """The `backend` or `platform` by which a configuration may ask for it."""
+    """The `backend` or `platform` that selects it in a configuration."""
     module: str
     """Has a function `load`; imported once the port is open, since jax takes seconds to import."""
     sniff: Callable[[Path, ModelConfig], bool]
@@ -203,7 +203,7 @@ LOADERS = (
     ),
     Loader("identity", "xlaserve.runtime.identity", _never, _nothing),
 )
-"""In the order in which they are tried. A new kind of model is a row here and a module."""
+"""In order of precedence; a new kind of model is a row here and a module."""
 
 FORMATS = ("jax", "onnx", "pytorch", "python")
 """The names by which manifests say what loads (`supportedModelFormats`): exports and generators,
@@ -336,7 +336,7 @@ def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
 
 
 def recognised(path: Path, config: ModelConfig) -> str:
-    """Return the kind of a version: that of its loader, `onnx` or `pt2`. Raises InvalidModel."""
+    """Return the kind of a version (its loader's, `onnx` or `pt2`); raises InvalidModel."""
     row = _loader_for(path, config)
     if row.sniff is _has_pt2:
         return "pt2"

@@ -81,7 +81,7 @@ class Metric:
 
 @dataclass(slots=True)
 class MetricFamily:
-    """All series of one name."""
+    """All series with one name."""
 
     name: str
     kind: str
@@ -162,7 +162,7 @@ class ModelMetrics:
         return family
 
     def forget(self, owner: object) -> None:
-        """Drop what nobody but this owner has reported."""
+        """Drop series reported by this owner alone."""
         with self._lock:
             for name, family in list(self._families.items()):
                 for key, owners in list(family.owners.items()):

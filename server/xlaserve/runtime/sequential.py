@@ -49,7 +49,7 @@ class Sequential(Protocol):
 
     @property
     def handling(self) -> Handling | None:
-        """Return what is handed its requests, with their controls; None where it takes steps."""
+        """Return the handler of its requests and controls; None for a stepped model."""
         ...
 
     def controls(self, steps: Sequence[Step]) -> Mapping[str, Tensor]:

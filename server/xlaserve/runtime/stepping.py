@@ -12,7 +12,7 @@ class Stepping(Generating, Protocol):
 
     @property
     def most_together(self) -> int:
-        """Return how many requests that may be."""
+        """Return the most requests per step."""
         ...
 
     def advance(self, rows: Sequence[Any], /) -> Sequence[Answer | Exception]:

@@ -36,9 +36,9 @@ _OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_si
 _READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
 MEMORY_BYTES = 4 << 30
-"""Of memory, besides what JAX takes by itself; a server has `compile_process_bytes`."""
+"""Memory besides JAX's own; a server has `compile_process_bytes`."""
 FILE_BYTES = 8 << 30
-"""Of one file: a converted model has its parameters in one."""
+"""Size of one file: a converted model has all parameters in one."""
 OPEN_FILES = 256
 
 _PROCESS = "trial load"
@@ -47,7 +47,7 @@ CLOCK_TIMES = 10
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself."""
 _ATTEMPTS = 2
-"""Processes for one trial: the first may be stopped, which is no fault of the model."""
+"""Processes per trial: the first may be stopped by no fault of the model."""
 
 _SHOWN_CHARACTERS = 500
 

@@ -26,7 +26,7 @@ class Waiting:
         self._found: Mapping[str, Tensor] | BaseException | None = None
 
     def freed(self) -> None:
-        """Take note that the model is done with it, unless it answers later."""
+        """Record that the model is done with it, unless it answers later."""
         if self._found is not None or not self.request.is_late:
             self._over.set()
 

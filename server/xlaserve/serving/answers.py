@@ -70,7 +70,7 @@ def _detailed(
 
 
 def parameters_of(response: InferResponse) -> AnswerParameters | None:
-    """Return the parameters of a response; None where it cannot have any."""
+    """Return the parameters of a response; None if its form has none."""
     if isinstance(response, DetailedResponse):
         return AnswerParameters(response.parameters, response.output_parameters)
     return None
@@ -82,7 +82,7 @@ def answer_with(
     how: Relayed,
     parameters: AnswerParameters | None = None,
 ) -> None:
-    """Answer a call with outputs that were made for another one, in the forms that it asks for."""
+    """Answer a call with another's outputs, in the requested forms."""
     found = call.found
     response = InferResponse(found.model, found.number, call.id, outputs)
     if call.shaping is not None or parameters is not None:
@@ -226,7 +226,7 @@ class Counting:
         *,
         failures: Failures | None = None,
     ) -> None:
-        """`clock` is that of the engine, `now` the time since the epoch."""
+        """`clock` is the engine's, `now` the time since the epoch."""
         self._clock = clock
         self._now = now
         self.failures = failures or Failures()
@@ -236,7 +236,7 @@ class Counting:
     """Nothing is counted yet: it is not known which model a call is for."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Count calls whose model was found, and of the others those that failed."""
+        """Count ended calls with a model, and failed ones without."""
         first: Any = calls[0]
         if not first.is_found:
             if isinstance(outcome, BaseException):

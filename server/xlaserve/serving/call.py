@@ -42,7 +42,7 @@ class Operation(StrEnum):
     HEALTH = "health"
     """Whether the server is live and ready."""
     READINESS = "readiness"
-    """Whether a model is ready, which says that it is there."""
+    """Readiness of a model, which reveals that it exists."""
     SERVICE = "service"
     """A method of a service of one's own."""
 
@@ -76,30 +76,30 @@ NO_HEADERS: Headers = MappingProxyType[str, str]({})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection, or who asks a proxy at that end; one object for all calls."""
+    """The other end of a connection, or the client of a trusted proxy; shared by all calls."""
 
     listener: str = ""
-    """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
+    """Setting of its endpoint: `grpc_endpoint`. Empty inside the process."""
     address: str = ""
-    """Its address as text: `10.0.0.7:51824`, or `unix`; without a port where a proxy told none."""
+    """Its address: `10.0.0.7:51824`, or `unix`; without a port behind a proxy that omits it."""
     tls_identity: str | None = None
     """The subject of its verified client certificate."""
     unix_user: int | None = None
     """The user id of the process at the other end of a unix socket."""
     account: Account | None = field(default=None, compare=False, repr=False)
-    """Account of its connection; None inside the process, where nothing is counted."""
+    """Account of its connection; None inside the process, which is not charged."""
     tls_names: tuple[str, ...] = ()
     """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
     granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
     """Findings of the permission gate by token, under None for calls without one; for it alone."""
     proxy: str = ""
-    """The address of the trusted proxy that speaks for it; empty where it is connected itself."""
+    """Address of the trusted proxy; empty for a direct connection."""
     scheme: str = ""
-    """The scheme by which it asked that proxy, `http` or `https`; empty where nothing is told."""
+    """Scheme of the request to that proxy, `http` or `https`; empty if unknown."""
     prefix: str = ""
     """The path below which that proxy serves this server: `/models`; empty for none."""
     clients: dict[object, "Peer"] = field(default_factory=dict, compare=False, repr=False)
-    """Clients of this peer, by what it said of them; for `Proxies` alone."""
+    """Clients behind this proxy, by their headers; for `Proxies` alone."""
 
 
 def host_of(address: str) -> str:
@@ -110,7 +110,7 @@ def host_of(address: str) -> str:
 
 
 NOBODY = Peer()
-"""The peer of calls that the server makes by itself."""
+"""The peer of the server's own calls."""
 
 
 class Admission:
@@ -122,22 +122,22 @@ class Admission:
         self.model = model
         self.limit = limit
         self.in_progress = 0
-        """Those that were not answered at once, of all versions together."""
+        """Calls that were not answered at once, of all versions together."""
 
 
 class Sight(Protocol):
-    """Models that the caller of a call may see, and use for its operation."""
+    """Models that the caller of a call may see and use."""
 
     def permits(self, model: str) -> bool:
-        """Tell whether it may; raises NotPermitted for one that it may see and not use so."""
+        """Tell whether it is permitted; raises NotPermitted for a visible but forbidden model."""
         ...
 
     def shows(self, model: str) -> bool:
-        """Tell whether it may; raises nothing."""
+        """Tell whether it is visible; raises nothing."""
         ...
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
-        """Return the error for a model that it may not see, which is that of one nowhere."""
+        """Return the error for a hidden model, the same as for a missing one."""
         ...
 
     def refuse_server(self) -> None:
@@ -146,11 +146,11 @@ class Sight(Protocol):
 
 
 Tokens: TypeAlias = tuple[int | None, int | None]
-"""Tokens that came and that were generated; None where nobody counts them."""
+"""Tokens of prompt and answer; None if nobody counts them."""
 NOT_COUNTED: Tokens = (None, None)
 
 Outcome: TypeAlias = object
-"""Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
+"""Outcome of a call: an exception, an execution (`Executed`), or None."""
 
 
 class Observer(Protocol):
@@ -158,11 +158,11 @@ class Observer(Protocol):
 
     @property
     def began(self) -> "Callable[[Call], None] | None":
-        """Return what is called with each call before it passes the gates; None for nothing."""
+        """Return a callback for each call before the gates; None for none."""
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
-        """See calls that ended together, in one batch, or one; nobody has been told yet."""
+        """See calls that ended together, before their clients are answered."""
         ...
 
 
@@ -175,20 +175,20 @@ class Call:
 
     operation = Operation.INFER
     api: Api | None = None
-    """Its group, where that does not follow from the operation."""
+    """Its group of Triton, if that does not follow from the operation."""
     protocol = ""
     """The protocol of the request, as the event log names it; empty inside the process."""
     method = ""
     """What its client asked, with places for names: `/inference.GRPCInferenceService/ModelInfer`,
     or `POST /v2/models/{model}/infer`; empty inside the process."""
     tokens: Callable[[], Tokens] | None = None
-    """Counts its tokens; None where nobody does."""
+    """Counts its tokens; None if nobody does."""
     carries_calls = False
-    """Whether it is a stream of calls, which quotas count in its stead."""
+    """Whether it is a stream of calls, which are counted instead of it."""
     model = ""
-    """The name of the model, once it is known; for some protocols that is in the message."""
+    """Name of the model, once known; some protocols have it in the message."""
     version = ""
-    """The version that is asked for; empty for the newest."""
+    """Requested version; empty for the newest."""
     headers: Headers = NO_HEADERS
     peer: Peer = NOBODY
     principal: Principal | None = None
@@ -199,26 +199,26 @@ class Call:
     """Models that the caller may see, as the permission gate found them; None for all. A part of
     another call has none: who may ask an ensemble needs no permission for its steps."""
     deadline: float | None = None
-    """When the client stops waiting, by the clock of the event loop; None for never."""
+    """The client's deadline by the clock of the event loop; None for none."""
     admission: Admission | None = None
-    """Counts the calls of its model; None until that is found."""
+    """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
     opened_ns = 0
     """Time its headers were there, by the clock of the engine, where a transport makes it later,
     with its message; 0 for now."""
     record: CallRecord | None = None
-    """Times and sizes that its transport notes; None where nobody observes calls in such detail."""
+    """Times and sizes from its transport; None unless calls are observed in such detail."""
     is_found = False
     """Whether a model was found that answers it: an inference."""
     has_begun = False
     has_ended = False
     is_cancelled = False
-    """Whether nobody wants an answer any more: nothing is written from then on."""
+    """Whether the answer is no longer wanted: nothing more is written."""
     holds_anything = False
     """Whether `release` has something to do: most calls are answered before they hold anything."""
     on_writable: Callable[[], None] | None = None
-    """Called once when the stream takes more again, or the call ends; set by who waits for it."""
+    """Called once when the stream takes more, or the call ends; set by the waiting station."""
     _observers: Sequence[Observer] = ()
     _holds: list[Callable[[], None]] | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -233,7 +233,7 @@ class Call:
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the stream takes another answer; where it does not, who answers pauses."""
+        """Tell whether the stream takes another answer; if not, the station pauses."""
         return True
 
     @property
@@ -272,7 +272,7 @@ class Call:
         self.write(response, last=last)
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error, which the client is told."""
+        """End the call with an error for its client."""
         if not self.has_ended:
             self.end(error)
             self.refuse(error)
@@ -286,7 +286,7 @@ class Call:
             await resumed
 
     def hold(self, release: Callable[[], None]) -> None:
-        """Have something released when the call ends; at once where it has ended."""
+        """Release something when the call ends, or at once if it has."""
         if self.has_ended:
             release()
             return
@@ -327,7 +327,7 @@ class Call:
     # --- the end ---
 
     def end(self, outcome: Outcome = None) -> None:
-        """End the call without writing anything; for who writes the answer by other means."""
+        """End the call without writing; the caller writes the answer by other means."""
         if not self.has_ended:
             self.has_ended = True
             if self.holds_anything:
@@ -336,7 +336,7 @@ class Call:
                 observer.ended((self,), outcome)
 
     def release(self) -> None:
-        """Give back what the call holds; `end` and `end_together` call it, once."""
+        """Release the call's resources; called once, by `end` or `end_together`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -366,7 +366,7 @@ current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
 def owner_now() -> str:
-    """Return the owner of what the call that is answered now leaves behind; empty for nobody."""
+    """Return the owner of the current call's side effects; empty for nobody."""
     call = current_call.get()
     return "" if call is None else call.owner
 

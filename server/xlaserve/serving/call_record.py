@@ -15,21 +15,21 @@ class CallRecord(msgspec.Struct, gc=False):
     """The times and sizes of a call that only its transport knows."""
 
     begun_ns: int
-    """Time its headers were there, by the clock of the engine."""
+    """Arrival of its headers, by the clock of the engine."""
     received_ns: int = 0
-    """Time the last of its messages, or its body, was there; 0 until then."""
+    """Arrival of its last message or body; 0 until then."""
     bytes_in: int = 0
-    """Bytes of its messages or its body, once they were inflated."""
+    """Bytes of its messages or its body, after decompression."""
     bytes_out: int = UNKNOWN
-    """Bytes of its answers, before they are deflated; UNKNOWN until one is written."""
+    """Bytes of its answers, before compression; UNKNOWN until one is written."""
     written_ns: int = 0
     """Time its last answer was handed to its connection; 0 until then."""
     status: int = 0
     """The HTTP status of an answer that no error was raised for; 0 for none."""
     trace: list[object] | None = None
-    """Spans of the calls within it, which the tracer keeps; None where it is not traced."""
+    """Spans of nested calls, kept by the tracer; None if it is not traced."""
     is_picked: bool = False
-    """Whether the tracer decided, when it began, that it is traced."""
+    """Whether the tracer sampled it at its start."""
 
     def received(self, count: int) -> None:
         """Count the bytes of a message, or of a body."""
@@ -37,19 +37,19 @@ class CallRecord(msgspec.Struct, gc=False):
         self.received_ns = time.perf_counter_ns()
 
     def sent(self, count: int) -> None:
-        """Count the bytes of an answer, which is written now."""
+        """Count the bytes of an answer being written."""
         self.bytes_out = count if self.bytes_out < 0 else self.bytes_out + count
         self.written_ns = time.perf_counter_ns()
 
 
 def attach(record: CallRecord | None, error: BaseException) -> None:
-    """Have the answer that an error becomes counted for a call, if anybody observes that."""
+    """Let an observed call count the bytes of its error's answer."""
     if record is not None:
         error.call_record = record  # type: ignore[attr-defined]
 
 
 def count_answer(error: BaseException, count: int) -> None:
-    """Count the bytes of the answer that an error has become, for the call that it ended."""
+    """Count the bytes of an error's answer for the call that it ended."""
     record = getattr(error, "call_record", None)
     if record is not None:
         del error.call_record  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Whether a request fits the model that it is for."""
+"""Validation of requests against their model."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +15,7 @@ _NO_CONFIG = ModelConfig()
 
 
 class QuickCheck:
-    """Knows an ordinary request at a glance; `check_inputs` has the last word on all others."""
+    """Recognises ordinary requests quickly; all others go to `check_inputs`."""
 
     def __init__(self, info: ModelInfo, config: ModelConfig = _NO_CONFIG) -> None:
         self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}

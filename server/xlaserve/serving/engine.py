@@ -35,7 +35,7 @@ Found: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Residents(Protocol):
-    """The models that are there: the registry."""
+    """The registry of loaded models."""
 
     def resolve(self, name: str, number: str = "") -> Found:
         """Return the version that answers, the newest one where none is asked for.
@@ -64,7 +64,7 @@ class Engine:
         self._clock = clock
         self._image_limits = image_limits
         self.regions = regions or Regions()
-        """Shared memory that requests may name."""
+        """Registered shared memory."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one request (V2 protocol, Inference), as part of the call that is answered now.
@@ -184,7 +184,7 @@ class Engine:
         return images
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
-        """Return the labels of an output; those of an ensemble may be those of its steps."""
+        """Return the labels of an output; an ensemble may have those of its steps."""
         config = instance.config
         found = config.labels.get(output, ())
         for step in config.steps if not found else ():
@@ -195,7 +195,7 @@ class Engine:
         return found
 
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
-        """Read the inputs of a call that are in shared memory, in a thread where they are large."""
+        """Read a call's inputs from shared memory, large ones in a thread."""
         size, account = shared.copied_bytes, call.peer.account
         call.is_volatile = shared.has_views
         if account is not None and size:
@@ -224,7 +224,7 @@ class Engine:
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
-        """Decode the images of a call in a thread, into so many bytes at most."""
+        """Decode the images of a call in a thread, up to a size."""
 
         def decoded(found: dict[str, Tensor] | int | BaseException) -> None:
             if call.has_ended:
@@ -244,7 +244,7 @@ class Engine:
     def _reserve_and_decode(
         self, call: InferCall, instance: Served, images: EncodedImages, size: int
     ) -> None:
-        """Decode images that take so many bytes, if there is memory for them."""
+        """Reserve memory for images of this size, and decode them."""
         account = call.peer.account
         if account is not None and not account.reserve(size):
             limit = account.ledger.limit
@@ -275,7 +275,7 @@ class Engine:
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Answer a step, now or later; what its model is given was checked with the plan."""
+        """Start a step; its inputs were validated with the plan."""
         try:
             self._gates.admit(call)
             call.model = version.model
@@ -325,7 +325,7 @@ class Engine:
         return _Reading(*self._residents.resolve(name, version))
 
     def info(self, name: str, version: str = "") -> ModelInfo:
-        """Return what a model is; errors as for `infer`."""
+        """Return the description of a model; errors as for `infer`."""
         require_seen_now(name, version)
         return self._residents.resolve(name, version)[1].info
 
@@ -358,7 +358,7 @@ def _find(call: InferCall, version: ServedVersion, instance: Served) -> None:
 
 
 def _fail(call: InferCall, error: BaseException) -> None:
-    """End a call with what was raised; where it was answered already, report that."""
+    """Fail a call with an exception; if it was answered already, report that instead."""
     if call.has_ended or isinstance(error, ENDS):
         raise error
     call.place = None
@@ -367,7 +367,7 @@ def _fail(call: InferCall, error: BaseException) -> None:
 
 
 def _describe(call: InferCall, info: ModelInfo) -> None:
-    """Note the rows and the key of a call, and fill in the inputs that it leaves out."""
+    """Set the rows and the batching key of a call, and fill in defaults."""
     inputs = call.inputs
     call.rows = rows_of(info, inputs)
     if len(inputs) < len(info.inputs):
@@ -383,7 +383,7 @@ def _describe(call: InferCall, info: ModelInfo) -> None:
 
 
 def _leave_out(call: InferCall, info: ModelInfo) -> None:
-    """Ask for no output of an input that a call leaves out; raises MissingInputs for no other."""
+    """Drop outputs of omitted inputs; raises MissingInputs if none is left."""
     wanted = call.chosen or info.outputs
     missing = [name for output in wanted if (name := info.echoes[output.name]) not in call.inputs]
     if len(missing) == len(wanted):
@@ -401,7 +401,7 @@ def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
 
 
 def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
-    """Return what requests must have in common with this one to be put together with it."""
+    """Return the batching key: requests with equal keys may share a batch."""
     if not info.is_ragged:
         return ()
     compared = [s.name for s in info.inputs if s.name in tensors and s.name not in info.ragged]
@@ -409,7 +409,7 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
 
 
 def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:
-    """Count images that nobody asked for memory for, while the call waits."""
+    """Charge decoded images of a queued call, if not charged yet."""
     account = call.peer.account
     if account is not None:
         size = sum(tensor.nbytes for tensor in images.values())

@@ -1,4 +1,4 @@
-"""A model made of other models: its plan, checked against the models that it joins."""
+"""Ensembles: plans of steps, checked against the models of their steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,19 +24,19 @@ class Lead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step, and what becomes of tensors on their way into it."""
+    """A step, and the conversions of its inputs."""
 
     step: EnsembleStep
     leads: Mapping[str, Lead]
-    """Changes by input; nothing for those that come as the model takes them."""
+    """Conversions by input; empty for inputs passed on unchanged."""
     is_checked: bool
-    """Whether its inputs are checked for each request: the plan does not know what they are."""
+    """Whether inputs are validated for each request, since the plan does not know them."""
     is_decoupled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePlan:
-    """The steps of an ensemble in an order in which each finds its inputs."""
+    """The steps of an ensemble in topological order."""
 
     info: ModelInfo
     steps: tuple[PlannedStep, ...]
@@ -54,7 +54,7 @@ class EnsemblePlan:
         """Do nothing: nothing of it is compiled."""
 
     def close(self) -> None:
-        """Do nothing: the models of its steps hold the memory."""
+        """Do nothing: the steps' models hold the memory."""
 
 
 def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> EnsemblePlan:
@@ -116,12 +116,12 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor, by what makes it."""
+    """A tensor, by its producer."""
 
     spec: TensorSpec
     is_batched: bool
     is_open: bool = False
-    """Whether it may be another, or be absent."""
+    """Whether its form may differ, or it may be absent."""
 
 
 def _is_open(model: ModelInfo) -> bool:
@@ -129,7 +129,7 @@ def _is_open(model: ModelInfo) -> bool:
 
 
 def _inner(tensors: Sequence[ConfigTensor]) -> list[ConfigTensor]:
-    """Return tensors of the ensemble as its steps have them."""
+    """Return an ensemble's tensors as its steps see them."""
     return [t if t.reshape is None else replace(t, dims=t.reshape) for t in tensors]
 
 
@@ -160,7 +160,7 @@ def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[Tensor
 def _planned(
     info: ModelInfo, step: EnsembleStep, model: ModelInfo, tensors: dict[str, _Made]
 ) -> PlannedStep:
-    """Join a step to the tensors that are made before it, and add those that it makes."""
+    """Connect a step to existing tensors, and add its outputs."""
     if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
         raise InvalidModel(
             f"ensemble step '{step.model_name}': expected max_batch_size of at least "
@@ -195,7 +195,7 @@ def _planned(
 
 
 def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> None:
-    """Raise InvalidModel where a step may lack an input that its model needs."""
+    """Raise InvalidModel if a step may lack a required input."""
     if tensor is None:
         raise InvalidModel(f"ensemble step '{model}' leaves out input '{name}'")
     if tensor in info.optional and info.optional[tensor] is None:

@@ -16,7 +16,7 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.proxies import Proxies
 
 Check: TypeAlias = Callable[[Call], None]
-"""Raises for a call that may not pass."""
+"""Raises for a rejected call."""
 
 REFUSED_WHILE_DRAINING = frozenset({Operation.INFER})
 """Operations that a drain refuses. Some others go on to the end: health says that it is near;
@@ -32,7 +32,7 @@ class Gate:
     of_model: bool = False
     """Whether it is passed once the model of the call is found, instead of when the call begins."""
     of_deadline: bool = False
-    """Whether it lets every call pass that has no deadline."""
+    """Whether it passes every call without a deadline."""
 
 
 def everybody(call: Call) -> None:
@@ -40,7 +40,7 @@ def everybody(call: Call) -> None:
 
 
 class Gates:
-    """The table of gates, in order, and the observers beside it."""
+    """The table of gates, in order, and the observers."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Gates:
         trusted: Iterable[str] = (),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`trusted` are the proxies that are believed; `clock` is that of the engine."""
+        """`trusted` are the trusted proxies; `clock` is the engine's."""
         self._clock = clock
         self._proxies = Proxies(trusted) or None
         self.table = (
@@ -108,11 +108,11 @@ class Gates:
             check(call)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return who asks, as `admit` finds it: for what a transport checks before."""
+        """Return the client as `admit` determines it, for earlier checks of a transport."""
         return peer if self._proxies is None else self._proxies.client_of(peer, headers)
 
     def admit_to_model(self, call: Call) -> None:
-        """Let a call pass to its model, which has been found; raises as `admit`."""
+        """Admit a call to its known model; raises like `admit`."""
         for check in self.of_model:
             check(call)
 
@@ -138,12 +138,12 @@ class Gates:
             current_call.reset(token)
 
     def drain(self) -> None:
-        """Admit no more inferences but those that are part of a call that was admitted."""
+        """Admit no more inferences, except nested calls of admitted ones."""
         self._is_draining = True
         self._open()
 
     def _open(self) -> None:
-        """Note the checks that can refuse anything as things are; the others cost time."""
+        """Collect the checks that can currently refuse anything."""
         idle = {everybody} if self._is_draining else {everybody, self._is_open}
         gates = [gate for gate in self.table if gate.check not in idle]
         at_begin = [gate for gate in gates if not gate.of_model]

@@ -33,7 +33,7 @@ class Executed(msgspec.Struct, gc=False):
     begun_ns: int
     ended_ns: int
     rows: int = 0
-    """Rows of all its calls, with those that nobody wants any more."""
+    """Rows of all its calls, cancelled ones included."""
 
 
 class Relayed(msgspec.Struct, gc=False):
@@ -45,21 +45,21 @@ class Relayed(msgspec.Struct, gc=False):
     hit_ns: int | None = None
     """How long the answer was looked for."""
     miss_ns: int | None = None
-    """How long it was looked for, and how long it took to keep what was executed instead."""
+    """Time of the failed lookup, plus that of storing the answer."""
 
 
 Ended: TypeAlias = Callable[[Executed | BaseException], None]
-"""Told on the event loop what an execution gave, or why it gave nothing."""
+"""Called on the event loop with the result of an execution, or its error."""
 
 Deliver: TypeAlias = "Callable[[Sequence[InferCall], Executed | BaseException], None]"
-"""Answers calls that were executed together, or refuses them."""
+"""Answers calls that were executed together, or fails them."""
 
 
 class Place(Protocol):
-    """A queue or worker that has a call."""
+    """A queue or worker holding a call."""
 
     def leave(self, call: "InferCall") -> None:
-        """Work no more for a call that has ended; does nothing for one that is not there."""
+        """Stop working for an ended call; does nothing for an unknown one."""
         ...
 
 
@@ -83,7 +83,7 @@ class ServedVersion(Protocol):
 
     @property
     def statistics(self) -> VersionStatistics:
-        """Return what its calls are counted in."""
+        """Return the counters of its calls."""
         ...
 
 
@@ -132,15 +132,15 @@ class InferCall(Call):
     typed = False
     """Whether its inputs came as typed contents, so that its answer has them too."""
     tensor_parameters: TensorParameters = NO_TENSOR_PARAMETERS
-    """Parameters of its tensors, for a model that takes them."""
+    """Parameters of its tensors, for models that take them."""
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether it is put together with no others: its client's have failed the batches of others."""
+    """Whether it is batched only with its own client's requests, after failing those of others."""
     chosen: tuple[TensorSpec, ...] | None = None
-    """The outputs that it asks for; None for all of them."""
+    """Requested outputs; None for all."""
     shaping: Shaping | None = None
-    """Puts those into the forms that it asks for; None where they are as they are computed."""
+    """Converts outputs to the requested forms; None if they are returned as computed."""
     turn: Turn | None = None
     """Its place in its sequence; None for models without sequences."""
     resident = False
@@ -149,31 +149,31 @@ class InferCall(Call):
     is_volatile = False
     """Whether a client can change the inputs meanwhile: they are in shared memory."""
     takes_many = False
-    """Whether the client can be given more than one answer."""
+    """Whether the client accepts several answers."""
     wants_whole = False
-    """Whether it wants one even so, of a model that can put all of its answers into one."""
+    """Whether it still wants a single one, from a model that can merge its answers."""
     started_ns = 0
     """Time its model was found, by the clock of the engine."""
     submitted_ns = 0
-    """Time its inputs were ready to be executed."""
+    """When its inputs became ready for execution."""
     executed: Executed | None = None
-    """Execution that it was answered from, with its times."""
+    """The execution of its answer, with its times."""
     kept: object | None = None
     """The entry of the response cache whose outputs are its answer, as they are."""
     on_begun: Callable[[], object] | None = None
     """Told when a call leaves its queue for an execution, perhaps in a thread, and perhaps again;
     set by who has to know whether one that was lost may have been executed."""
     place: Place | None = None
-    """None until it waits, and once nobody works for it."""
+    """None before it waits, and after its work is done."""
     nested: "set[InferCall] | None" = None
-    """Calls of a Python model that are part of it and have not ended; None where there was none."""
+    """Unfinished nested calls of its Python model; None before the first."""
     is_counted_elsewhere = False
-    """Whether the statistics of another process have it, which executes it."""
+    """Whether the process that executes it counts its statistics."""
     is_counted = False
-    """Whether it counts as a call in progress, and as a user of its instance."""
+    """Whether it is counted as a call in progress and as a user of its instance."""
 
     def wait_at(self, place: Place) -> None:
-        """Leave `place` when the call ends, unless it has left by then."""
+        """Leave `place` when the call ends, unless it left before."""
         self.place = place
         self.holds_anything = True
 
@@ -216,12 +216,12 @@ class AwaitedInfer(InferCall):
 
     @property
     def is_new(self) -> bool:
-        """Tell whether nobody has asked anything with it yet."""
+        """Tell whether the call is unused."""
         return not (self.is_found or self.has_ended)
 
     @classmethod
     def within(cls, parent: Call | None) -> Self:
-        """Return a call that is part of another, with all that this says of the client."""
+        """Return a nested call, with its parent's client."""
         if parent is None:
             return cls()
         call = cls(parent.headers, parent.peer, parent.deadline, parent=parent)
@@ -237,7 +237,7 @@ class AwaitedInfer(InferCall):
         settle(self._answer, error)
 
     async def answered(self) -> InferResponse:
-        """Return the answer, or raise why there is none; who stops waiting cancels the call."""
+        """Return the answer or raise its error; cancelling the wait cancels the call."""
         try:
             return await self._answer
         finally:

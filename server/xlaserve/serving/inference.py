@@ -45,7 +45,7 @@ class Form:
 
     def __init__(self) -> None:
         self.accepted_by: object = None
-        """The check of a model that has accepted the form last, and accepts it again."""
+        """The last check that accepted the form; it accepts the form again."""
         self.rows = 0
         """Rows that it has found."""
         self.checked_by: object = None
@@ -65,7 +65,7 @@ class InferRequest(msgspec.Struct, gc=False):
     """Empty for all outputs of the model, in its order."""
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     form: Form | None = None
-    """None where no other request is known to be of the same form."""
+    """None if no other request of the same form is known."""
     typed: bool = False
     """Whether the inputs came as typed contents, so that the answer has them too."""
 
@@ -88,7 +88,7 @@ class InferResponse(msgspec.Struct, gc=False):
 
 
 class PlacedOutput(InferOutput, gc=False):
-    """One output whose elements are in shared memory; `data` says what its shape is."""
+    """An output with its elements in shared memory; `data` gives its shape."""
 
 
 class DetailedResponse(InferResponse, gc=False):
@@ -96,11 +96,11 @@ class DetailedResponse(InferResponse, gc=False):
 
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     output_parameters: Mapping[str, Mapping[str, Parameter]] = msgspec.field(default_factory=dict)
-    """Keyed by output; those of outputs that the answer does not have are nobody's."""
+    """By output; those of absent outputs are ignored."""
 
 
 class Pending(Protocol):
-    """A request that is not answered yet."""
+    """An unanswered request."""
 
     def cancel(self) -> None:
         """Abandon the request: no observer is called. Does nothing once it is answered."""

@@ -24,7 +24,7 @@ what they become is gone then."""
 
 
 def made_bytes(inputs: Iterable[InferInput]) -> int:
-    """Return how many bytes the arrays of inputs take that are no views of their message."""
+    """Return the bytes of input arrays that are not views of their message."""
     return sum(_own_bytes(given.data) for given in inputs)
 
 
@@ -50,7 +50,7 @@ def _texts_bytes(array: Tensor) -> Iterator[int]:
 
 
 def reserve_made(call: Call, size: int) -> None:
-    """Count so many bytes until a call ends; raises BudgetExhausted where there is no memory."""
+    """Charge bytes until a call ends; raises BudgetExhausted without memory."""
     account = call.peer.account
     if account is None or not size:
         return
@@ -60,7 +60,7 @@ def reserve_made(call: Call, size: int) -> None:
 
 
 def hold_made(call: Call, size: int) -> None:
-    """Count so many bytes of a call that waits already until it ends."""
+    """Charge bytes of a queued call until it ends."""
     account = call.peer.account
     if account is not None and size:
         account.hold(size)

@@ -90,7 +90,7 @@ OUTPUT: Table = MappingProxyType(
 
 
 def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
-    """Return the rows of the parameters that this model obeys, and others do not."""
+    """Return the rows of parameters that only this model obeys."""
     batching = config.dynamic_batching
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
     rows = {}
@@ -112,7 +112,7 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
 
 
 def check_request(parameters: Mapping[str, Parameter], table: Table = REQUEST) -> None:
-    """Raise an InvalidRequest for a parameter of a request that it cannot have, or is reserved."""
+    """Raise an InvalidRequest for an invalid or reserved parameter of a request."""
     for name, value in parameters.items():
         row = table.get(name)
         if row is None and name.startswith(_RESERVED_PREFIX):
@@ -128,7 +128,7 @@ def check_request(parameters: Mapping[str, Parameter], table: Table = REQUEST) -
 def check_tensor(
     model: str, kind: str, tensor: str, table: Table, parameters: Mapping[str, Parameter]
 ) -> None:
-    """Raise an InvalidRequest for a parameter that an input or an output cannot have here."""
+    """Raise an InvalidRequest for an invalid parameter of an input or output."""
     for name, value in parameters.items():
         row = table.get(name)
         if row is None:
@@ -157,7 +157,7 @@ class NamedParameters:
         self._log = structlog.get_logger("parameters")
 
     def are_ordinary(self, parameters: Mapping[str, Parameter]) -> bool:
-        """Tell whether nothing is wrong with those of a request, and none is to be named."""
+        """Tell whether a request's parameters are valid, and none needs to be logged."""
         for name, value in parameters.items():
             row = self._table.get(name)
             if row is None:
@@ -172,7 +172,7 @@ class NamedParameters:
         check_request(request.parameters, self._table)
 
     def note(self, request: InferRequest) -> None:
-        """Name what a request has that has no effect, and was not named yet."""
+        """Log a request's parameters without effect, once each."""
         new: dict[str, None] = {}
         for name in self._without_effect(request):
             if self._is_new(name):
@@ -207,7 +207,7 @@ class NamedParameters:
 
 
 def of_tensors(request: InferRequest) -> TensorParameters:
-    """Return the parameters of single tensors that are not the protocol's: the code's own."""
+    """Return parameters of single tensors for the model's code."""
     if not (request.outputs or any(tensor.parameters for tensor in request.inputs)):
         return NO_TENSOR_PARAMETERS
     inputs = {tensor.name: _own(INPUT, tensor.parameters) for tensor in request.inputs}

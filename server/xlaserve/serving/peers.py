@@ -14,9 +14,9 @@ _ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
 _SHOWN_CHARACTERS = 1024
-"""Most characters of a subject: a trusted authority may sign a long one."""
+"""Limit of a subject: a trusted authority may sign a long one."""
 _MOST_NAMES = 64
-"""Most alternative names of a certificate that are known."""
+"""Limit of alternative names per certificate."""
 
 
 def peer_of(
@@ -61,7 +61,7 @@ def _subject(certificate: Any) -> str | None:
 
 
 def _alternative_names(certificate: Any) -> tuple[str, ...]:
-    """Return the names beside the subject of a certificate that was verified (RFC 5280 4.2.1.6)."""
+    """Return the alternative names of a verified certificate (RFC 5280 4.2.1.6)."""
     if not certificate:
         return ()
     found = certificate.get("subjectAltName", ())[:_MOST_NAMES]
@@ -70,7 +70,7 @@ def _alternative_names(certificate: Any) -> tuple[str, ...]:
 
 
 def _user(connection: Any) -> int | None:
-    """Return the user id of the process that connected to a unix socket, where that is told."""
+    """Return the user id of the process that connected to a unix socket, if known."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None

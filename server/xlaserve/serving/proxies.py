@@ -17,24 +17,24 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.serving.call import UNIX, Headers, Peer
 
 HEADERS = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-prefix", "forwarded")
-"""Headers by which a proxy says who asks it, and how; in lower case."""
+"""Headers by which a proxy reports its client; in lower case."""
 TRACES = ("x-forwarded-for", "forwarded", "via")
-"""Headers of which a request through a proxy has one, as a rule: who comes with it is not local."""
+"""Headers that mark proxied requests, whose clients are not local."""
 _MOST_HOPS = 32
-"""Most addresses of a chain that are looked at, from the right."""
+"""Limit of a chain's examined addresses, from the right."""
 _MOST_CLIENTS = 64
-"""Clients that are known by what one connection said of them."""
+"""Cached clients per connection."""
 _MOST_HOSTS = 4096
-"""Addresses of which it is known whether they are trusted."""
+"""Cached decisions whether an address is trusted."""
 _MOST_CHARACTERS = 1024
 """Longer headers are read, and not remembered."""
 _SCHEMES = frozenset({"http", "https"})
 _PREFIX = re.compile(r"(/[0-9A-Za-z._~!$&'()*+,;=:@%-]+)+/?")
-"""A path that is one: `//host` would be another server."""
+"""A valid path prefix: `//host` would be another server."""
 _PAIR = re.compile(
     r"\s*(?:([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:([^\s\",;]+)|\"((?:[^\"\\]|\\.)*)\"))?\s*([,;]|$)"
 )
-"""A pair of `Forwarded`, and what ends it (RFC 7239, 4)."""
+"""A pair of `Forwarded` and its delimiter (RFC 7239, 4)."""
 _WITH_PORT = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<four>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 
 Address = IPv4Address | IPv6Address
@@ -45,12 +45,12 @@ class _Hop:
     """One element of a chain: whom a proxy was asked by."""
 
     node: str
-    """An address, with a port or without; empty or a word where nothing is told."""
+    """An address, optionally with a port; empty or a word if not given."""
     scheme: str = ""
 
 
 class Proxies:
-    """The proxies that are believed."""
+    """The trusted proxies."""
 
     def __init__(self, trusted: Iterable[str] = ()) -> None:
         """`trusted` has addresses, networks and `unix`; raises InvalidSettings for others."""
@@ -64,7 +64,7 @@ class Proxies:
         return self._unix or bool(self._networks)
 
     def client_of(self, peer: Peer, headers: Headers) -> Peer:
-        """Return who asks: the peer, or the client of which it speaks as a proxy.
+        """Return the client: the peer, or the proxy's client.
 
         Of a chain the rightmost address counts that is no proxy: what stands to the left of it,
         that client may have written itself. A peer that was found so is returned as it is.
@@ -135,7 +135,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
 
 
 def _address(node: str) -> tuple[Address, str] | None:
-    """Read an address, and its port where there is one; None for anything else."""
+    """Parse an address with its optional port; None for anything else."""
     text, port = node, ""
     with_port = _WITH_PORT.fullmatch(node)
     if with_port is not None:
@@ -154,7 +154,7 @@ def _shown(address: Address, port: str) -> str:
 
 
 def _hops(chain: str, schemes: str | None) -> list[_Hop]:
-    """Read `X-Forwarded-For`, and `X-Forwarded-Proto` where that has as many or one for all."""
+    """Parse `X-Forwarded-For`, and `X-Forwarded-Proto` if it has as many or one for all."""
     nodes = [node.strip() for node in chain.split(",")]
     told = [text.strip().lower() for text in (schemes or "").split(",")]
     if len(told) != len(nodes):
@@ -163,7 +163,7 @@ def _hops(chain: str, schemes: str | None) -> list[_Hop]:
 
 
 def _elements(text: str) -> list[_Hop]:
-    """Read `Forwarded` (RFC 7239); of what is none of it, the last element tells nothing."""
+    """Parse `Forwarded` (RFC 7239); a malformed header has no information."""
     hops, pairs, at = [], dict[str, str](), 0
     while at <= len(text):
         found = _PAIR.match(text, at)
@@ -185,6 +185,6 @@ def _scheme(text: str) -> str:
 
 
 def _prefix(text: str | None) -> str:
-    """Return a path without the slash at its end; empty for what is none."""
+    """Return a path without trailing slash; empty for an invalid one."""
     last = (text or "").rpartition(",")[2].strip()
     return last.rstrip("/") if _PREFIX.fullmatch(last) else ""

@@ -17,7 +17,7 @@ from xlaserve.serving.response_cache import MOST_MESSAGE_BYTES, ResponseCache
 
 
 class Residents(Protocol):
-    """The models that are there: the registry."""
+    """The registry of loaded models."""
 
     def resolve(self, name: str, number: str = "") -> tuple[ServedVersion, ServedInstance]:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
@@ -25,7 +25,7 @@ class Residents(Protocol):
 
 
 class Repeats:
-    """The fast path of requests that come again; of the event loop alone."""
+    """The fast path of exact repeats; belongs to the event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Repeats:
     def of(
         cls, residents: Residents, gates: Gates, cache: ResponseCache | None
     ) -> "Repeats | None":
-        """Return the fast path in front of a cache; None where there is none."""
+        """Return the fast path of a cache; None without one."""
         return None if cache is None else cls(residents, gates, cache)
 
     def answer(self, call: InferCall, message: object) -> bytes | None:

@@ -21,21 +21,21 @@ from xlaserve.serving.inference import InferOutput
 from xlaserve.tensors import Parameter, Tensor, pack_bytes
 
 MOST_EXACT_BYTES = 2048
-"""Longest inputs that are in a key as they are: comparing them is as quick as their hash."""
+"""Longest inputs kept verbatim in a key: comparing them is as quick as a hash."""
 
 ENTRY_BYTES = 1024
-"""Bytes of the objects of an entry, besides the elements of its tensors and its key."""
+"""Overhead of an entry, besides its tensors and its key."""
 
 MOST_MESSAGE_BYTES = 4096
 """Longest requests whose answers are kept as they were written: of longer ones to make the key
 takes most of the time in any case."""
 _MOST_MESSAGES = 4
-"""Requests that ask for the same answer in other words, of which it is kept as it was written."""
+"""Limit of encoded answers kept per entry, one for each request message."""
 _WRITTEN_BYTES = 512
 """Bytes of the objects of one of these, besides the request and the answer."""
 
 _NO_EFFECT = frozenset({"priority", "timeout", "binary_data_output"})
-"""Parameters that say when and how a request is answered, and not with what."""
+"""Parameters that affect when and how a request is answered, not the outputs."""
 
 Key: TypeAlias = tuple[Hashable, ...]
 
@@ -78,7 +78,7 @@ def _said(parameters: Mapping[str, Parameter]) -> Hashable:
 
 
 def _bits(data: Tensor | bytes | memoryview) -> Hashable:
-    """Return bytes, or a hash of them, which is told from bytes by its type."""
+    """Return bytes, or their hash, which has another type."""
     size = len(data) if isinstance(data, bytes) else data.nbytes
     if size <= MOST_EXACT_BYTES:
         return data if isinstance(data, bytes) else data.tobytes()
@@ -89,7 +89,7 @@ def _bits(data: Tensor | bytes | memoryview) -> Hashable:
 
 
 class Entry:
-    """An answer that is kept."""
+    """A cached answer."""
 
     __slots__ = ("key", "messages", "outputs", "section", "size")
 
@@ -100,9 +100,9 @@ class Entry:
         self.key = key
         self.outputs = outputs
         self.size = size
-        """Bytes that it counts as."""
+        """Its charged bytes."""
         self.messages: list[tuple[str, bytes]] = []
-        """Owners and requests for which it is kept as it was written; changed by the cache."""
+        """Owners and messages of its encoded answers; changed by the cache."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -110,10 +110,10 @@ class Written(msgspec.Struct, frozen=True):
 
     entry: Entry
     instance: ServedInstance
-    """The one that the answer was made by."""
+    """The instance that computed it."""
     model: str
     version: str
-    """The version that was asked for; empty for the newest."""
+    """Requested version; empty for the newest."""
     rows: int
     answer: bytes
 
@@ -128,7 +128,7 @@ class ResponseCache:
     def __init__(self, limit: int, ledger: Ledger) -> None:
         self.limit = limit
         self.evictions = 0
-        """Answers that were evicted for others, or under pressure."""
+        """Answers evicted for others, or under pressure."""
         self._ledger = ledger
         self._account = ledger.open()
         self._entries: OrderedDict[Entry, None] = OrderedDict()
@@ -139,7 +139,7 @@ class ResponseCache:
 
     @classmethod
     def of(cls, most_bytes: int, ledger: Ledger) -> Self | None:
-        """Return a cache of at most so many bytes; None for none of them."""
+        """Return a cache with a size limit; None for 0."""
         return cls(most_bytes, ledger) if most_bytes else None
 
     @property
@@ -151,7 +151,7 @@ class ResponseCache:
         return len(self._entries)
 
     def section(self) -> "Section":
-        """Return where the answers of a loaded instance are kept: no other one finds them."""
+        """Return the section of a loaded instance's answers."""
         return Section(self)
 
     def clear(self) -> None:
@@ -190,15 +190,15 @@ class ResponseCache:
     # --- as sections call it ---
 
     def touch(self, entry: Entry) -> None:
-        """Know that an answer was asked for."""
+        """Record a request for an answer."""
         self._entries.move_to_end(entry)
 
     def admits(self, size: int) -> bool:
-        """Tell whether an answer of so many bytes may be kept: never under pressure."""
+        """Tell whether an answer of this size may be kept: never under pressure."""
         return size <= self.limit and not self._ledger.is_pressed
 
     def add(self, entry: Entry) -> None:
-        """Keep an answer, and evict others for it."""
+        """Keep an answer, evicting others."""
         while self._entries and self.held + entry.size > self.limit:
             self._evict()
         self._entries[entry] = None
@@ -206,7 +206,7 @@ class ResponseCache:
         self._account.hold(entry.size, Kind.CACHED)
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Drop answers that have become invalid."""
+        """Drop invalid answers."""
         for entry in entries:
             self._drop(entry)
 
@@ -234,14 +234,14 @@ class Section:
         self._is_closed = False
 
     def find(self, key: Key) -> Entry | None:
-        """Return the answer to a request that was equal; None if there is none."""
+        """Return the answer to an equal request; None if there is none."""
         entry = self.entries.get(key)
         if entry is not None:
             self._cache.touch(entry)
         return entry
 
     def keep(self, key: Key, outputs: Sequence[InferOutput]) -> None:
-        """Keep an answer, as a copy: the memory of its tensors is a batch's, or a request's."""
+        """Keep a copy of an answer: its tensors' memory belongs to a batch or a request."""
         size = ENTRY_BYTES + _key_bytes(key) + sum(_size(output.data) for output in outputs)
         if self._is_closed or key in self.entries or not self._cache.admits(size):
             return

@@ -15,11 +15,11 @@ LOOK_SECONDS = 1.0
 EXCESS_BYTES = 16 << 20
 """Bytes of growth since the last trim beyond which there is another one."""
 _QUIET_BYTES = 1 << 20
-"""Bytes that may have come and gone in between while it is quiet."""
+"""Growth that counts as quiet."""
 _BUSY_LOOKS = 10
 """Looks after which it is trimmed though it is not quiet."""
 _LOG_SECONDS = 30.0
-"""Seconds in which the log is silent once it has said that pressure began."""
+"""Seconds between two log lines about pressure."""
 
 _log = structlog.get_logger("memory")
 
@@ -54,7 +54,7 @@ class Returning:
         self._pressures = 0
         self._refused = 0
         self._logged_at: float | None = None
-        """When the log said that there is pressure; None once it has said that it ended."""
+        """When the log reported pressure; None once it reported the end."""
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -63,7 +63,7 @@ class Returning:
             await self.look()
 
     async def look(self) -> None:
-        """Trim if that gives something back, and say what is to be said of pressure."""
+        """Trim if that releases memory, and log changes of pressure."""
         self._report()
         ledger = self._ledger
         came, ledger.peak = ledger.peak - ledger.held, ledger.held

@@ -24,12 +24,12 @@ class Row:
     """The answers of one state, the same at every door."""
 
     says: str
-    """What the repository is, as clients are told."""
+    """The repository's state, in words for clients."""
     is_settled: bool
     """Whether all that is loaded at the start was tried: then the server may be ready, and a model
     that is not there is not found. Before, it may still come."""
     is_listed: bool
-    """Whether it can be told which models there are, so that lists of them are answered."""
+    """Whether lists of models can be answered."""
 
 
 STATES: Mapping[State, Row] = MappingProxyType(
@@ -49,7 +49,7 @@ STATES: Mapping[State, Row] = MappingProxyType(
 """Asked by readiness, by lists of models, and by everything that looks a model up by its name."""
 
 RETRY_SECONDS = 1
-"""Seconds after which clients are told to ask again for what may still come."""
+"""Retry-After for models that may still appear."""
 
 
 class Standing:
@@ -60,7 +60,7 @@ class Standing:
 
     @property
     def row(self) -> Row:
-        """Return what the state says."""
+        """Return the row of the state."""
         return STATES[self.state]
 
     def absent(
@@ -83,11 +83,11 @@ class Standing:
         return kind(model, version, detail=detail)
 
     def require_settled(self, model: str = "", version: str = "") -> None:
-        """Raise StillStarting while what is there may be only a part of what will be."""
+        """Raise StillStarting while the loaded models may be incomplete."""
         if not self.row.is_settled:
             raise StillStarting(model, version, self.row.says)
 
     def require_listed(self, place: str) -> None:
-        """Raise RepositoryUnreadable while nobody can tell which models there are."""
+        """Raise RepositoryUnreadable while the models are unknown."""
         if not self.row.is_listed:
             raise RepositoryUnreadable(place, self.row.says)

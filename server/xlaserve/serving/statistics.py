@@ -32,7 +32,7 @@ class FailureReason(StrEnum):
     REJECTED = "rejected"
     """A limit was reached, or the server drained."""
     INVALID = "invalid"
-    """It did not fit the model."""
+    """It does not match the model."""
     CANCELLED = "cancelled"
     """The client went away, or its deadline passed."""
     BACKEND = "backend"
@@ -60,7 +60,7 @@ REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
 
 
 def reason_of(error: BaseException) -> FailureReason:
-    """Return the row of an error's class, or of its nearest parent that has one."""
+    """Return the row of an error's class, or of its nearest ancestor with a row."""
     return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
 
 
@@ -85,14 +85,14 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class Offloads:
-    """Batches of a model version that other workers were given."""
+    """Batches of a model version offloaded to other workers."""
 
     batches: int = 0
-    """Batches that were executed there."""
+    """Batches executed there."""
     bytes: int = 0
     """Bytes of their tensors, in both directions."""
     refused: int = 0
-    """Batches that were not executed there, and were here."""
+    """Refused batches, executed here."""
     lost: int = 0
     """Batches whose worker died while it executed them."""
 
@@ -127,12 +127,12 @@ class Totals:
     cache_hit: Duration
     """Looking for an answer in the response cache, where it was; these are successful too."""
     cache_miss: Duration
-    """Looking for one that was not there, and keeping what was executed instead."""
+    """Failed lookups, and storing the answers instead."""
     inference_count: int
     """Rows of requests that were executed; one of a model without batches is one."""
     execution_count: int
     last_inference_ms: int
-    """Since the epoch; 0 where there was none."""
+    """Since the epoch; 0 before the first."""
     batches: tuple[BatchTotals, ...]
     """Totals by batch size, ascending."""
     failures: Mapping[FailureReason, int]
@@ -255,12 +255,12 @@ class VersionStatistics:
         self.load_failures = 0
         self.unloads = 0
         self.offloads = NO_OFFLOADS
-        """Batches that other workers were given; who gives them adds to it."""
+        """Offloaded batches, counted by the offloading runner."""
         self.load_seconds = 0.0
         """Time of the last successful load."""
 
     def succeeded(self, request: Timed, run: Run, ended: int, now_ns: int) -> None:
-        """Count a request that was answered by itself; `now_ns` is the time since the epoch."""
+        """Count a request executed alone; `now_ns` is since the epoch."""
         rows, started, submitted = request.rows, request.started_ns, request.submitted_ns
         begun = run.begun_ns
         infer_ns, total_ns = run.ended_ns - begun, ended - started
@@ -328,13 +328,13 @@ class VersionStatistics:
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
 
     def traced(self, trace_id: int, total_ns: int, now_ns: int) -> None:
-        """Keep a request that was answered and traced as the exemplar of its bucket."""
+        """Keep a traced request as the exemplar of its bucket."""
         bucket = bisect_left(REQUEST_BOUNDS_NS, total_ns)
         self._exemplars[bucket] = Exemplar(trace_id, total_ns / 1e9, now_ns / 1e9)
 
     @property
     def exemplars(self) -> Mapping[int, Exemplar]:
-        """Return the request that was traced last, by the number of its bucket."""
+        """Return the last traced request of each bucket, by number."""
         return self._exemplars
 
     def _executions(self, rows: int) -> _Executions:

@@ -65,7 +65,7 @@ class Attempts:
             self.problem = ""
 
     def look(self, ask: Callable[[], object]) -> None:
-        """Ask once, only to know how the store is; a root that is not there is a problem too."""
+        """Make a single request, to test the store; a missing root is a problem too."""
         try:
             ask()
         except StoreProblem as problem:

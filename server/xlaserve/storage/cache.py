@@ -32,7 +32,7 @@ _END_SECONDS = 60.0
 
 
 class Lease:
-    """The files of a unit, which stay where they are until it is closed."""
+    """A unit's files, kept until it is closed."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -156,7 +156,7 @@ class ModelCache:
                 self._open.discard(control)
 
     def _is_sound(self, unit: Unit, wanted: Wanted) -> bool:
-        """Tell whether the files are those that were fetched: each process reads them once."""
+        """Tell whether the files have their recorded hashes, once per process."""
         if wanted.digest in self._verified:
             return unit.has_sizes(wanted)
         if not unit.is_sound(wanted):

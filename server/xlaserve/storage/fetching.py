@@ -13,7 +13,7 @@ from typing import Any
 from xlaserve.storage.objects import FetchCancelled, RangeIgnored, RemoteObject, Store, StoreProblem
 
 ATTEMPTS = 5
-"""Attempts in a row that may bring nothing."""
+"""Consecutive attempts without progress."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _HASHED_AT_A_TIME = 1 << 20
 
@@ -28,7 +28,7 @@ class FetchCounts:
         """Time in which models were fetched, of all of them together."""
         self.models = 0
         self.failures = 0
-        """Fetches that ended without a model; those that were cancelled are not among them."""
+        """Failed fetches, without cancelled ones."""
         self.retries = 0
         self.refused = 0
         """Requests that failed in all attempts, but those for files of a fetch."""
@@ -51,7 +51,7 @@ class FetchControl:
     ) -> None:
         self.counts = counts or FetchCounts()
         self.done_bytes = 0
-        """Bytes of this fetch that are there."""
+        """Fetched bytes so far."""
         self._seconds = seconds
         self._clock = clock
         self._until = clock() + seconds
@@ -74,7 +74,7 @@ class FetchControl:
             )
 
     def arrived(self, size_bytes: int, *, resumed: bool = False) -> None:
-        """Count bytes that are there; `resumed` ones were there before."""
+        """Count fetched bytes; `resumed` ones were there before."""
         self.counts.add(fetched_bytes=0 if resumed else size_bytes)
         with self._lock:
             self.done_bytes += size_bytes
@@ -134,7 +134,7 @@ def read_part(
 
 
 class _Download:
-    """One object on its way into a file that may hold its beginning."""
+    """A download into a file that may hold its beginning."""
 
     def __init__(
         self, store: Store, found: RemoteObject, file: io.FileIO, control: FetchControl
@@ -145,12 +145,12 @@ class _Download:
         self._control = control
         self._position = 0
         self._hashes: list[Any] = []
-        """The sha256 of what is there, and the checksum of the store where it has one."""
+        """Running sha256, and the store's own checksum, if any."""
         self._rehash()
 
     @property
     def sha256(self) -> str:
-        """Return the hash of what is there."""
+        """Return the hash of the bytes so far."""
         return str(self._hashes[0].hexdigest())
 
     def run(self) -> None:

@@ -19,10 +19,10 @@ from xlaserve.storage.objects import (
 
 _PIECE_BYTES = 8 << 20
 _LISTING_TIMES = 10
-"""A listing may take so many times as long as one piece of an object."""
+"""Time limit of a listing, as a multiple of one part's."""
 
 _WRITING_TIMES = 10
-"""And so may the writing of an object, which is one request."""
+"""Time limit of an upload, likewise: it is a single request."""
 
 _ABSENT = "it is not there"
 _MARKS = (
@@ -146,7 +146,7 @@ class FsspecStore:
             raise ObjectChanged(found.name)
 
     def find(self, name: str) -> RemoteObject | None:
-        """Return an object, or None where there is none of this name; raises StoreProblem."""
+        """Return an object, or None if it is missing; raises StoreProblem."""
         self._forget_listings()
         try:
             info = self._ask("info", f"{self._root}/{name}")

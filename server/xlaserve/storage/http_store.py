@@ -49,7 +49,7 @@ class HttpStore:
         """A listing asks for `threads` directories and objects at a time."""
         self._threads = threads
         self._asking = threading.BoundedSemaphore(threads)
-        """Held for each request of a listing: there may be several listings."""
+        """Held for each request of a listing: several listings may run."""
         self._attempts = attempts or Attempts.one()
         self._url = url.rstrip("/") + "/"
         self._seconds = seconds
@@ -122,7 +122,7 @@ class HttpStore:
             raise ObjectChanged(found.name)
 
     def find(self, name: str) -> RemoteObject | None:
-        """Return an object, or None where there is none of this name; raises StoreProblem."""
+        """Return an object, or None if it is missing; raises StoreProblem."""
         try:
             return self._look(name)
         except ObjectMissing:
@@ -288,7 +288,7 @@ class _Answer:
         )
 
     def check_length(self, found: RemoteObject, asked: tuple[int, int]) -> None:
-        """Return if what comes is the part that was asked for; raises StoreProblem."""
+        """Return if the requested part is being sent; raises StoreProblem."""
         start, stop = asked
         said = self._response.headers.get("Content-Range")
         if self.status == http.client.PARTIAL_CONTENT:

@@ -12,7 +12,7 @@ _MAX_PART_BYTES = 255
 
 
 class StoreProblem(OSError):
-    """A store cannot be read. Its text never repeats what an SDK says, which may be a secret."""
+    """A store cannot be read. The text omits SDK messages, which may contain secrets."""
 
     def __init__(
         self, reason: str, *, is_transient: bool = True, is_away: bool | None = None
@@ -21,11 +21,11 @@ class StoreProblem(OSError):
         self.is_transient = is_transient
         """Whether the same request may succeed a moment later."""
         self.is_away = is_transient if is_away is None else is_away
-        """Whether the store is to blame, and not what it holds."""
+        """Whether the store failed, rather than its contents."""
 
 
 class ObjectMissing(StoreProblem):
-    """An object, or the bucket that it would be in, is not there."""
+    """A missing object or bucket."""
 
     def __init__(self, reason: str = "it is not there") -> None:
         super().__init__(reason, is_transient=False)
@@ -51,7 +51,7 @@ class Checksum:
     """A checksum as a store gives it."""
 
     algorithm: str
-    """As hashlib calls it."""
+    """Name for hashlib."""
     value: str
     """In lower-case hexadecimal."""
 
@@ -96,7 +96,7 @@ class ObjectStore(Store, Protocol):
         ...
 
     def find(self, name: str) -> RemoteObject | None:
-        """Return an object, or None where there is none of this name."""
+        """Return an object, or None if it is missing."""
         ...
 
 

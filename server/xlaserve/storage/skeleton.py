@@ -13,7 +13,7 @@ from xlaserve.storage.fetching import FetchControl, read_part
 from xlaserve.storage.objects import Read, RemoteObject, Store
 
 _HOME_BYTES = 64 << 20
-"""Files beside the versions are whole up to so many bytes: configuration and labels."""
+"""Maximum size of complete files beside the versions: configuration and labels."""
 _VERSION_BYTES = 16 << 20
 """So are those of a version that the table calls whole."""
 _LENGTH_BYTES = 8
@@ -49,7 +49,7 @@ def from_store(store: Store, control: FetchControl) -> Read:
 
 
 def from_files(directory: Path) -> Read:
-    """Return what reads parts of objects from files that were fetched before."""
+    """Return a reader of object parts from fetched files."""
 
     def read(found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         with (directory / found.name).open("rb") as file:

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Objects of one model that are to be in one unit."""
+    """Objects of one model for one unit."""
 
     model: str
     url: str
@@ -77,12 +77,12 @@ class Unit:
 
     @property
     def files(self) -> Path:
-        """Return the directory of its files, which is there once it is whole."""
+        """Return the directory of its files, once complete."""
         return self.path / FILES
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether everything is there, as far as its record says."""
+        """Tell whether the fetch is complete: its record is written last."""
         return (self.path / RECORD).exists()
 
     def partial(self) -> Path:
@@ -102,7 +102,7 @@ class Unit:
         return (self.path / f"{_PARTIAL}{boot()}").is_dir()
 
     def finish(self, partial: Path, hashes: Mapping[str, str], url: str) -> None:
-        """Take what was fetched for whole: a process that is killed before leaves it partial."""
+        """Record the fetch as complete; a process killed before leaves it partial."""
         _sync_below(partial)
         partial.rename(self.files)
         text = json.dumps({"url": url, "sha256": dict(sorted(hashes.items()))}, indent=1)
@@ -155,7 +155,7 @@ class Unit:
 
     @property
     def used_at(self) -> float:
-        """Return when it was last used, in seconds of the file system; 0 where nobody knows."""
+        """Return its last use, in seconds of the file system; 0 if unknown."""
         try:
             return (self.path / CLAIM).stat().st_mtime
         except OSError:
@@ -169,7 +169,7 @@ class Unit:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file that is no link; raises OSError."""
+    """Return the sha256 of a regular file; raises OSError."""
     digest = hashlib.sha256()
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:

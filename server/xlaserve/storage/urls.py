@@ -36,7 +36,7 @@ def url_of(path: Path) -> str:
 
 
 def check_url(setting: str, url: str, allowed: Collection[str]) -> None:
-    """Raise InvalidSettings unless the URL may be read, and can be; names what is missing."""
+    """Raise InvalidSettings unless the URL is allowed and readable, naming what is missing."""
     parts = urlsplit(url)
     shown = f"{parts.scheme}://..."
     if "@" in parts.netloc:

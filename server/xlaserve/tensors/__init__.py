@@ -67,7 +67,7 @@ class Datatype:
     contents: str | None
     """The field of InferTensorContents that carries it; None where only raw bytes can."""
     tolerance: float
-    """Relative difference that two results of one computation may have; 0 where they are exact."""
+    """Allowed relative difference of two results; 0 for exact datatypes."""
     has_buffer: bool
     """Whether numpy has this dtype itself, and with it the buffer protocol and .npy files."""
 
@@ -101,7 +101,7 @@ def _row(
 
 
 _KINDS = {"b": Kind.BOOLEAN, "i": Kind.INTEGER, "u": Kind.INTEGER, "f": Kind.FLOAT, "O": Kind.TEXT}
-"""By the kind that numpy gives a dtype; those of ml_dtypes have V there, most of them."""
+"""By numpy's kind of dtype; most of ml_dtypes' have V."""
 
 _ROWS = (
     _row("BOOL", 1, np.bool_, "bool_contents"),
@@ -157,7 +157,7 @@ class TensorSpec:
     name: str
     datatype: Datatype
     shape: Shape
-    """All dimensions, the batch dimension included; -1 where any size is accepted."""
+    """All dimensions, the batch included; -1 for any size."""
 
     def __str__(self) -> str:
         return describe(self.datatype, self.shape)

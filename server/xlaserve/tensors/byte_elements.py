@@ -11,7 +11,7 @@ from itertools import repeat
 import numpy as np
 
 LENGTH = struct.Struct("<I")
-"""In front of each element: how many bytes it has."""
+"""Length prefix of each element, in bytes."""
 PIECE_BYTES = 1 << 16
 PIECE_ELEMENTS = 1 << 14
 
@@ -38,7 +38,7 @@ def cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
 
 
 def packed(elements: Sequence[bytes]) -> bytes:
-    """Return the elements of a piece, each behind its length."""
+    """Return the elements of a piece, each with its length."""
     parts: list[bytes] = []
     for element in elements:
         parts += (LENGTH.pack(len(element)), element)

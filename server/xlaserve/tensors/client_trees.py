@@ -47,7 +47,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Branch(dict[str, Any]):
-    """A branch of a tree, told apart from values that are dicts."""
+    """A branch of a tree, distinct from values that are dicts."""
 
 
 def _lists(value: Any) -> Any:

@@ -33,7 +33,7 @@ class ContentType:
     """One row of the table."""
 
     decode: Callable[[Tensor], object]
-    """Returns what a tensor stands for."""
+    """Decodes a tensor."""
     encode: Callable[[Any], Tensor]
     """Returns the tensor for that."""
 

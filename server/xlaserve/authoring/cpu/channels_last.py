@@ -26,15 +26,15 @@ from xlaserve.authoring.cpu.swish import swish
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Last:
-    """An image [N,C,...] that is held as [N,...,C]."""
+    """An image [N,C,...] held as [N,...,C]."""
 
     held: jax.Array
     logistic_of: jax.Array | None = None
-    """The array whose logistic function it is, where that is known."""
+    """The array whose logistic function it is, if known."""
 
     @property
     def ndim(self) -> int:
-        """Return the number of its dimensions."""
+        """Return its number of dimensions."""
         return self.held.ndim
 
     def back(self) -> jax.Array:
@@ -44,16 +44,16 @@ class Last:
 
 Given: TypeAlias = "jax.Array | Last"
 Rule: TypeAlias = Callable[[core.JaxprEqn, Sequence[Any]], "list[Given] | None"]
-"""Returns the results of an equation some of whose operands are Last; None where it knows none."""
+"""Computes an equation with Last operands; returns None if unsupported."""
 
 
 def plain(value: Any) -> Any:
-    """Return a value with its dimensions as the function has them."""
+    """Return a value with its original dimension order."""
     return value.back() if isinstance(value, Last) else value
 
 
 def rank(value: Any) -> int:
-    """Return the number of dimensions of a value, which may be a number."""
+    """Return the number of dimensions of an array or a number."""
     return value.ndim if isinstance(value, Last) else int(jnp.ndim(value))
 
 
@@ -68,7 +68,7 @@ def held(value: Given) -> jax.Array:
 
 
 def _moved(sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what belongs to the dimensions of an image in the order that they are held in."""
+    """Reorder per-dimension values of an image to its memory layout."""
     return tuple(sizes[axis] for axis in order(len(sizes)))
 
 
@@ -159,7 +159,7 @@ def _over_windows(
 
 _WINDOW = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
 MOST_SHIFTS = 16
-"""The largest side of a window that is reduced by shifting the image."""
+"""Largest side of a window that is reduced by shifting the image."""
 
 
 def _least(dtype: Any) -> Any:
@@ -198,7 +198,7 @@ def _sliced(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
 
 
 def _reduced(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Reduce an image to one number for each channel: other axes leave no image."""
+    """Reduce an image to one number per channel; other axes are unsupported."""
     rank = given[0].ndim
     if set(equation.params["axes"]) != set(range(2, rank)):
         return None
@@ -275,7 +275,7 @@ RULES: Mapping[core.Primitive, Rule] = {
 
 
 def ruled(equation: core.JaxprEqn, given: Sequence[Given]) -> "list[Given] | None":
-    """Compute an equation of images that are Last; None where it needs them as they were."""
+    """Compute an equation on Last images; None if it needs the original layout."""
     if not any(isinstance(each, Last) for each in given):
         return None
     rule = RULES.get(equation.primitive)

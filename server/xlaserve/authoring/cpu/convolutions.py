@@ -20,12 +20,12 @@ MAX_PRODUCTS = 128
 """Shifted products that a grouped convolution is written as: 11 x 11 for each of its channels, or
 3 x 3 of 14. Each adds an operation to the program and some milliseconds to its compilation."""
 MAX_SPLITS = 64
-"""Plain convolutions that a grouped one is written as where it would have more products."""
+"""Limit of plain convolutions that replace a grouped one."""
 MAX_COLUMN_POSITIONS = 64
 """Pixels of a result up to which a convolution is one product of matrices: XLA's own takes 1.8
 times as long for 7 x 7 pixels of 512 channels, and no longer for 14 x 14 of 256."""
 MIN_COLUMN_FEATURES = 64
-"""Channels of an image from which on that was measured."""
+"""Fewest channels for which it was measured."""
 MIN_WINOGRAD_CHANNELS = 96
 """Channels of an image and of its result from which on Winograd's form is quicker: with fewer, its
 transforms of both take longer than the multiplications that it saves."""
@@ -42,7 +42,7 @@ Form = Callable[["Convolution", jax.Array, jax.Array], jax.Array]
 class Convolution:
     """The attributes of `jax.lax.conv_general_dilated`, with one entry for each spatial dimension.
 
-    A `batch_group_count` other than 1 is not for here.
+    Convolutions with another `batch_group_count` than 1 are left to XLA.
     """
 
     strides: Sequence[int]
@@ -53,7 +53,7 @@ class Convolution:
     groups: int = 1
     precision: Any = None
     dtype: Any = None
-    """The dtype of the result, None for that of the image."""
+    """The dtype of the result, None for the image's."""
 
     @classmethod
     def plain(
@@ -108,7 +108,7 @@ class Convolution:
         return convolved
 
     def positions(self, image: jax.Array, kernel: jax.Array) -> tuple[int, ...]:
-        """Return the spatial sizes of the result; not positive where it is empty."""
+        """Return the spatial sizes of the result; not positive if it is empty."""
         sizes = [image.shape[axis] for axis in self.numbers.lhs_spec[2:]]
         extents = [
             (kernel.shape[axis] - 1) * dilation + 1
@@ -122,7 +122,7 @@ class Convolution:
         )
 
     def padded(self, image: jax.Array) -> jax.Array:
-        """Return the image with zeros around it, and within where it is dilated."""
+        """Return the image with padding and dilation applied."""
         config = [(0, 0, 0)] * image.ndim
         for axis, (low, high), dilation in zip(
             self.numbers.lhs_spec[2:], self.padding, self.image_dilation, strict=True
@@ -145,7 +145,7 @@ def convolve(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> j
 
 
 def form_of(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> Form | None:
-    """Return the form that the CPU computes a convolution in; None for that of XLA."""
+    """Return the CPU form of a convolution; None for XLA's."""
     if not _has_forms(convolution, image, kernel):
         return None
     places = prod(kernel.shape[axis] for axis in convolution.numbers.rhs_spec[2:])
@@ -182,7 +182,7 @@ def _sum_dtype(convolution: Convolution, image: jax.Array) -> Any:
 
 
 def _products(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Add up the image, shifted to each place of the kernel, times what the kernel has there."""
+    """Sum the image shifted to each kernel position, times the kernel there."""
     numbers, groups = convolution.numbers, convolution.groups
     positions = convolution.positions(image, kernel)
     dtype = _sum_dtype(convolution, image)
@@ -234,7 +234,7 @@ def _split_axis(array: jax.Array, axis: int, parts: int) -> jax.Array:
 def _arranged(
     convolution: Convolution, result: jax.Array, has: Sequence[int], image: jax.Array
 ) -> jax.Array:
-    """Return a result whose dimensions are those of `has` in the order that is wanted."""
+    """Return a result with dimensions in the requested order."""
     wanted = convolution.numbers.out_spec
     if tuple(has) != tuple(wanted):
         order = [0] * result.ndim
@@ -281,7 +281,7 @@ def features_last(rank: int) -> tuple[int, ...]:
 
 
 def _has_features_last(convolution: Convolution) -> bool:
-    """Tell whether an image, and what it becomes, are vectors of features, of one group."""
+    """Tell whether image and result have features last, in one group."""
     numbers = convolution.numbers
     last = features_last(len(numbers.lhs_spec))
     return convolution.groups == 1 and tuple(numbers.lhs_spec) == tuple(numbers.out_spec) == last
@@ -322,7 +322,7 @@ def _has_columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) 
 
 
 def _columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiply what the kernel meets at each position by all of it."""
+    """Multiply the patches at all positions by the kernel."""
     outputs, inputs, *sides = convolution.numbers.rhs_spec
     positions = convolution.positions(image, kernel)
     # What is computed within a pad is computed number by number.
@@ -397,7 +397,7 @@ def _winograd(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> 
 
 
 def _split(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolve each group by itself."""
+    """Convolve each group separately."""
     numbers, groups = convolution.numbers, convolution.groups
     images = jnp.split(image, groups, numbers.lhs_spec[1])
     kernels = jnp.split(kernel, groups, numbers.rhs_spec[0])

@@ -1,4 +1,4 @@
-"""A JAX function with its convolutions in the forms that are quick on the CPU."""
+"""A JAX function with convolutions in forms that are fast on the CPU."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -51,7 +51,7 @@ def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_rewritten(jaxpr: core.Jaxpr) -> bool:
-    """Tell whether a convolution is in it that may be computed in another form."""
+    """Tell whether it contains a convolution with another form."""
     return any(
         _is_candidate(equation) or any(map(_is_rewritten, _inner(equation).values()))
         for equation in jaxpr.eqns
@@ -86,7 +86,7 @@ _INLINED = frozenset(
         primitives.remat_p,
     }
 )
-"""Called by computing what they hold."""
+"""Equations that are inlined."""
 
 _FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
     primitives.jit_p: ("jaxpr",),
@@ -97,11 +97,11 @@ _FUNCTIONS: dict[core.Primitive, tuple[str, ...]] = {
     primitives.custom_jvp_call_p: ("call_jaxpr",),
     primitives.custom_vjp_call_p: ("call_jaxpr",),
 }
-"""The parameters of equations that are functions. What has no row is left as it is."""
+"""Function parameters of equations; others are left unchanged."""
 
 
 def _rewrite(closed: Any, *arguments: jax.Array) -> list[jax.Array]:
-    """Compute what a jaxpr does, with its convolutions in other forms."""
+    """Evaluate a jaxpr with convolutions in other forms."""
     return [plain(each) for each in _evaluate(closed, *arguments)]
 
 
@@ -143,7 +143,7 @@ def _computed(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
 
 
 def _rewritten(function: Any) -> Any:
-    """Return a jaxpr, or several, with their convolutions in other forms."""
+    """Return jaxprs with convolutions in other forms."""
     if isinstance(function, tuple | list):
         return type(function)(_rewritten(each) for each in function)
     jaxpr = getattr(function, "jaxpr", function)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 LEAST_EXPONENT = -15.8
-"""Below it the logistic function is less than what FP32 tells apart from 0 beside 1/2."""
+"""Below it the logistic function vanishes in FP32 beside 1/2."""
 _ODD = (
     2.50000000e-01,
     8.20507657e-03,

@@ -13,7 +13,7 @@ from jax import lax
 KERNEL = 3
 """The height and width of a kernel."""
 RESULT = 2
-"""The height and width of what one tile of the image gives."""
+"""Height and width of a tile's result."""
 TILE = KERNEL + RESULT - 1
 """The height and width of a tile. Neighbours have KERNEL - 1 pixels in common."""
 
@@ -21,7 +21,7 @@ Parts: TypeAlias = Sequence[jax.Array]
 
 
 def padding_of(positions: Sequence[int]) -> list[int]:
-    """Return how much more padding an image needs behind it, so that tiles give all positions."""
+    """Return the extra padding for whole tiles."""
     return [-size % RESULT for size in positions]
 
 

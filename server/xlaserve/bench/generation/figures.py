@@ -1,4 +1,4 @@
-"""Figures of an open loop: what those waited for who asked, answered or not."""
+"""Figures of an open loop: latencies, including those of unanswered requests."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from xlaserve.bench.results import percentile
 PERCENTILES = (50.0, 90.0, 99.0)
 _MILLISECONDS = 1000
 _MOST_ERRORS = 16
-"""Errors that are told apart; some servers have a number in each."""
+"""Limit of distinct errors; some servers put a number into each."""
 _OTHER_ERRORS = "other errors"
 _SHOWN_CHARACTERS = 200
 
@@ -27,25 +27,25 @@ class Figures:
 
     requests: int
     answered: int
-    """Those whose answers have an end, as long as asked or shorter."""
+    """Requests with a complete answer, of any length."""
     late: int
-    """Those without an end when the measurement ended."""
+    """Requests without an end when the measurement ended."""
     short: int
-    """Those answered with fewer tokens than they asked for."""
+    """Requests with fewer tokens than requested."""
     errors: Mapping[str, int]
     """Failed ones by their error."""
     seconds: float
-    """From the first that was due to the last token."""
+    """From the first due time to the last token."""
     prompt_tokens: int
     """Tokens that were sent."""
     tokens: int
     """Tokens that came."""
     first_token_ms: Percentiles
-    """From when a request was due; one without a token has waited until the end at least."""
+    """From the due time; without a token, at least to the end of the measurement."""
     between_tokens_ms: Percentiles
     """Also from the last token of an unfinished answer to the end."""
     answer_ms: Percentiles
-    """From when a request was due to the end of its answer, or of the measurement."""
+    """From the due time to the end of the answer, or of the measurement."""
     client_lag_ms: float
     """The most that a request was sent after it was due."""
     client_cpu: float

@@ -13,20 +13,20 @@ from xlaserve.bench.load import OK
 from xlaserve.errors import XlaserveError
 
 Send: TypeAlias = Callable[[int, Arrival], AsyncGenerator[None, None]]
-"""Sends a request, which has a number, and yields at each of its tokens; raises XlaserveError."""
+"""Sends a numbered request, and yields at each of its tokens; raises XlaserveError."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """All that was seen of one request; times are of the same clock."""
+    """Observations of one request, all by the same clock."""
 
     arrival: Arrival
     due: float
-    """When it should have been sent, from which on everything counts."""
+    """Its scheduled time, from which latencies count."""
     sent: float
-    """When it was sent, which is later where the client does not keep up."""
+    """Its actual time, later if the client does not keep up."""
     tokens: "array[float]" = field(default_factory=lambda: array("d"))
-    """When each token came."""
+    """Arrival of each token."""
     status: str = ""
     """OK, or why it failed; empty while its answer has no end."""
     ended: float = 0.0
@@ -38,9 +38,9 @@ class Observed:
 
     traces: Sequence[Trace]
     begun: float
-    """When the schedule began."""
+    """Start of the schedule."""
     cutoff: float
-    """When nothing was waited for any more."""
+    """End of the measurement."""
     client_cpu: float
     """The share of a core that the client used; at 1 it is the client that was measured."""
 
@@ -82,7 +82,7 @@ async def observe(
 
 
 async def _until(due: float, clock: Callable[[], float]) -> None:
-    """Let everything else run once at least, or a client that is behind would never catch up."""
+    """Yield to other tasks at least once, so that a late client can catch up."""
     while True:
         await asyncio.sleep(max(due - clock(), 0.0))
         if clock() >= due:

@@ -21,7 +21,7 @@ INPUT = TensorSpec("tokens", datatype_named("INT32"), (-1,))
 """The input of generators of this server (docs/generation.md)."""
 _PROBE = -1
 _MARGIN = 60.0
-"""Seconds that a server may go on after the measurement has ended: it is cancelled before."""
+"""Seconds between the end of the measurement and the cancellation of requests."""
 
 
 @dataclass(frozen=True, slots=True)

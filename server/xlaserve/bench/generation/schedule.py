@@ -9,7 +9,7 @@ from xlaserve.bench.errors import BenchmarkRefused
 from xlaserve.bench.generation.lengths import Lengths
 
 MOST_ARRIVALS = 100_000
-"""All times of all their tokens are kept until the figures are made."""
+"""Limit of arrivals: the times of all their tokens are kept."""
 
 
 @dataclass(frozen=True, slots=True)

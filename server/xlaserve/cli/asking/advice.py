@@ -13,7 +13,7 @@ _READY = "READY"
 
 
 async def advised(client: ServerClient, model: str, asking: Awaitable[T]) -> T:
-    """Return the answer to a call for a model; raises CallFailed with advice where there is any."""
+    """Return the answer to a call for a model; raises CallFailed with advice, if any."""
     try:
         return await asking
     except Exception as error:
@@ -32,7 +32,7 @@ def _failure(client: ServerClient, error: Exception) -> CallFailed | None:
 
 
 async def _advice(client: ServerClient, model: str, failure: CallFailed) -> str:
-    """Return what the index of the server says about the model; empty where it says nothing."""
+    """Return what the server's index says of the model; empty if nothing."""
     if failure.status not in {"NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "UNKNOWN"}:
         return ""
     try:

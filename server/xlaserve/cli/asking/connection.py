@@ -83,7 +83,7 @@ class Reach:
 
 
 def ask_server(asking: Coroutine[Any, Any, T]) -> T:
-    """Return what a command asks of a server, in an event loop of its own."""
+    """Run a command's requests in a new event loop, and return the result."""
     return asyncio.run(asking)
 
 

@@ -186,7 +186,7 @@ async def _each(
     done: str,
     change: Callable[[ServerClient, str], Awaitable[None]],
 ) -> None:
-    """Change each model; where one fails the others are still changed, and the exit status is 1."""
+    """Change each model, continuing after failures; these set the exit status to 1."""
     failed = 0
     async with reach.dial() as client:
         for number, name in enumerate(names, 1):

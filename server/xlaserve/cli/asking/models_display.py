@@ -43,7 +43,7 @@ def state_line(entry: IndexEntry) -> str:
 def changes(
     before: Mapping[tuple[str, str], IndexEntry], now: Mapping[tuple[str, str], IndexEntry]
 ) -> Iterator[IndexEntry]:
-    """Yield the versions that are new or have another state or reason, then those that are gone."""
+    """Yield new or changed versions, then removed ones."""
     for key, entry in now.items():
         if before.get(key) != entry:
             yield entry

@@ -1,4 +1,4 @@
-"""`xlaserve bench --generate`: what those wait for who ask a generator at random times."""
+"""`xlaserve bench --generate`: latencies of a generator under random arrivals."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ _CLOSED = {
 }
 """Parameters that say nothing of a generator, and how they are given."""
 _OPEN = {name: f"--{name}" for name in ("rate", "lengths", "longest", "vocab", "seed")}
-"""Those that say nothing without --generate."""
+"""Options that need --generate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Arrivals:
 
 
 def check_options(context: typer.Context, *, generate: bool) -> None:
-    """Raise BenchmarkRefused for options that were given and would say nothing."""
+    """Raise BenchmarkRefused for options without effect."""
     given = {name for name in context.params if _is_given(context, name)}
     if generate and "lengths" in given and "longest" in given:
         raise BenchmarkRefused("--longest: of lengths that are drawn, and --lengths reads them")

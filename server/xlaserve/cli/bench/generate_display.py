@@ -20,7 +20,7 @@ _INTEGRAL = 100.0
 
 @contextmanager
 def progress(schedule: Schedule) -> Iterator[None]:
-    """Say on stderr what goes on, as long as it does and somebody looks."""
+    """Show progress on stderr, if it is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

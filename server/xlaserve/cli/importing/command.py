@@ -150,7 +150,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Say of a version that is there what helps."""
+    """Add advice to an error about a version."""
     try:
         yield
     except FileExistsError as error:
@@ -233,7 +233,7 @@ def _import_language(
 
 
 def _refuse(context: typer.Context, names: AbstractSet[str], reason: str) -> None:
-    """Raise InvalidRequest for a flag among these that was given."""
+    """Raise InvalidRequest if any of these flags is given."""
     for name in context.params:
         found = context.get_parameter_source(name)
         if name in names and found is not None and found.name == "COMMANDLINE":

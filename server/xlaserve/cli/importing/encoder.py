@@ -20,7 +20,7 @@ def run(
     max_batch_size: int | None,
     dimensions: Mapping[str, Sequence[int]],
 ) -> None:
-    """Import an encoder, and say what it is; raises InvalidRequest for other dimensions."""
+    """Import an encoder, and describe it; raises InvalidRequest for other dimensions."""
     for name in dimensions:
         if name != TOKENS:
             raise InvalidRequest(f"--dim: expected {TOKENS}, which an encoder has, got '{name}'")

@@ -19,7 +19,7 @@ def is_program(model: Path) -> bool:
 
 
 def run(model: Path, directory: Path, options: Options) -> Path:
-    """Import a program with a bar on stderr, print what came of it, and return where it is."""
+    """Import a program with a progress bar, print the result, and return its path."""
     # The same numbers on every machine, also where a GPU would calculate with fewer bits.
     device.start("cpu")
     with progress_bar() as progress:

@@ -20,7 +20,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def of_model(model: str, described: Manifest) -> str:
-    """Return a client of a model: ones of the shapes that it takes, and what it answers."""
+    """Return a client of a model that sends ones in its shapes."""
     inputs, _ = described.known
     quoted = _quoted(model)
     shapes = dict(

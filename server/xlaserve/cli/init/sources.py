@@ -48,7 +48,7 @@ _REFUSED: Mapping[str, str] = {
     ".jaxexp": "is a file of jax.export: `xlaserve adopt` takes it",
     ".py": "has no name of a function in it: FILE.py:NAME",
 }
-"""Files that no model is made of, and what to do instead."""
+"""Unsupported files, with advice."""
 _INPUT = re.compile(r"([^=]+)=([A-Z0-9]+)\[([-0-9, ]*)\]")
 
 Write = Callable[[Path, Sequence[str]], Path]
@@ -59,7 +59,7 @@ class Source:
     """A source that was recognised."""
 
     text: str
-    """As it was given."""
+    """As given."""
     name: str
     """A name for its model."""
     write: Write
@@ -68,7 +68,7 @@ class Source:
 
 
 def find(text: str, inputs: Sequence[str]) -> Source:
-    """Return what a source is; raises InvalidRequest for what no model is made of."""
+    """Return the kind of a source; raises InvalidRequest for an unsupported one."""
     if text.startswith(_PACKAGE):
         return _refusing_inputs(_packaged(text), inputs)
     path = Path(text)
@@ -157,7 +157,9 @@ def _bound_positions(directory: Path, version: Path) -> None:
 def _export(reference: str, inputs: Mapping[str, tuple[str, list[int]]]) -> Write:
     def _write(directory: Path, options: Sequence[str]) -> Path:
         if options:
-            raise InvalidRequest(f"'{options[0]}' is for what is imported, not for '{reference}'")
+            raise InvalidRequest(
+                f"'{options[0]}' is an option of imports, '{reference}' is exported: leave it out"
+            )
         from xlaserve.authoring.export import load_exportable
 
         model = _plain(reference, inputs) if inputs else None

@@ -1,4 +1,4 @@
-"""`xlaserve cache`: the compiled programs that are kept, by who compiled them."""
+"""`xlaserve cache`: compiled programs by the versions that compiled them."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from xlaserve.settings import Settings
 
 _COLUMNS = ("jax", "jaxlib", "target", "programs")
 _VERSIONS = ("jax", "jaxlib")
-"""The fields of an environment that `--other-versions` compares with what is installed."""
+"""Fields of an environment that `--other-versions` compares with installed versions."""
 _Directory = Annotated[
     Path | None,
     typer.Argument(help="The directory; that of compilation_cache_directory if not given."),

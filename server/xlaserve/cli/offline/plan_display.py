@@ -15,7 +15,7 @@ from xlaserve.offline.targets.jobs import CompiledProgram
 
 
 def show(console: Console, plan: DevicePlan) -> None:
-    """Print the table of programs, that of models, and what fits."""
+    """Print the tables of programs and models, and what fits."""
     console.print(_headline(plan), highlight=False, soft_wrap=True, markup=False)
     console.print(_programs(plan))
     console.print(_models(plan))
@@ -94,7 +94,7 @@ def _programs(plan: DevicePlan) -> Table:
 
 
 def _in_flight(count: int, program: CompiledProgram) -> str:
-    """Say what executions take, and by how much less that may be."""
+    """Describe the memory of executions, and its possible reduction."""
     footprint = program.footprint
     taken = format_bytes(count * footprint.scratch_bytes)
     if not footprint.spared_bytes:

@@ -196,7 +196,7 @@ def _warmed_ahead(
     target: Target,
     count: int,
 ) -> Iterator[Warmed]:
-    """Have every version compiled for devices that are not there, by processes of their own."""
+    """Compile every version for absent devices, in processes of its own."""
     flags = compilation.flags()
     plan = WarmingPlan(
         settings.compilation_cache_directory,
@@ -223,7 +223,7 @@ def _warmed_ahead(
 
 
 def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:
-    """Yield the models that a server would load, and what is wrong with the others."""
+    """Yield the models that a server would load, and the problems of others."""
     for name in repository.names():
         try:
             source = repository.find(name)

@@ -33,7 +33,7 @@ def flags(setting: SettingDescription) -> str:
 
 
 def _replaced(args: Sequence[str]) -> str:
-    """Say what took the place of a flag of a setting that there was; empty where none is given."""
+    """Name the replacement of a removed flag; empty without one."""
     for flag in itertools.takewhile(lambda one: one != "--", args):
         name = flag.partition("=")[0]
         plain = name.removeprefix("--").removeprefix("no-").replace("-", "_")

@@ -26,7 +26,7 @@ class Flag:
     """One flag of tritonserver. Without settings it has no effect, or is refused."""
 
     settings: Callable[[str, Values], Mapping[str, str]] | None = None
-    """Returns the settings that stand for a value, beside those of the other flags."""
+    """Returns the settings equivalent to a value, given the other flags."""
     refused: str = ""
     """Reason to refuse it; empty to name it in the log."""
     harmless: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ def _uses_tls(values: Values) -> bool:
 
 
 def _tls(needed: str) -> Flag:
-    """Return a flag that turns TLS on, for gRPC alone as it does there."""
+    """Return a flag that turns on TLS for gRPC alone, as in Triton."""
 
     def settings(value: str, values: Values) -> Mapping[str, str]:
         if not _uses_tls(values):
@@ -278,7 +278,7 @@ model-repository, model-control-mode, load-model, grpc-restricted-protocol, http
 trace-level, trace-rate, trace-count, trace-log-frequency."""
 
 _REPEATED = frozenset({"model_repository"})
-"""Settings that may be given more than once."""
+"""Repeatable settings."""
 
 
 def translate(arguments: Sequence[str]) -> Translation:

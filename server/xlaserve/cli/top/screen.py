@@ -40,7 +40,7 @@ _COLUMNS: tuple[_Column, ...] = (
     _Column("version", 7, lambda row: printable(row.version)),
     _Column("rows", 6, lambda row: _number(row.rows)),
 )
-"""Behind the names, from the one that is missed most to the one that is missed least."""
+"""Columns after the names, from the most to the least important."""
 
 
 def table(rows: Sequence[Rates], sort: Key, columns: int | None) -> list[str]:

@@ -49,7 +49,7 @@ _MOVES: Mapping[str, int] = {
 
 @dataclass(slots=True)
 class View:
-    """All that keys change. Of the event loop."""
+    """View state changed by keys; belongs to the event loop."""
 
     sort: Key = Key.RATE
     reverse: bool = False
@@ -91,12 +91,12 @@ class View:
         )
 
     def place(self, rows: Sequence[Rates]) -> int:
-        """Return which row is marked: the first where the one that was is gone."""
+        """Return the marked row: the first if the marked one is gone."""
         places = (at for at, row in enumerate(rows) if (row.name, row.version) == self.chosen)
         return next(places, 0)
 
     def press(self, key: str) -> None:
-        """Do what a key says; others do nothing."""
+        """Handle a key; others are ignored."""
         if self.typing:
             self._type(key)
         elif key in _MOVES:

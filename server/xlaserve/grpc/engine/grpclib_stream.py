@@ -46,7 +46,7 @@ class GrpclibConnection:
         self.writer = HeaderWriter()
 
     def get_peer(self) -> Peer:
-        """Return who the client is."""
+        """Return the client."""
         return Peer(self.transport)
 
     def is_closing(self) -> bool:
@@ -73,12 +73,12 @@ class GrpclibStream:
         self._sent: asyncio.Future[None] | None = None
         self._reader: StreamingReader | None = None
         self._encoding = ""
-        """Encoding of the answers; empty where they are not compressed."""
+        """Encoding of the answers; empty for none."""
         self.waiting = False
         """Whether nothing is done about it until its client sends something."""
 
     def start(self, *, streaming: bool) -> None:
-        """Begin to answer; of a unary request the message is there."""
+        """Start to answer; a unary request's message is complete."""
         stream = self._stream
         if streaming:
             limit = self.connection.limits.max_message_bytes
@@ -95,7 +95,7 @@ class GrpclibStream:
         return self.waiting
 
     def cancel(self, reason: str) -> None:
-        """Stop: the client has reset the stream, or is gone."""
+        """Stop: the client has reset the stream or is gone."""
         self.connection.handler.cancel(cast(GrpclibStreamType, self))
 
     def _wake(self) -> None:
@@ -110,16 +110,16 @@ class GrpclibStream:
     # --- as methods with many requests call it: see `Accepted` ---
 
     def keep(self) -> int:
-        """Return the bytes that are counted for the message read last; count them on."""
+        """Return the charge of the last message, and keep it."""
         kept, self._held = self._held, 0
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Count so many bytes more; false where there is no memory."""
+        """Reserve more bytes; false without memory."""
         return self._stream.reserve(count)
 
     def release(self, count: int) -> None:
-        """Count so many bytes fewer."""
+        """Release a number of bytes."""
         self._stream.hold(-count)
 
     def send_now(self, message: bytes) -> bool:
@@ -157,7 +157,7 @@ class GrpclibStream:
         return await decompress(message, self._stream.head.fields, limit, self._reserve)
 
     def _reserve(self, count: int) -> None:
-        """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+        """Reserve the size of a decoded message, or less if it shrank. Raises a refusal."""
         if count < 0:
             self._stream.hold(count)
         elif not self._stream.reserve(count):

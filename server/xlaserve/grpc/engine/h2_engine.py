@@ -40,11 +40,11 @@ class Owner(Protocol):
     """The server, as its connections know it."""
 
     def admit(self, protocol: Any) -> bool:
-        """Tell whether there may be one more connection."""
+        """Tell whether another connection is admitted."""
         ...
 
     def disconnected(self, protocol: Any) -> None:
-        """Take note that a connection is gone."""
+        """Record the end of a connection."""
         ...
 
 
@@ -52,7 +52,7 @@ class CheckingHandler(RequestHandler):
     """Looks at the headers of a request first, as the router does with our own engine."""
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
-        """Begin to answer a request; what it holds is released when that has ended."""
+        """Start a request, and release its resources when it ends."""
 
         def release() -> None:
             release_stream()
@@ -147,7 +147,7 @@ class H2Engine(H2Protocol):
         self.requests = handler
         self._admitted = False
         self._awaits_client = False
-        """Whether the client was asked to go, and has not answered the PING behind that."""
+        """Whether a GOAWAY was sent, and its PING is unanswered."""
         self.leaves = False
         """Whether the client knows which streams are the last ones."""
 
@@ -196,7 +196,7 @@ class H2Engine(H2Protocol):
         return len(self.processor.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
-        """Return when every request has ended, or waits for its client where that is enough."""
+        """Return when every request has ended, or only waits for its client."""
         await self.requests.idle(but_waiting=but_waiting)
 
     def go_away(self) -> None:
@@ -207,7 +207,7 @@ class H2Engine(H2Protocol):
             self.connection._transport.write(PingFrame(0, opaque_data=ROUND_TRIP).serialize())
 
     def came_back(self) -> None:
-        """Leave: the client has answered the PING, so that all its streams are there."""
+        """Leave: the client has answered the PING, so all of its streams are known."""
         if self._awaits_client:
             self.leave()
 
@@ -219,7 +219,7 @@ class H2Engine(H2Protocol):
             self.ended()
 
     def ended(self) -> None:
-        """Close the connection if it leaves, and its last stream has ended."""
+        """Close a leaving connection after its last stream."""
         if self.leaves and not self.processor.streams and not self.connection.is_closing():
             self.connection._transport.close()
 
@@ -228,7 +228,7 @@ class H2Engine(H2Protocol):
         self._end(ErrorCodes.NO_ERROR)
 
     def abort(self) -> None:
-        """Cut the connection off, whatever is still to be written."""
+        """Cut the connection off, unsent bytes included."""
         self.connection._transport.abort()
 
     @property
@@ -248,7 +248,7 @@ class H2Engine(H2Protocol):
 
 
 class _Connection(Connection):
-    """A connection whose streams bound the messages that they receive."""
+    """A connection whose streams bound their messages."""
 
     max_message_bytes = 0
     answer_seconds = 0.0
@@ -266,7 +266,7 @@ class _Stream(Stream):
     waiting = False
     """Whether nothing is done about it until its client sends something."""
     deadline: float | None = None
-    """When its client stops waiting, by the clock of the event loop; None for never."""
+    """The client's deadline by the clock of the event loop; None for none."""
     opened_ns = 0
     """Its call begins with its headers."""
 
@@ -278,12 +278,12 @@ class _Stream(Stream):
     """While it sends: looks whether the client reads."""
 
     def keep(self) -> int:
-        """Return the bytes that are counted for the message read last; count them on."""
+        """Return the charge of the last message, and keep it."""
         kept, self._held = self._held, 0
         return kept
 
     def reserve(self, count: int) -> bool:
-        """Count bytes that are to come; false where there is no memory."""
+        """Reserve bytes of a message; false without memory."""
         if not self.connection.account.reserve(count):
             return False
         self._charged += count

@@ -29,7 +29,7 @@ class OwnEngine(Http2Protocol):
         return len(self.core.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
-        """Return when every request has ended, or waits for its client where that is enough."""
+        """Return when every request has ended, or only waits for its client."""
         streams = self.core.streams
         # Of one that has not begun the message may be on its way; the sweeps see to its time.
         while any(  # noqa: ASYNC110

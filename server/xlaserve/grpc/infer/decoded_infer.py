@@ -32,9 +32,9 @@ _LONG_BYTES = 16 << 10
 _LONG_ELEMENTS = 4096
 _LONG_ELEMENT_BYTES = 256 << 10
 _LONG_FLAG_BYTES = 1 << 20
-"""Elements of BYTES, and bytes of them and of BOOL, that are read on the event loop: 0.5 ms."""
+"""Elements of BYTES, and bytes of them and of BOOL, decoded on the event loop: 0.5 ms."""
 IN_SHARED_MEMORY = -2
-"""In place of a number of bytes: the elements of an input are not in the message."""
+"""In place of a size: the elements of an input are in shared memory."""
 
 
 class Head(NamedTuple):
@@ -72,7 +72,7 @@ class Structure:
     """Whether it has no raw contents."""
 
     def elements_bytes(self) -> int:
-        """Return how many bytes elements take that are read slowly; 0 where all is read at once."""
+        """Return the bytes of slowly decoded elements; 0 without any."""
         size = 0
         is_long = False
         for head, (start, stop, _) in zip(self.heads, self.contents, strict=True):
@@ -134,14 +134,14 @@ class DecodedInfer:
 
     @property
     def elements_bytes(self) -> int:
-        """Return how many bytes its elements take, where a thread is to read them; else 0."""
+        """Return the bytes of its elements if a thread must decode them; else 0."""
         if len(self._data) <= _LONG_BYTES or self._structure is None:
             return 0
         return self._structure.elements_bytes()
 
     @property
     def ordinary(self) -> bool:
-        """Tell whether it was read without a message object: it has no fields that are unknown."""
+        """Tell whether it was decoded without a message object: no unknown fields."""
         return self._structure is not None
 
     def request(self) -> InferRequest:

@@ -34,11 +34,11 @@ from xlaserve.tensors import BYTES, Parameter, datatype_named, element_count
 from xlaserve_proto import inference as pb
 
 MAX_KEY_BYTES = 512
-"""Bytes of a field up to which it is looked for among those that were read before."""
+"""Longest field that is looked up among the parsed ones."""
 MAX_LAYOUT_BYTES = 1024
-"""Bytes besides id and elements up to which a request is looked for among those before."""
+"""Limit of bytes besides id and elements, for recognising a repeated request."""
 BYTE_COST = 8
-"""More than any byte of a message counts towards the most fields that it may have."""
+"""Upper bound of what a byte of a message counts towards the field limit."""
 
 _TAGS = range(1 << 3 | LENGTH, 8 << 3 | LENGTH, 1 << 3)
 _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CONTENTS = _TAGS
@@ -50,7 +50,7 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True)
 class _Layout:
-    """A request that differs from others of its size in its id and its raw elements alone."""
+    """A parsed request; repeats of its size may differ in id and raw elements."""
 
     model_name: str
     model_version: str
@@ -60,7 +60,7 @@ class _Layout:
     structure: Structure
     form: Form
     plain: list[tuple[Head, int]] | None
-    """Each input, and where its elements start; None where they have to be decoded."""
+    """Each input and the start of its elements; None if they must be decoded."""
 
 
 class InferDecoder:
@@ -227,7 +227,7 @@ class InferDecoder:
         return DecodedInfer(names, data, self._codec, structure)
 
     def _count(self, end: int, raw: list[Contents], typed: list[Contents]) -> None:
-        """Raise NotOrdinary unless a message surely has no more fields than it may have."""
+        """Raise NotOrdinary unless the message is surely within the field limit."""
         most = BYTE_COST * (end - sum(stop - start for start, stop, _ in raw))
         for start, stop, elements in typed:
             if not isinstance(elements, list):  # which has a field for each of its elements

@@ -16,7 +16,7 @@ from xlaserve_proto import inference as pb
 Parts: TypeAlias = list[bytes | memoryview]
 
 JOINED_BYTES = 16 << 10
-"""Bytes of a tensor up to which a copy costs less than one more part to send."""
+"""Limit of a tensor for which a copy is cheaper than another part to send."""
 
 _ID = write_varint(3 << 3 | LENGTH)
 _OUTPUTS = write_varint(5 << 3 | LENGTH)
@@ -26,7 +26,7 @@ _RAW_OUTPUT_CONTENTS = write_varint(6 << 3 | LENGTH)
 
 
 class InferEncoder:
-    """Writes responses; keeps what repeats: names, datatypes and shapes, `max_cached` of each."""
+    """Encodes responses; caches repeated names, datatypes and shapes, `max_cached` of each."""
 
     def __init__(self, max_cached: int, typed: TypedAnswers) -> None:
         self._codec = WireCodec()
@@ -35,7 +35,7 @@ class InferEncoder:
         self._outputs = MakingCache(self._write_output, max_cached)
         self._sizes = MakingCache(_write_size, max_cached)
         self._heads = MakingCache(self._write_head, max_cached)
-        """All but the elements of answers that have one output and no id."""
+        """Encoded answers with one output and no id, without their elements."""
 
     def encode_typed(self, response: InferResponse) -> tuple[Parts, int]:
         """Do as `encode` does for a request with typed contents; raises TooLarge as well."""
@@ -94,7 +94,7 @@ class InferEncoder:
         return parts, total
 
     def _encode_detailed(self, response: InferResponse, form: Form | None) -> tuple[Parts, int]:
-        """Write a response that has parameters, or outputs that are in shared memory."""
+        """Encode a response with parameters, or with outputs in shared memory."""
         assert isinstance(response, DetailedResponse)
         outputs, raw = write_outputs(response.outputs, form, response.output_parameters)
         message = pb.ModelInferResponse(

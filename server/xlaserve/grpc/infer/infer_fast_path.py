@@ -1,4 +1,4 @@
-"""ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
+"""ModelInfer without grpclib: no task and no message objects."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ Written: TypeAlias = tuple[list[Buffer], int]
 
 
 class InferFastPath:
-    """Answers ModelInfer of one connection; what is not ordinary takes the general path."""
+    """Answers ModelInfer of one connection; unusual requests take the general path."""
 
     message_first = True
 
@@ -154,7 +154,7 @@ class InferFastPath:
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
     ) -> InferRequest | None:
-        """Decode a request, and count what is made of a long one; None where a thread does it."""
+        """Decode a request, and charge a long one; None if a thread decodes it."""
         if len(message) > LONG_BYTES and not is_read_quickly(message):
             self._read_later(call, stream, message)
             return None
@@ -177,7 +177,7 @@ class InferFastPath:
         *,
         is_reserved: bool = False,
     ) -> None:
-        """Have a thread read a request, whose memory may be reserved already, and begin it."""
+        """Decode a request in a thread, with memory possibly reserved already, and start it."""
         stream.call = call
         begin = partial(self._begin_read, call, is_reserved=is_reserved)
         self._long.read(call, self._decode, message, begin)
@@ -201,7 +201,7 @@ class InferFastPath:
         return read.request
 
     async def _inflate(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> None:
-        """Inflate a message, in a thread where it may become long, and begin the request."""
+        """Inflate a message, a long one in a thread, and start the request."""
         most, reserve = self._long.max_message_bytes, partial(_reserve, stream)
         try:
             inflated = await decompress(message, stream.head.fields, most, reserve)
@@ -243,7 +243,7 @@ class InferFastPath:
         head: bytes,
         record: CallRecord | None,
     ) -> None:
-        """Send the parts that something writes in a thread; a stream that is closed takes none."""
+        """Serialize and send parts in a thread, unless the stream is closed."""
 
         def written(found: Written | BaseException) -> None:
             writing.end()
@@ -262,7 +262,7 @@ class InferFastPath:
     def send(
         self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
     ) -> None:
-        """Send a message with its prefix, or that there is no memory for it."""
+        """Send a message with its prefix, or an error for lack of memory."""
         if not stream.output.answer(stream, head, parts, size, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
@@ -300,7 +300,7 @@ class FastPathCall(InferCall):
     awaits_client = False
     method = METHOD
     written: bytes | None = None
-    """Its message with the prefix, where it may be given again."""
+    """Its prefixed message, if it may repeat."""
 
     def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
         self._fast_path = fast_path
@@ -312,7 +312,7 @@ class FastPathCall(InferCall):
             self.deadline = stream.deadline
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, or what is wrong with it."""
+        """Send a response, or its error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
@@ -354,7 +354,7 @@ class CompressedCall(FastPathCall):
     """A ModelInfer of a client that compresses its messages."""
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send a response, compressed if its client takes that, or what is wrong with it."""
+        """Send a response, compressed if its client accepts that, or its error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
@@ -388,7 +388,7 @@ def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:
 
 
 def _reserve(stream: ServerStream, count: int) -> None:
-    """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+    """Reserve the size of a decoded message, or less if it shrank. Raises a refusal."""
     if count < 0:
         stream.hold(count)
     elif not stream.reserve(count):

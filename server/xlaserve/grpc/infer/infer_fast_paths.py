@@ -46,7 +46,7 @@ class InferFastPaths:
         repeats: Repeats | None = None,
         compress_answers: bool = True,
     ) -> None:
-        """Without `splice` there is no mesh, and its headers mean nothing."""
+        """Without `splice` there is no mesh, and its headers are ignored."""
         self._general = general
         self._compress_answers = compress_answers
         self._codec = codec
@@ -54,7 +54,7 @@ class InferFastPaths:
         self._make = partial(InferFastPath, engine, gates, codec, general, long, peer=peer)
         self._plain = self._routes(repeats=repeats)
         self._compressing: tuple[Route, Route | None] | None = None
-        """Those of requests whose client compresses; None until there is one."""
+        """Those of compressing clients; None before the first."""
 
     def _routes(self, **options: Any) -> tuple[Route, Route | None]:
         """Return the fast path, and that for models which the headers of a mesh name."""
@@ -147,7 +147,7 @@ class _NamedDecoder:
         self._splice = splice
 
     def recognise(self, message: Buffer) -> InferRequest | None:
-        """Return a request that is like one before and names this model; else None."""
+        """Return a request with a known layout for this model; else None."""
         request = self._recognise(message)
         return request if request is not None and request.model_name == self._name else None
 
@@ -165,7 +165,7 @@ class _NamedDecoder:
 
 
 class _FastPathInContext:
-    """A fast path whose requests are logged with what their headers say of the model."""
+    """A fast path whose requests are logged with their model headers."""
 
     message_first = True
 

@@ -30,19 +30,19 @@ from xlaserve.serving.made_arrays import made_bytes, reserve_made
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-"""The parameter of a request that asks for an answer without outputs behind the last one with."""
+"""Request parameter that asks for a final answer without outputs."""
 _ERRORS_END = "triton_grpc_error"
 """The header of a stream whose first error is its status."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Limits of what the server holds for streams."""
+    """Memory and count limits of streams."""
 
     max_streams: int
-    """Streams that may be open."""
+    """Limit of open streams."""
     max_requests: int
-    """Requests of one of them that may be in flight; the next one is not read."""
+    """Limit of requests in flight on one stream; further ones are not read."""
     max_bytes: int
     """Bytes of answers of one of them that may wait for its client: from then on no request is
     read, and a model that answers many times pauses."""
@@ -86,7 +86,7 @@ class InferStreams:
 
 
 class StreamedInfer(InferCall):
-    """One request of a stream; its answers wait here until those before it have been sent."""
+    """One request of a stream; its answers wait for those of earlier requests."""
 
     takes_many = True
     method = METHOD
@@ -97,27 +97,27 @@ class StreamedInfer(InferCall):
     """The status that ends the stream instead of its answers."""
 
     def __init__(self, stream: "InferStream", whole: Call, message_bytes: int) -> None:
-        """`whole` is the call of the stream, with all that is known of the client."""
+        """`whole` is the call of the stream, with its client."""
         self._stream = stream
         self.headers, self.peer, self.principal = whole.headers, whole.peer, whole.principal
         self.deadline = whole.deadline
         self.message_bytes = message_bytes
         """Bytes that the ledger counts for its message."""
         self.answers: deque[tuple[bytes, int]] = deque()
-        """Messages that wait to be sent, and what the ledger counts for each."""
+        """Unsent messages, each with its size on the ledger."""
         self.answer_bytes = 0
-        """Bytes of the messages that have not been sent."""
+        """Bytes of unsent messages."""
 
     def expire_in_time(self) -> None:
         """Do nothing: the stream expires as a whole, and cancels its requests."""
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client may be sent another answer; but one is kept for its turn."""
+        """Tell whether the client may be sent another answer besides a queued one."""
         return self._stream.takes_answer_of(self)
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Have an answer sent in its turn."""
+        """Send an answer in its turn."""
         if last and not response.outputs and not self.wants_empty_final:
             self._stream.wake()
             return
@@ -138,7 +138,7 @@ class StreamedInfer(InferCall):
             self._refuse_instead(GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, error: BaseException) -> None:
-        """Have an error sent in its turn: in the stream, or as its end."""
+        """Send an error in its turn: in the stream, or as its end."""
         refusal = refusal_for(error)
         if self._stream.errors_end:
             self.failure = refusal.status, refusal.message
@@ -176,9 +176,9 @@ class InferStream:
         self._calls: deque[StreamedInfer] = deque()
         """Requests whose last answer was not sent yet, in their order."""
         self._decoupled: dict[StreamedInfer, None] = {}
-        """Those among them whose answers wait for no other request; in turns."""
+        """Decoupled requests, in rotation, whose answers wait for no other request."""
         self._answer_bytes = 0
-        """Bytes of answers that wait, of all of them."""
+        """Bytes of unsent answers of all requests."""
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_sending = False
@@ -191,7 +191,7 @@ class InferStream:
         """Why a message could not be read."""
 
     async def run(self) -> None:
-        """Return once all requests are answered; raises GRPCError where one cannot be read."""
+        """Return once all requests are answered; raises GRPCError for an unreadable one."""
         self._reading = asyncio.ensure_future(self._read_all())
         try:
             await self._send_all()
@@ -344,7 +344,7 @@ class InferStream:
         return True
 
     def reserve(self, count: int) -> bool:
-        """Count bytes of an answer that waits; false, and nothing is, where there is no memory."""
+        """Charge bytes of a queued answer; false without memory."""
         if not self._stream.accepted.reserve(count):
             return False
         self._answer_bytes += count
@@ -391,7 +391,7 @@ class InferStream:
         return call.has_ended and not call.answers
 
     def _resume(self, sent: StreamedInfer) -> None:
-        """Let those go on that wait for answers to be sent: the budget of a stream is for all."""
+        """Resume requests after sent answers: a stream has one budget."""
         self._has_room.set()
         if not sent.is_decoupled:
             sent.resume()

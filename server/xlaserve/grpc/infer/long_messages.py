@@ -1,4 +1,4 @@
-"""Long messages of ModelInfer, which threads read and write while others are served."""
+"""Long messages of ModelInfer, decoded and encoded in threads."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -20,12 +20,12 @@ from xlaserve.tensors import BYTES
 T = TypeVar("T")
 
 LONG_BYTES = 16 << 10
-"""Bytes of a message that is looked at before it is decoded on the event loop."""
+"""Messages of this size are inspected before they are decoded on the event loop."""
 _LONG_FIELD_BYTES = 16 << 10
 """Bytes of a field that a thread decodes; raw contents are not decoded."""
 _RAW_INPUT_CONTENTS = 0x3A
 _WRITTEN_ELEMENTS = 4096
-"""Elements of BYTES that are written on the event loop: some 0.5 ms."""
+"""Elements of BYTES encoded on the event loop: some 0.5 ms."""
 
 
 class Read(NamedTuple):
@@ -33,15 +33,15 @@ class Read(NamedTuple):
 
     decoded: DecodedInfer
     request: InferRequest | None
-    """None where its bytes are not the tensors that it says."""
+    """None if its bytes do not match its tensors."""
     problem: InvalidRequest | None
     """The reason, then."""
     made: int
-    """Bytes of the arrays that were made."""
+    """Bytes of the decoded arrays."""
 
 
 def is_read_quickly(message: Buffer) -> bool:
-    """Tell whether a message has nothing large but raw contents, which are only looked at."""
+    """Tell whether raw contents are the only large part of a message."""
     pos, end = 0, len(message)
     try:
         for _ in range(MOST_FIELDS):
@@ -66,7 +66,7 @@ def is_written_slowly(response: InferResponse) -> bool:
 
 
 class LongMessages:
-    """Has threads read requests, whose calls go on when they are read."""
+    """Decodes requests in threads, and continues their calls."""
 
     def __init__(self, threads: HostThreads, max_message_bytes: int) -> None:
         self.threads = threads
@@ -79,7 +79,7 @@ class LongMessages:
         message: Buffer,
         then: Callable[[Read], None],
     ) -> None:
-        """Read a request in a thread; `then` gets it, unless the call has ended by then."""
+        """Decode a request in a thread; `then` gets it, unless the call has ended."""
 
         def done(found: Read | BaseException) -> None:
             if call.has_ended:
@@ -115,7 +115,7 @@ class Writing:
         write: Callable[[], T],
         written: Callable[[T | BaseException], None],
     ) -> None:
-        """Have it written; `written` is to call `end`, or it and the job keep one another."""
+        """Encode it in a thread; `written` must call `end`, to break a reference cycle."""
         self._job = threads.start(write, written)
 
     def end(self) -> None:
@@ -123,13 +123,13 @@ class Writing:
         self._job = None
 
     def cancel(self, reason: str) -> None:
-        """Write it no more, unless a thread has begun: then nobody is sent it."""
+        """Cancel it, unless a thread has started: then its result is dropped."""
         if self._job is not None:
             self._job.cancel()
 
 
 def read_long(decode: Callable[[Buffer], DecodedInfer], message: Buffer) -> Read:
-    """Read a request, for any thread; raises what `decode` raises."""
+    """Decode a request, in any thread; raises like `decode`."""
     decoded = decode(message)
     try:
         request = decoded.request()

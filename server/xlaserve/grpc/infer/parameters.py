@@ -14,7 +14,7 @@ _LARGEST_SIGNED = 2**63 - 1
 
 
 def write_parameters(parameters: Mapping[str, Parameter]) -> dict[str, pb.InferParameter]:
-    """Return the map of messages for plain values: integers of 64 bits, signed where they fit."""
+    """Return the map of messages for plain values: integers of 64 bits, signed if they fit."""
     return {name: _written(value) for name, value in parameters.items()}
 
 

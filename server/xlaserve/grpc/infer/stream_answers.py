@@ -29,7 +29,7 @@ class StreamAnswers:
         }
 
     def write(self, response: InferResponse, *, typed: bool, last: bool) -> bytes:
-        """Return the message for an answer; raises what hinders it from being written."""
+        """Return the message of an answer; raises if it cannot be encoded."""
         encode = self._codec.encode_typed if typed else self._codec.encode
         parts, size = encode(response)
         mark = self._marks[last]

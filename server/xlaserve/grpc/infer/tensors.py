@@ -56,7 +56,7 @@ def read_request(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def is_typed(message: pb.ModelInferRequest) -> bool:
-    """Tell whether a request is to be answered in typed contents too: none of it is in bytes."""
+    """Tell whether a request wants typed contents: none of it is raw."""
     return not (message.raw_input_contents or any(map(is_shared, message.inputs)))
 
 
@@ -90,7 +90,7 @@ def is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
 
 
 def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> SharedInput:
-    """Return an input without elements, which the core reads from shared memory."""
+    """Return an input without elements, to be read from shared memory."""
     datatype = datatype_named(tensor.datatype)
     filled = _filled(_contents(tensor))
     if filled:

@@ -1,4 +1,4 @@
-"""In which form a request is answered whose inputs came as typed contents."""
+"""Typed contents in answers to requests with typed contents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from xlaserve.tensors import BYTES, encoded_elements
 from xlaserve_proto import inference as pb
 
 _FEW = 32
-"""Elements up to which a list is quicker to write than an array."""
+"""Size up to which a list is written faster than an array."""
 _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
     {
         "bool_contents": 1,
@@ -27,16 +27,16 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         None: 0,
     }
 )
-"""Field of InferTensorContents -> bytes that an element may add to an answer."""
+"""Field of InferTensorContents -> maximum bytes per element of an answer."""
 
 
 class Form(NamedTuple):
     """The form of an answer."""
 
     contents: list[pb.InferTensorContents | None]
-    """The typed contents of each output; None for one that has none."""
+    """The typed contents of each output; None for one without."""
     raw: bool
-    """Whether there are raw contents, of all outputs: they pair with these by their order."""
+    """Whether all outputs have raw contents, which pair with outputs by order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class NotOrdinary(ValueError):
 
 
 def find_contents(data: Data, start: int, stop: int) -> int:
-    """Return where an input has a field that may be its typed contents; `stop` if it has none."""
+    """Return the start of an input's possible typed contents; `stop` without any."""
     pos = start
     for _ in range(MOST_FIELDS):
         if pos >= stop or data[pos] not in _BEFORE_CONTENTS:
@@ -60,7 +60,7 @@ def read_contents(data: Data, at: int, stop: int, field: str) -> Contents:
 
 
 def _last_field(data: Data, pos: int, stop: int) -> int:
-    """Return where the value of a field starts, which has one and is followed by none."""
+    """Return the start of the value of a message's last field."""
     size, pos = read_size(data, pos + 1)
     if pos + size != stop or not size:
         raise NotOrdinary
@@ -82,7 +82,7 @@ def _read_bytes(tag: int, data: Data, at: int, stop: int) -> Contents:
 
 
 def _read_fixed(itemsize: int, data: Data, at: int, stop: int) -> Contents:
-    """Packed floats are what raw contents would be."""
+    """Packed floats have the form of raw contents."""
     pos = _last_field(data, at, stop)
     if (stop - pos) % itemsize:
         raise NotOrdinary

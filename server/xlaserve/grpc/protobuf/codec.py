@@ -39,7 +39,7 @@ class WireCodec(CodecBase):
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
@@ -49,7 +49,7 @@ class WireCodec(CodecBase):
         return self.encode_message(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the message; raises GRPCError, which says nothing of what the message holds."""
+        """Return the message; raises GRPCError without any of its contents."""
         try:
             return self.decode_message(message_type, data)
         except (MalformedMessage, TooManyFields) as error:

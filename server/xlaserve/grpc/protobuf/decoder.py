@@ -24,19 +24,19 @@ from xlaserve.grpc.protobuf.wire import (
 )
 
 Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
-"""Repeated bytes fields that are read as views of the received message instead of as copies."""
+"""Repeated bytes fields that are views of the received message instead of copies."""
 
 # Costs besides those of the fields, so that a bound on the count is a bound on the time.
 VIEW_COST = 1
 """A view, which is slower to make than a small copy, and one more object for the collector."""
 PACKED_COST = 64
-"""Starting on a packed field, at most; a short one counts two for each of its bytes."""
+"""Maximum cost of a packed field; a short one counts two per byte."""
 PACKED_BYTES = 256
 """Bytes of a packed field that count as one field, since each number becomes a Python object."""
 
 
 class Decoder:
-    """Reads messages; keeps the plan of every class that it has met."""
+    """Decodes messages; caches the plan of every class."""
 
     def __init__(self, *, max_fields: int, max_depth: int, views: Views) -> None:
         self._max_fields = max_fields
@@ -248,7 +248,7 @@ def _varint_in_group(row: Field, store: StoreVarint) -> StoreVarint:
 
 
 def _choose(values: Values, group: str, name: str) -> None:
-    """Make a member of a oneof the one that is set; the one before is gone."""
+    """Set a member of a oneof, and clear the others."""
     groups = values["_group_current"]
     current = groups[group]
     if current == name:

@@ -1,4 +1,4 @@
-"""Which protobuf file describes which symbol, as the compiler's descriptor sets say."""
+"""The protobuf file of each symbol, from the compiler's descriptor sets."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class _File:
     imports: tuple[str, ...]
     messages: frozenset[str]
     symbols: frozenset[str]
-    """All that it describes, the messages too."""
+    """Its symbols, messages included."""
 
 
 class DescriptorIndex:
@@ -58,7 +58,7 @@ class DescriptorIndex:
         return cls([contracts, *further])
 
     def file_named(self, name: str) -> list[bytes]:
-        """Return a file, and all that it imports, after it; [] where there is none."""
+        """Return a file, followed by its imports; [] for an unknown one."""
         found: dict[str, bytes] = {}
         wanted = [name] if name in self._files else []
         while wanted:

@@ -40,7 +40,7 @@ Dump: TypeAlias = Callable[[Any], bytes]
 """Turns one value into the bytes that follow its tag."""
 
 _FEW = 32
-"""Numbers of a packed field up to which Python is done before numpy has started."""
+"""Packed numbers up to which Python is faster than numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Plan:
 
 
 class Encoder:
-    """Writes messages; keeps the plan of every class that it has met."""
+    """Encodes messages; caches the plan of every class."""
 
     def __init__(self) -> None:
         self._plans: dict[type[betterproto.Message], Plan] = {}
@@ -201,7 +201,7 @@ def _packed(row: Field) -> Write:
 
 
 def _dump_many(scalar: Scalar, values: Any) -> bytes | None:
-    """Do with numpy what takes long for one number after the other; None where it cannot."""
+    """Encode many numbers with numpy; None if it cannot."""
     array: Numbers = np.asarray(values)
     kind = scalar.dtype.kind
     if array.ndim != 1 or array.dtype.kind not in ("fiu" if kind == "f" else "biu"):

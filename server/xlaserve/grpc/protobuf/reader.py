@@ -28,13 +28,13 @@ Values: TypeAlias = dict[str, Any]
 """The `__dict__` of a message: its fields by name, and three entries of betterproto's own."""
 
 StoreVarint: TypeAlias = Callable[[Values, int], None]
-"""Takes the fields of a message, and the varint that came for one of them."""
+"""Stores a field's varint in the fields of a message."""
 StoreSpan: TypeAlias = "Callable[[Reader, Values, int, int], None]"
-"""Takes the fields of a message, and where the bytes that came for one of them start and stop."""
+"""Stores the bounds of a field's bytes in the fields of a message."""
 
 # Costs besides those of the fields, so that a bound on the count is a bound on the time.
 MESSAGE_COST = 5
-"""A nested message or a map entry, and one more for each list and map that it starts with."""
+"""Cost of a nested message or a map entry, plus one for each list and map in it."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Plan:
     """Tag -> field that comes as bytes: four, eight, or as many as a size says."""
 
     def blank(self) -> Values:
-        """Return the fields of a message that was on the wire, but empty."""
+        """Return the fields of an empty message."""
         values = self.template.copy()
         for name in self.lists:
             values[name] = []
@@ -72,7 +72,7 @@ class Plan:
 
 
 class Reader:
-    """One message that is being read, and what is left of its bounds."""
+    """A message being read, and its remaining limits."""
 
     __slots__ = ("data", "depth", "left", "limit", "view")
 
@@ -144,7 +144,7 @@ class Reader:
         self.depth += 1
 
     def _skip_group(self, tag: int, pos: int) -> int:
-        """Return the position behind a group, whose start tag ends at `pos`."""
+        """Return the position after a group, whose start tag ends at `pos`."""
         if tag & 7 != START_GROUP:
             raise MalformedMessage("a field has an unknown wire type, or ends no group")
         groups = [tag >> 3]
@@ -169,7 +169,7 @@ class Reader:
         return pos
 
     def _skip(self, wire: int, pos: int) -> int:
-        """Return the position behind a value, which may be beyond the data."""
+        """Return the position after a value, possibly beyond the data."""
         if wire == VARINT:
             after = read_varint(self.data, pos)[1]
             self.left -= after - pos - 1

@@ -55,7 +55,7 @@ class InjectionPath:
 
     numbers: tuple[int, ...]
     plan: Plan = field(init=False, repr=False, compare=False)
-    """Plan that finds the fields; made here, since a request has no time for it."""
+    """Plan that finds the fields, made in advance."""
 
     def __post_init__(self) -> None:
         in_range = all(0 < number <= _MAX_NUMBER for number in self.numbers)
@@ -92,7 +92,7 @@ def splice_string(
 
 
 def _make_plan(numbers: Sequence[int], level: int = 0) -> Plan:
-    """Make a plan for messages of which only the next field of the path is known."""
+    """Make a plan for messages in which only the next field of the path is known."""
     within = _make_plan(numbers, level + 1) if level + 1 < len(numbers) else None
     tag = numbers[level] << 3 | LENGTH
     return Plan(betterproto.Message, spans={tag: _note(level, within)})
@@ -109,7 +109,7 @@ def _note(level: int, within: Plan | None) -> StoreSpan:
 
 
 def _find(reader: Reader, plan: Plan, cost: int) -> list[Span]:
-    """List what is on the path, in the order of its starts; each counts so many fields more."""
+    """List the fields on the path, by their start; each has a cost."""
     spans: list[Span] = []
     try:
         reader.fill(plan, {_SPANS: spans}, 0, len(reader.data))
@@ -169,7 +169,7 @@ def _edits(
 
 
 def _start_of_size(view: memoryview, stop: int) -> int:
-    """Return where the size starts that ends here; before it ends a tag, with its high bit off."""
+    """Return the start of the size that ends here; a tag ends before it, high bit off."""
     at = stop - 1
     while view[at - 1] > 0x7F:
         at -= 1

@@ -16,7 +16,7 @@ VARINT, FIXED64, LENGTH, START_GROUP, END_GROUP, FIXED32 = range(6)
 """The wire types: the low three bits of a tag (Encoding, Message Structure)."""
 
 STRING, BYTES, ENUM, MESSAGE, MAP = "string", "bytes", "enum", "message", "map"
-"""The types that are more than a number."""
+"""Types other than numbers."""
 
 Data: TypeAlias = bytes | memoryview
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -31,7 +31,7 @@ _MAX_TAG = (1 << 32) - 1
 _MAX_BYTES_OF_32_BITS = 5
 _SLAB = 1 << 16
 _FEW = 64
-"""Bytes of packed varints up to which Python is done before numpy has started."""
+"""Bytes of packed varints up to which Python is faster than numpy."""
 
 
 # --- types -------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ SCALARS = MappingProxyType(
 
 
 def read_varint(data: Data, pos: int) -> tuple[int, int]:
-    """Read a varint; return its low 64 bits and the position behind it."""
+    """Read a varint; return its low 64 bits and the position after it."""
     value = data[pos]
     if value < 0x80:
         return value, pos + 1
@@ -120,7 +120,7 @@ def read_size(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_varints(run: Data) -> Iterator[Varints]:
-    """Read varints that lie end to end, slab by slab, so that what numpy needs stays small."""
+    """Read adjacent varints, slab by slab, to bound numpy's memory."""
     octets = np.frombuffer(run, np.uint8)
     start = 0
     while start < len(run):
@@ -195,9 +195,9 @@ class Field:
     """A key of SCALARS, MESSAGE or MAP."""
     repeated: bool
     optional: bool
-    """None stands for absent, and a default that was set is written."""
+    """None is absent; an explicit default is written."""
     group: str | None
-    """The oneof that it belongs to."""
+    """Its oneof."""
     target: Any
     """The class of an enum or a message; the class of the entries of a map."""
 
@@ -237,7 +237,7 @@ def _field(message_type: type[betterproto.Message], meta: Any, name: str) -> Fie
 
 
 def varint_converter(row: Field) -> Callable[[int], Any]:
-    """Return what turns a varint into a value, cut to the size of its type as protobuf cuts it."""
+    """Return the conversion of a varint, truncated to its type as protobuf does."""
     number = _from_varint(SCALARS[row.type])
     if row.type != ENUM:
         return number
@@ -268,7 +268,7 @@ def _from_varints(scalar: Scalar, varints: Varints) -> Numbers:
 
 
 def span_converter(row: Field) -> Convert:
-    """Return what turns the bytes of a single value into the value."""
+    """Return the conversion of a single value's bytes."""
     if row.type == STRING:
         return lambda run: str(run, "utf-8")
     if row.type == BYTES:
@@ -278,7 +278,7 @@ def span_converter(row: Field) -> Convert:
 
 
 def packed_converter(row: Field) -> Convert:
-    """Return what turns a packed field, which is not empty, into the list of its values."""
+    """Return the conversion of a non-empty packed field to a list."""
     return _packed_varints(row) if SCALARS[row.type].wire == VARINT else _packed_fixed(row)
 
 
@@ -341,14 +341,14 @@ def _packed_varints(row: Field) -> Convert:
 
 
 def to_varint(scalar: Scalar, number: int) -> int:
-    """Return the varint that stands for a number, which is in the range of its type."""
+    """Return the varint of a number in the range of its type."""
     if scalar.zigzag:
         number = number << 1 ^ number >> 63
     return number & _MASK
 
 
 def to_varints(scalar: Scalar, numbers: Numbers) -> Varints:
-    """Do to many numbers what `to_varint` does to one."""
+    """Convert many numbers, like `to_varint`."""
     if numbers.dtype.kind == "u":
         return numbers.astype(np.uint64)
     signed = numbers.astype(np.int64)

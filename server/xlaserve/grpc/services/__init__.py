@@ -1,1 +1,1 @@
-"""The services: V2, ModelRuntime, health, reflection, and those of others."""
+"""The services: V2, ModelRuntime, health, reflection, and custom ones."""

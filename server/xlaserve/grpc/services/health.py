@@ -21,27 +21,27 @@ _SHOWN_CHARACTERS = 80
 
 
 class ReadinessSource(Protocol):
-    """Says what is ready, and when that may have changed."""
+    """Reports readiness, and its changes."""
 
     def server_ready(self) -> bool:
         """Tell whether the server is ready."""
         ...
 
     def model_ready(self, name: str) -> bool | None:
-        """Tell whether a model is ready; None where none has this name."""
+        """Tell whether a model is ready; None for an unknown one."""
         ...
 
     @property
     def is_settled(self) -> bool:
-        """Whether a name that is not known is that of no model; before, it may become known."""
+        """Whether unknown names are final; earlier, a model may still appear."""
         ...
 
     def model_names(self) -> Collection[str]:
-        """Return the names of the models that are known."""
+        """Return the names of known models."""
         ...
 
     def subscribe(self) -> AbstractContextManager[asyncio.Event]:
-        """Give an event that is set at every change, for the length of a block."""
+        """Provide an event that is set at every change, during a block."""
         ...
 
 
@@ -56,7 +56,7 @@ class HealthService(v1.HealthBase):
         max_watchers: int,
         sight: Callable[[], Sees] = lambda: everything,
     ) -> None:
-        """`sight` tells of which models the caller that asks now may know."""
+        """`sight` returns the models visible to the current caller."""
         self._services = frozenset(("", *services))
         self._source = source
         self._max_watchers = max_watchers
@@ -65,7 +65,7 @@ class HealthService(v1.HealthBase):
         self._closed = False
 
     async def check(self, health_check_request: v1.HealthCheckRequest) -> v1.HealthCheckResponse:
-        """Return the status of a name; one that is not known is NOT_FOUND."""
+        """Return the status of a name; an unknown one is NOT_FOUND."""
         name = health_check_request.service
         status = self._status(name, self._sight())
         if status is ServingStatus.SERVICE_UNKNOWN:
@@ -73,7 +73,7 @@ class HealthService(v1.HealthBase):
         return v1.HealthCheckResponse(status)
 
     async def list(self, health_list_request: v1.HealthListRequest) -> v1.HealthListResponse:
-        """Return the status of every known name, as Check would, if they are not too many."""
+        """Return the status of every known name, as Check would, up to a limit."""
         sees = self._sight()
         names = self._services.union(filter(sees, self._source.model_names()))
         if len(names) > _MOST_LISTED:

@@ -28,7 +28,7 @@ from xlaserve_proto import inference as pb
 
 
 class InferenceService(pb.GrpcInferenceServiceBase):
-    """`inference.GRPCInferenceService`. Methods that are not here answer UNIMPLEMENTED."""
+    """`inference.GRPCInferenceService`; missing methods answer UNIMPLEMENTED."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self._tracing = tracing
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Return the handlers of all methods; a stream of inferences has one of its own."""
+        """Return the handlers of all methods; streams of inferences have their own."""
         mapping: dict[str, Handler] = super().__mapping__()
         mapping[STREAM_METHOD] = mapping[STREAM_METHOD]._replace(func=self._streams.run)
         return mapping
 
     async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        """Answer true: who answers is live."""
+        """Answer true: a server that answers is live."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(
@@ -84,7 +84,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_metadata(
         self, model_metadata_request: pb.ModelMetadataRequest
     ) -> pb.ModelMetadataResponse:
-        """Return the versions that answer, the platform, the tensors, and what parameters say."""
+        """Return ready versions, platform, tensors and parameters."""
         request = model_metadata_request
         info, versions = self._control.catalog.describe(request.name, request.version)
         config = self._control.catalog.config(request.name, request.version).config
@@ -119,7 +119,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_config(
         self, model_config_request: pb.ModelConfigRequest
     ) -> pb.ModelConfigResponse:
-        """Return the configuration of a loaded model, with what was not written filled in."""
+        """Return the configuration of a loaded model, completed by defaults."""
         request = model_config_request
         config = self._control.catalog.config(request.name, request.version)
         return pb.ModelConfigResponse(config=config.message())
@@ -139,7 +139,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def repository_index(
         self, repository_index_request: pb.RepositoryIndexRequest
     ) -> pb.RepositoryIndexResponse:
-        """List the models that are, or could be, loaded."""
+        """List loaded and loadable models."""
         _refuse_repository_name(repository_index_request.repository_name)
         entries = await self._control.of_all.index(ready=repository_index_request.ready)
         return pb.RepositoryIndexResponse(
@@ -174,7 +174,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def trace_setting(
         self, trace_setting_request: pb.TraceSettingRequest
     ) -> pb.TraceSettingResponse:
-        """Change what is traced, of one model or of all, and return it."""
+        """Change the trace settings of one model or of all, and return them."""
         request = trace_setting_request
         if request.model_name:
             self._engine.info(request.model_name)
@@ -195,7 +195,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_status(
         self, system_shared_memory_status_request: pb.SystemSharedMemoryStatusRequest
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """List the regions that are registered, or the one of a name."""
+        """List registered regions, or one by name."""
         return pb.SystemSharedMemoryStatusResponse(
             regions={
                 region.name: pb.SystemSharedMemoryStatusResponseRegionStatus(
@@ -221,7 +221,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def system_shared_memory_unregister(
         self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Have a region, or all, registered no more; one that is not there is no error."""
+        """Unregister a region, or all; an unknown one is no error."""
         name = system_shared_memory_unregister_request.name
         await self._engine.regions.unregister_everywhere(_peer(), name)
         return pb.SystemSharedMemoryUnregisterResponse()
@@ -229,7 +229,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_status(
         self, cuda_shared_memory_status_request: pb.CudaSharedMemoryStatusRequest
     ) -> pb.CudaSharedMemoryStatusResponse:
-        """List the regions of CUDA memory that are registered, or the one of a name."""
+        """List registered regions of CUDA memory, or one by name."""
         return pb.CudaSharedMemoryStatusResponse(
             regions={
                 region.name: pb.CudaSharedMemoryStatusResponseRegionStatus(
@@ -252,17 +252,17 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_unregister(
         self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Have a region, or all, registered no more; one that is not there is no error."""
+        """Unregister a region, or all; an unknown one is no error."""
         self._cuda.unregister(_peer(), cuda_shared_memory_unregister_request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
 
 _LISTED_BYTES = 40
-"""Bytes of a number in a list of Python, as messages have them, with the reference to it."""
+"""Memory of a number in a Python list, reference included."""
 
 
 def _reserve(request: InferRequest) -> None:
-    """Count what is made of a message until its call ends; raises BudgetExhausted."""
+    """Charge a decoded message until its call ends; raises BudgetExhausted."""
     call = current_call.get()
     if call is not None:
         size = made_bytes(request.inputs)
@@ -272,7 +272,7 @@ def _reserve(request: InferRequest) -> None:
 
 
 def _peer() -> Peer:
-    """Return the client of the call that is answered now."""
+    """Return the current call's client."""
     call = current_call.get()
     return NOBODY if call is None else call.peer
 

@@ -15,7 +15,7 @@ _MAX_KEY_CHARACTERS = 64 << 10
 
 
 class ModelRuntimeService(pb.ModelRuntimeBase):
-    """The five methods of the SPI; everything else is told in errors."""
+    """The five methods of the SPI; everything else is reported in errors."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
     async def unload_model(
         self, unload_model_request: pb.UnloadModelRequest
     ) -> pb.UnloadModelResponse:
-        """Answer once the model is gone and its memory free."""
+        """Unload a model and free its memory."""
         await self._runtime.unload(unload_model_request.model_id)
         return pb.UnloadModelResponse()
 
@@ -86,7 +86,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
         return pb.PredictModelSizeResponse(size_in_bytes=size)
 
     async def model_size(self, model_size_request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
-        """Return what a loaded model holds; an id that is not loaded is NOT_FOUND."""
+        """Return the size of a loaded model; an unknown id is NOT_FOUND."""
         size = self._runtime.size_bytes(model_size_request.model_id)
         return pb.ModelSizeResponse(size_in_bytes=size)
 

@@ -1,4 +1,4 @@
-"""Server reflection: clients without proto files ask what there is to call, and how."""
+"""Server reflection: describes services to clients without proto files."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
 from xlaserve_proto.grpc.reflection import v1
 
 Answer: TypeAlias = Callable[["Reflection", Any], v1.ServerReflectionResponse]
-"""Takes what was asked, which is a string but for extensions."""
+"""Takes the question, a string except for extensions."""
 
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")

@@ -14,14 +14,14 @@ _SHOWN_CHARACTERS = 80
 
 
 async def update_trace(tracing: Tracing, request: pb.TraceSettingRequest) -> None:
-    """Change what is traced; a setting without values is cleared."""
+    """Change trace settings; a setting without values is cleared."""
     change = {name: list(setting.value) for name, setting in request.settings.items()}
     if change:
         await tracing.change(request.model_name, change)
 
 
 def write_trace(tracing: Tracing, model: str) -> pb.TraceSettingResponse:
-    """Return what is traced of a model, or of all."""
+    """Return the trace settings of a model, or of all."""
     return pb.TraceSettingResponse(
         settings={
             name: pb.TraceSettingResponseSettingValue(

@@ -1,4 +1,4 @@
-"""gRPC services of the operator's own, beside the server's: found, checked, decoded."""
+"""Custom gRPC services beside the server's: found, checked, decoded."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,14 +69,14 @@ def injection_paths(services: Iterable[Service]) -> dict[str, InjectionPath]:
 
 
 class ServicesCodec(CodecBase):
-    """The wire codec, and beside it protobuf's own classes, which services of one's own may use."""
+    """The wire codec, and protobuf's own classes for custom services."""
 
     def __init__(self, wire: CodecBase) -> None:
         self._wire = wire
 
     @property
     def __content_subtype__(self) -> str:
-        """Return what stands behind `application/grpc+` in the content type."""
+        """Return the content subtype, after `application/grpc+`."""
         return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
@@ -86,7 +86,7 @@ class ServicesCodec(CodecBase):
         return bytes(message.SerializeToString())
 
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """Return the message; raises GRPCError, which says nothing of what the message holds."""
+        """Return the message; raises GRPCError without any of its contents."""
         if issubclass(message_type, betterproto.Message):
             return self._wire.decode(data, message_type)
         try:

@@ -7,7 +7,7 @@ _AHEAD_BYTES = 64 << 10
 
 
 class Ahead:
-    """Bytes that a connection cannot look at yet; it reads no more above the bound."""
+    """Pipelined bytes; above the limit the connection stops reading."""
 
     __slots__ = ("_is_paused", "_transport", "data")
 
@@ -17,7 +17,7 @@ class Ahead:
         self._is_paused = False
 
     def add(self, data: bytes | memoryview) -> None:
-        """Keep bytes behind those that are kept."""
+        """Append bytes to the kept ones."""
         self.data += data
         if len(self.data) > _AHEAD_BYTES:
             # Each time: a body, too, has reading resumed, when all of it was read.

@@ -42,7 +42,7 @@ class BodyReader:
         self._threads = threads
         self._is_draining = False
         self._timeouts: set[asyncio.Timeout] = set()
-        """Those of the bodies that are being read."""
+        """Timeouts of the bodies being read."""
 
     def drain(self) -> None:
         """Refuse each body from now on as soon as nothing of it comes for a second."""

@@ -5,20 +5,20 @@ from collections.abc import Callable
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[\t -~\x80-\xff]*)?\r\n")
 _SIZE_PART = re.compile(rb"[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}((;[\t -~\x80-\xff]*)?\r?)")
-"""What may become such a line."""
+"""A prefix of such a line."""
 _TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t -~\x80-\xff]*\r\n")
 _TRAILER_PART = re.compile(rb"\r|([!#$%&'*+\-.^_`|~0-9A-Za-z]+(:[\t -~\x80-\xff]*\r?)?)?")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
-"""Headers that mean something else to whoever merges trailers (RFC 9110, 6.5.1)."""
+"""Headers that must not be trailers (RFC 9110, 6.5.1)."""
 _MOST_LINE_BYTES = 16 << 10
 _MOST_TRAILER_BYTES = 64 << 10
 _BREAK = b"\r\n"
 _IN_LINE, _IN_TRAILERS = -1, -2
-"""What is read where no chunk is: the size of the next one, or what is behind the last one."""
+"""Phases between chunks: the next size line, or the trailers."""
 
 
 class BodyFault(Exception):
-    """A body that ends where it should not, or is not framed as it says."""
+    """A truncated body, or one with malformed framing."""
 
 
 class Chunks:
@@ -30,10 +30,10 @@ class Chunks:
         self._rest = b""
         """Part of a line."""
         self._left = _IN_LINE
-        """Bytes missing of a chunk; 0 before the line end behind it."""
+        """Missing bytes of a chunk; 0 before its final line end."""
         self._trailers = 0
         self.count = 0
-        """Chunks that have come whole."""
+        """Complete chunks."""
         self.is_complete = False
 
     def feed(self, data: bytes, keep: Callable[[bytes], None]) -> int:

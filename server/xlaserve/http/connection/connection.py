@@ -33,12 +33,12 @@ from xlaserve.tensors import Buffer
 
 _FULL = "too many HTTP connections are open (max_http_connections), try again"
 _LINGER_SECONDS = 2.0
-"""Seconds the rest of what was sent is read, so that its sender sees the answer."""
+"""Seconds of reading the rest of a request, so that its sender sees the answer."""
 
 _log = structlog.get_logger("http")
 
 Respond: TypeAlias = Callable[[Request], Awaitable[None]]
-"""Answers a request of the general path; raises ConnectionError where its client is gone."""
+"""Answers a general-path request; raises ConnectionError if its client is gone."""
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         self.respond = respond
         self.listener = listener
-        """The setting of the endpoint that it serves."""
+        """Setting of its endpoint."""
         self.max_connections = max_connections
         self.max_header_bytes = max_header_bytes
         self.idle_seconds = idle_seconds
@@ -66,11 +66,11 @@ class Server:
         self.body_seconds = body_seconds
         self.ledger = ledger
         self.unread_bytes = 2 * read_bytes(ledger.limit)
-        """Most bytes of a body that wait for a handler to want them, and one read more."""
+        """Limit of buffered body bytes before the handler reads, plus one read."""
         self.connections: set[Connection] = set()
-        """Connections that are open and were not refused."""
+        """Open, admitted connections."""
         self.is_draining = False
-        """Whether every answer is the last one of its connection."""
+        """Whether every answer closes its connection."""
 
     @property
     def admitted(self) -> int:
@@ -82,11 +82,11 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """A connection whose faults are answered as `{"error": text}` too."""
+    """An HTTP/1.1 connection; malformed requests get `{"error": text}` too."""
 
     transport: asyncio.Transport
     held: Held
-    """The account of the connection; absent from one that is refused, as is the following."""
+    """Account of the connection; missing, like the following, on a refused one."""
     peer: Peer
     """The client; one object for all calls of the connection."""
 
@@ -100,14 +100,14 @@ class Connection(asyncio.Protocol):
         self._request: Request | None = None
         """The request of the general path."""
         self._task: asyncio.Task[None] | None = None
-        """What answers it."""
+        """Its general-path task."""
         self._resumed: asyncio.Future[None] | None = None
         """While the client does not read: until it does."""
         self._is_paused = False
         self._since = 0.0
         """Loop time at which the connection began to wait for a request, or for the rest of one."""
         self._later: asyncio.TimerHandle | None = None
-        """When it is looked whether the connection is idle, or when its last bytes were read."""
+        """Time of the next idle check, or of the last read."""
         self._stall = Stall()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._read(fast, data)
 
     def _read(self, fast: FastPath, data: bytes) -> None:
-        """Take bytes of a request; what is behind it is kept until the request is answered."""
+        """Take bytes of a request; pipelined bytes are kept until its answer."""
         head = self._head
         if head is not None:
             try:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request))
 
     def _refuse(self, fast: FastPath, error: Malformed) -> None:
-        """Answer what is no request, of which all before it have been answered."""
+        """Refuse a malformed request after the answers to earlier ones."""
         self._head = None
         answer = error_response(f"the request cannot be read: {error}", error.status)
         head = response_head(answer, answer.size, is_last=True)
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
             await self._fail(request)
 
     async def _fail(self, request: Request) -> None:
-        """Say that there is no answer, or cut the client off where it has a part of one."""
+        """Report a missing answer, or cut the client off after a partial one."""
         if request.is_begun:
             self.abort()
             return
@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
         await self.flushed()
 
     async def flushed(self) -> None:
-        """Return when the client has read nearly all that was sent to it."""
+        """Return when the client has read nearly everything."""
         while self._is_paused:
             self._resumed = self._loop.create_future()
             try:
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
     # --- the time it has, and the pace of its client ---
 
     def _look(self) -> None:
-        """Close the connection if it waits for a request for too long, or look again later."""
+        """Close the connection after its idle time, or check again later."""
         fast = self._fast
         if fast is None:
             return
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
     # --- the end ---
 
     def drain(self) -> None:
-        """Have a body that has not come be waited for no longer than a drain waits."""
+        """Limit the wait for a body to a drain's."""
         if self._fast is not None:
             self._fast.hand_over()
 
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off; what is in flight on it is cancelled."""
+        """Cut the connection off, cancelling its requests."""
         if self._fast is not None:
             self._fast.abort()
 

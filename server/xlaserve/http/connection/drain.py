@@ -9,11 +9,11 @@ from xlaserve.http.connection.connection import Connection, Server
 from xlaserve.net.accepting import Acceptor
 
 _IDLE_SECONDS = 0.25
-"""Seconds a drain leaves connections without a request open: one may be on its way."""
+"""Seconds for which a drain keeps idle connections: a request may be on its way."""
 _HANDSHAKE_SECONDS = 1.0
-"""Seconds a drain waits for TLS handshakes: a client behind one has asked for nothing yet."""
+"""Seconds for which a drain waits for TLS handshakes, without requests so far."""
 _FAREWELL_SECONDS = 2.0
-"""Seconds a stop waits for connections that were cut off."""
+"""Seconds for which a stop waits for aborted connections."""
 _LOOK_SECONDS = 0.01
 
 
@@ -34,14 +34,14 @@ class Drain:
         end_streams: Callable[[], None],
         acceptor: Acceptor,
     ) -> None:
-        """`end_streams` ends the answers that go on when the grace expires."""
+        """`end_streams` ends running event streams when the grace period expires."""
         self._server = server
         self._bodies = bodies
         self._end_streams = end_streams
         self._acceptor = acceptor
 
     async def run(self, grace_seconds: float) -> None:
-        """Answer what has begun within the time, cut off the rest, and stop."""
+        """Answer running requests within the time, cut off the rest, and stop."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_seconds
         self._server.is_draining = True

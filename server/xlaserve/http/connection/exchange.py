@@ -15,24 +15,24 @@ class Exchange:
 
     request: Request
     path: str
-    """Its target without what stands behind a question mark."""
+    """Its target without the query."""
     media_type: str
-    """Type of its body, in lower case."""
+    """Media type of its body, in lower case."""
     peer: Peer
     held: Held
     read: Callable[[], Awaitable[memoryview]]
-    """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     headers: Mapping[str, str]
     """Headers that the answer has besides its own."""
 
 
 class OtherProtocol(Protocol):
-    """Answers what is no request of REST; each request passes the gates there."""
+    """Answers requests of another protocol on REST's port; each passes the gates there."""
 
     def takes(self, media_type: str) -> bool:
         """Tell whether a POST with a body of this type, in lower case, is of the protocol."""
         ...
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer a request, and return when that was sent."""
+        """Answer a request, and return when the answer was sent."""
         ...

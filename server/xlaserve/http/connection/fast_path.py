@@ -23,7 +23,7 @@ from xlaserve.serving.inference import Pending
 
 _END = b"\r\n\r\n"
 _PARSED_TIMES = 12
-"""Most bytes that a byte of a short body may take once parsed: strings of two letters."""
+"""Maximum expansion of a short body by parsing: strings of two letters."""
 
 # The columns of the table that ordinary requests pass.
 _BEGUN = COLUMNS[Input.BEGUN]
@@ -32,10 +32,10 @@ _ANSWERED_LAST = COLUMNS[Input.LAST_ANSWER]
 
 
 class Draining(Protocol):
-    """The server, as far as it matters here."""
+    """The server's state, as far as needed here."""
 
     is_draining: bool
-    """Whether each answer is the last one of its connection."""
+    """Whether each answer closes its connection."""
 
 
 class Owner(Protocol):
@@ -105,16 +105,16 @@ class FastPath(Lifecycle):
         self._plan: Plan | None = None
         """Plan of the request received or executed."""
         self._call: Pending | asyncio.Task[HttpResponse] | None = None
-        """The request that is executed, or its answer that is made ready."""
+        """The request in flight, or its answer being prepared."""
         self._part = bytearray()
         """While RECEIVING: the request, as much of it as has come."""
         self._timer: asyncio.TimerHandle | None = None
         """While RECEIVING: when the request is handed over."""
         self._turn: asyncio.Handle | None = None
-        """While QUEUED: the turn."""
+        """While QUEUED: the scheduled iteration."""
         self._waited_seconds = 0.0
         self._opened_ns = 0
-        """When the head was there of a request whose body was not; 0 for none."""
+        """When the header block of a pending body arrived; 0 for none."""
 
     # --- bytes ---
 
@@ -146,7 +146,7 @@ class FastPath(Lifecycle):
             self._keep(memoryview(data)[size:])
 
     def _admits(self, plan: Plan) -> bool:
-        """Tell whether a body may be executed under pressure, which then may have to wait."""
+        """Tell whether a body may be executed under memory pressure, which may make it wait."""
         return self._account.admits(_PARSED_TIMES * plan.length)
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
@@ -177,7 +177,7 @@ class FastPath(Lifecycle):
         return data
 
     def hand_over(self) -> None:
-        """Give the general path a request whose body has not come, if there is one."""
+        """Give the general path a request with an incomplete body, if there is one."""
         if self.state is State.RECEIVING:
             assert self._timer is not None
             left = self._timer.when() - self._loop.time()
@@ -192,7 +192,7 @@ class FastPath(Lifecycle):
         return waited
 
     def take_opened_ns(self) -> int:
-        """Return when the head was there of a request that waited for its body, once; else 0."""
+        """Return once when the header block of a pending body arrived; else 0."""
         opened, self._opened_ns = self._opened_ns, 0
         return opened
 
@@ -203,7 +203,7 @@ class FastPath(Lifecycle):
 
     @property
     def has_ahead(self) -> bool:
-        """Tell whether bytes are kept that nobody has looked at."""
+        """Tell whether unread pipelined bytes are kept."""
         return bool(self._ahead.data)
 
     def _keep(self, data: bytes | memoryview) -> None:
@@ -217,13 +217,13 @@ class FastPath(Lifecycle):
             self.change(Input.AHEAD)
 
     def _queue(self) -> None:
-        """Wait for a turn if requests came ahead, so that other connections have theirs."""
+        """Yield to other connections if requests are pipelined."""
         if self._ahead.data and self.state is State.IDLE:
             self.change(Input.AHEAD)
             self._turn = self._loop.call_soon(self._take_turn)
 
     def return_from_general(self) -> None:
-        """Begin with what came while the general path answered a request, all of which has left."""
+        """Continue with bytes that came during a general-path request."""
         self.change(Input.GENERAL_DONE)
         self._queue()
 
@@ -272,7 +272,7 @@ class FastPath(Lifecycle):
         self._account.hold(_PARSED_TIMES * plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
-        """Take the answer to the request that is executed."""
+        """Take the answer to the request in flight."""
         plan = self._plan
         assert plan is not None
         self._call = None
@@ -357,7 +357,7 @@ class FastPath(Lifecycle):
     # --- the end ---
 
     def end(self, happening: Input) -> None:
-        """Cancel all that is not answered, since nobody can have it: CLOSE or LOST."""
+        """Cancel unanswered requests after CLOSE or LOST."""
         self.change(happening)
         call, self._call = self._call, None
         if call is not None:
@@ -370,11 +370,11 @@ class FastPath(Lifecycle):
         self._ahead.clear()
 
     def abort(self) -> None:
-        """Cut the connection off, with what it has still to send."""
+        """Cut the connection off, unsent bytes included."""
         self._transport.abort()
 
 
 def head_of(data: bytes | bytearray) -> bytes:
-    """Return request line and headers with the empty line behind them; empty if it is not there."""
+    """Return request line and headers with the empty line; empty if incomplete."""
     end = data.find(_END)
     return bytes(data[: end + len(_END)]) if end >= 0 else b""

@@ -1,4 +1,4 @@
-"""Header blocks of requests, read by llhttp, and how the body behind one is framed."""
+"""Header blocks of requests, parsed by llhttp, and the framing of their bodies."""
 
 import re
 from http import HTTPStatus
@@ -11,7 +11,7 @@ _BREAK = b"\r\n"
 _NOTHING_YET = frozenset({b"", b"\r"})
 _MOST_FIELDS = 128
 _MOST_LONG_LINES = 8
-"""Lines of the greatest length that a header block may have."""
+"""Maximum number of longest lines in a header block."""
 _VERSION = re.compile(rb"(?P<method>[!-~]+) +[!-~]+ HTTP/(?P<version>[0-9]\.[0-9])(?:\r|$)")
 _VERSIONS = frozenset({b"1.0", b"1.1"})
 _PREFACE = b"PRI"
@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@,\s]*)(:[0-9]*)?")
 
 
 class Malformed(Exception):
-    """A header block that is none, or that asks for what is not spoken here."""
+    """A malformed header block, or one that asks for an unsupported feature."""
 
     def __init__(self, text: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(text)
@@ -44,11 +44,11 @@ class HeadParser:
         self._skipped = 0
         """Bytes of empty lines before the block."""
         self._position = 0
-        """Where llhttp is."""
+        """Position of llhttp."""
         self._url = b""
         self._fields: list[tuple[str, str]] = []
         self.block = bytearray()
-        """What has come; its own bytes and no other once it is whole."""
+        """Received bytes; exactly its own once it is complete."""
         self.method = ""
         self.target = ""
         """The target in origin form; in another form as it came."""
@@ -137,14 +137,14 @@ class HeadParser:
     # --- what the block says ---
 
     def _check_version(self, begin: int) -> None:
-        """Refuse another version of HTTP, before whatever else may be wrong."""
+        """Refuse other versions of HTTP, before any other error."""
         found = _VERSION.match(self.block, begin)
         if found is None or found["method"] == _PREFACE:
             return
         version = found["version"]
         if version not in _VERSIONS:
             raise Malformed(
-                f"HTTP/{version.decode()} is not spoken here, HTTP/1.1 is",
+                f"HTTP/{version.decode()} is not supported, expected HTTP/1.1",
                 HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
             )
 
@@ -160,7 +160,7 @@ class HeadParser:
         self.keeps_alive = "close" not in options and (self.is_1_1 or "keep-alive" in options)
 
     def _read_target(self, headers: CIMultiDict[str]) -> None:
-        """Take the host of a target in absolute form for that of the request (RFC 9112, 3.2.2)."""
+        """Take the host from a target in absolute form (RFC 9112, 3.2.2)."""
         hosts = headers.getall("Host", ())
         if len(hosts) > 1:
             raise Malformed("there is more than one Host")
@@ -184,7 +184,7 @@ class HeadParser:
         self.target = rest if rest[:1] in ("/", "*") else "/" + rest
 
     def _read_framing(self, headers: CIMultiDict[str]) -> None:
-        """Find out where the body ends (RFC 9112, 6.3); llhttp has refused what has two ends."""
+        """Determine the end of the body (RFC 9112, 6.3); llhttp has refused ambiguous ones."""
         length = headers.get("Content-Length")
         if "Transfer-Encoding" not in headers:
             self.length = int(length) if length is not None else 0

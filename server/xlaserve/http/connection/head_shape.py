@@ -28,7 +28,7 @@ _MAX_SHAPES = 64
 _SHAPE_BYTES = 1 << 10
 """Longer heads have no shape: to make one takes up to 2 ms."""
 _VALUE = b"[ -~]*"
-"""The plain characters that an idle header may have."""
+"""The plain characters of an idle header's value."""
 _LENGTH = b" *([0-9]{1,9})"
 
 _MATCHES: Final = MakingCache[bytes, Callable[[bytes], re.Match[bytes] | None]](
@@ -40,7 +40,7 @@ _MATCHES: Final = MakingCache[bytes, Callable[[bytes], re.Match[bytes] | None]](
 class _Shape(NamedTuple):
     match: Callable[[bytes], re.Match[bytes] | None]
     key: bytes
-    """The essence of its heads."""
+    """Essence of its header blocks."""
     varies: bool
     """Whether they have idle headers."""
 
@@ -54,9 +54,9 @@ class ShapedPlans:
         self._plans = plans
         self._shape: _Shape | None = None
         self._key = b""
-        """The essence of the last head that was looked at line by line."""
+        """Essence of the last header block that was compared line by line."""
         self._in_a_row = 0
-        """The number of these that had the same."""
+        """Number of consecutive equal ones."""
         self._needed = IN_A_ROW
 
     def find(self, head: bytes) -> Plan | None:
@@ -87,7 +87,7 @@ class ShapedPlans:
 
 
 def _pattern(head: bytes) -> bytes:
-    """Return the expression of a head that has an essence and a length."""
+    """Return the pattern of a header block with an essence and a length."""
     first, *lines = head.split(b"\r\n")
     parts, has_length = [re.escape(first)], False
     for line in lines:

@@ -8,7 +8,7 @@ from xlaserve.http.messages import Begin
 from xlaserve.http.threads import INLINE_BYTES
 
 _FRAMING = ("Transfer-Encoding", "Upgrade")
-"""Headers with which more follows a head than its Content-Length says."""
+"""Framing headers besides Content-Length."""
 
 GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site", "Origin")
 """Headers with an effect that only the general path knows. No other header has one but those that
@@ -16,7 +16,7 @@ a Plan is made from, and those of the connection."""
 
 
 class Heads:
-    """The heads that are known; one for a server."""
+    """Known header blocks; one table per server."""
 
     def __init__(self, max_heads: int, max_body_bytes: int) -> None:
         self.plans = Plans(max_heads, min(max_body_bytes, INLINE_BYTES))
@@ -36,14 +36,14 @@ class Heads:
 
 
 def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """Return the headers that a plan may be made from: all but those that are idle."""
+    """Return the headers that define a plan: all but the idle ones."""
     return CIMultiDictProxy(
         CIMultiDict((name, value) for name, value in headers.items() if not is_idle(name.lower()))
     )
 
 
 def _is_plain(head: bytes, request: Request) -> bool:
-    """Tell whether the lines of a head are those that were read, one for each header."""
+    """Tell whether a header block has one line for each parsed header."""
     line = f"{request.method} {request.written_target} HTTP/1.1\r\n".encode(
         errors="surrogateescape"
     )

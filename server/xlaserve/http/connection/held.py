@@ -25,7 +25,7 @@ def read_bytes(limit: int) -> int:
 
 
 class Held:
-    """The account of a connection, which has one request after the other."""
+    """The memory account of a connection, for one request after another."""
 
     __slots__ = (
         "_answers",
@@ -50,12 +50,12 @@ class Held:
         """Whether the request waits for memory."""
         self._wire_left = 0
         self.has_overrun = False
-        """Whether that has happened: nothing is read of the connection any more."""
+        """Whether that has happened: the connection is no longer read."""
         self.on_overrun: Callable[[], None] | None = None
-        """Called once when more came for a body than it may have with all that is around it."""
+        """Called once when a body exceeds its reservation."""
 
     def close(self) -> None:
-        """Release everything: the connection is gone."""
+        """Release everything at the end of the connection."""
         self.account.close()
 
     # --- the request ---
@@ -90,34 +90,34 @@ class Held:
             wait.cancel()
 
     def grow(self, count: int, what: str = "the body") -> None:
-        """Count so many bytes more for the request, or fewer; raises BudgetExhausted."""
+        """Change the request's charge by a number of bytes; raises BudgetExhausted."""
         if count < 0:
             self.account.release(-count)
         elif not self.account.reserve(count):
             raise self.refusal(what, count)
 
     def refusal(self, what: str, count: int) -> BudgetExhausted:
-        """Return the error of a request that there is no memory for."""
+        """Return the error of a request without memory."""
         return BudgetExhausted(what, count, self.account.ledger.limit)
 
     def end_request(self) -> None:
-        """Count the request no more: its answer is there."""
+        """Release the request's charge: its answer is complete."""
         self.is_waiting = False
         self.account.release_all(Kind.REQUESTS)
 
     # --- what is around a body ---
 
     def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
-        """Have `on_overrun` called when more than so many bytes come from now on."""
+        """Call `on_overrun` if more than this many bytes arrive from now on."""
         self._wire_left = count
         self.on_overrun = on_overrun
 
     def unbound_wire(self) -> None:
-        """Count no longer what comes."""
+        """Stop counting arriving bytes."""
         self.on_overrun = None
 
     def arrived(self, count: int) -> None:
-        """Take note of bytes that came."""
+        """Count arrived bytes."""
         overrun = self.on_overrun
         if overrun is not None:
             self._wire_left -= count
@@ -131,7 +131,7 @@ class Held:
     # --- what comes ahead ---
 
     def set_ahead(self, size: int) -> None:
-        """Count so many bytes that are kept until it is their turn."""
+        """Charge bytes of pipelined requests."""
         change = size - self.account.held_for(Kind.AHEAD)
         if change > 0:
             self.account.hold(change, Kind.AHEAD)
@@ -158,7 +158,7 @@ class Held:
         return answer
 
     def begin_part(self, size: int) -> bool:
-        """Count a part of an answer until `end_answer`; false where there is no memory."""
+        """Charge a part of an answer until `end_answer`; false without memory."""
         if size > JOINED_BYTES:
             if not self.account.reserve(size, Kind.ANSWERS):
                 return False
@@ -166,7 +166,7 @@ class Held:
         return True
 
     def end_answer(self) -> None:
-        """Take note that all of an answer was given to the transport, where it may wait."""
+        """Note that the transport has all of an answer, possibly buffered."""
         self._answers = False
         if not self._is_paused:
             self.account.release_all(Kind.ANSWERS)
@@ -177,7 +177,7 @@ class Held:
         return self._transport.get_write_buffer_size()
 
     def pause(self) -> None:
-        """Count what waits in the transport: the client does not read."""
+        """Charge bytes in the transport while the client does not read."""
         self._is_paused = True
         more = self.waits_in_transport - self.account.held_for(Kind.ANSWERS)
         if more > 0:

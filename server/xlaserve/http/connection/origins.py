@@ -27,7 +27,7 @@ _PORTS: Mapping[str, str] = {"http": ":80", "https": ":443"}
 
 
 class Origins:
-    """The names of this server, and the origins whose pages may ask it (Fetch, 3.3)."""
+    """Names of this server, and allowed origins (Fetch, 3.3)."""
 
     def __init__(self, hosts: Iterable[str] = (ANY,), origins: Iterable[str] = ()) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts) | _LOOPBACK
@@ -54,7 +54,7 @@ class Origins:
 
     @property
     def are_open(self) -> bool:
-        """Tell whether pages of other origins may ask."""
+        """Tell whether pages of other origins are allowed."""
         return bool(self._origins)
 
     def check(self, headers: Headers, peer: Peer) -> str | None:
@@ -86,11 +86,11 @@ class Origins:
         return name.rstrip(".") in self._hosts or _is_address(name)
 
     def allows(self, origin: str) -> bool:
-        """Tell whether the pages of an origin may ask."""
+        """Tell whether pages of an origin are allowed."""
         return ANY in self._origins or origin.lower() in self._origins
 
     def answer_headers(self, headers: Headers) -> Mapping[str, str]:
-        """Return the headers with which a browser lets a page of an origin that may read it."""
+        """Return the CORS headers for a page of an allowed origin."""
         origin = headers.get("origin")
         if not self._origins or origin is None or not self.allows(origin):
             return _NONE

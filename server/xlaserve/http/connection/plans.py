@@ -1,4 +1,4 @@
-"""Plans of HTTP requests, cached by their header blocks: all bytes, or those that decide."""
+"""Plans of HTTP requests, cached by header block: all bytes or the relevant ones."""
 
 import asyncio
 import re
@@ -58,9 +58,9 @@ They have no effect on how a request is read. What else follows from them, as pe
 decided for each request, from its own headers.
 """
 IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
-"""Prefixes of the names of more of them."""
+"""Name prefixes of further idle headers."""
 DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
-"""Prefixes of names that do decide, in spite of `IDLE_PREFIXES`."""
+"""Prefixes of relevant names among those of `IDLE_PREFIXES`."""
 _LENGTH = "content-length"
 _MAX_LENGTH_DIGITS = 9
 _MAX_NAME_BYTES = 64
@@ -88,7 +88,7 @@ def _role(name: bytes) -> int:
 
 
 _ROLES: Final = MakingCache(_role, _MAX_NAMES)
-"""Header name as clients write it -> role of its headers."""
+"""Header name as clients write it -> its role."""
 
 
 def role_of(line: bytes, end: int) -> int:
@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Plans:
-    """The plans of a server, by head: request line, headers, and the empty line behind them."""
+    """Plans of a server, by header block with its request line and empty line."""
 
     def __init__(self, max_heads: int, max_length: int) -> None:
         known = BoundedCache[bytes, Plan](max_heads)
@@ -127,12 +127,12 @@ class Plans:
         self._alike = BoundedCache[bytes, Plan](max_heads)
         self._max_length = max_length
         self._once: set[int] = set()
-        """Hashes of header blocks found once. Those that come again will be cached."""
+        """Hashes of header blocks seen once; on their second use they are cached."""
         self.get = known.get
-        """Returns the plan of a head that is known by its bytes, None for others."""
+        """Returns the plan of a known header block, None for others."""
 
     def keep(self, head: bytes, plan: Plan) -> None:
-        """Know a head of which every line but the first and the last is one header."""
+        """Cache a header block whose inner lines are one header each."""
         if plan.length <= self._max_length and len(head) <= HEAD_BYTES:
             self._known.keep(head, plan)
             essence = essence_of(head)
@@ -203,6 +203,6 @@ def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
 
 
 def is_number(value: bytes) -> bool:
-    """Tell whether a Content-Length is read: up to nine digits, behind spaces."""
+    """Tell whether a Content-Length is supported: up to nine digits, after spaces."""
     digits = value.lstrip(b" ")
     return digits.isdigit() and len(digits) <= _MAX_LENGTH_DIGITS

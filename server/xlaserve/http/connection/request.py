@@ -17,7 +17,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Request:
-    """One request, and what was said on its connection about it."""
+    """One request, with the facts of its connection."""
 
     def __init__(
         self, head: HeadParser, body: Body, connection: "Connection", waited_seconds: float
@@ -39,11 +39,11 @@ class Request:
         self.waited_seconds = waited_seconds
         """Seconds its body was waited for before it became one of the general path."""
         self.opened_ns = 0
-        """When its header block was there, if that was before; 0 for now."""
+        """Arrival of its header block, if that was earlier; 0 for now."""
         # RFC 9110, 10.1.1: not of HTTP/1.0, and what else is expected is ignored.
         self._is_asking = head.is_1_1 and "100-continue" in tokens(head.headers, "Expect")
         self.is_begun = False
-        """Whether the head of its answer was sent."""
+        """Whether the header block of its answer was sent."""
         self.is_last = False
         """Whether its answer is the last one of the connection."""
 
@@ -59,28 +59,28 @@ class Request:
 
     @property
     def host(self) -> str:
-        """Return the host that was asked; empty where none was named."""
+        """Return the requested host; empty without one."""
         return self.headers.get("Host", "")
 
     @property
     def media_type(self) -> str:
-        """Return the type of its body in lower case without parameters; empty for none."""
+        """Return the media type of its body in lower case without parameters; empty for none."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     @cached_property
     def query(self) -> MultiDictProxy[str]:
-        """Return what stands behind the question mark."""
+        """Return the query string."""
         text = self.target.partition("?")[2].partition("#")[0]
         pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape")
         return MultiDictProxy(MultiDict(pairs))
 
     def let_body_come(self) -> None:
-        """Tell a client to go on that waits for that before it sends the body."""
+        """Send `100 Continue` to a client that waits for it."""
         if self._is_asking:
             self._is_asking = False
             self.transport.write(_CONTINUE)
 
     @property
     def may_lack_body(self) -> bool:
-        """Tell whether the client may never send the body: it was not told to go on."""
+        """Tell whether the client may omit the body: it was not told to continue."""
         return self._is_asking and not self.body.is_complete

@@ -37,7 +37,7 @@ class Body:
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self.fault: BodyFault | None = None
-        """What is wrong with it: where the next request begins is not known then."""
+        """Its framing error, after which the next request's start is unknown."""
         self.is_complete = length == 0
         """Whether all of it has come."""
 
@@ -81,7 +81,7 @@ class Body:
             self._transport.resume_reading()
 
     async def read(self) -> bytes:
-        """Return what has come, once something has; empty at the end. Raises BodyFault."""
+        """Return the next bytes; empty at the end. Raises BodyFault."""
         while not self._pieces and not self.is_complete:
             if self.fault is not None:
                 raise self.fault
@@ -98,6 +98,6 @@ class Body:
         return came
 
     async def drop(self) -> None:
-        """Read what nobody wants, to its end; raises BodyFault."""
+        """Discard the rest of the body; raises BodyFault."""
         while await self.read():
             pass

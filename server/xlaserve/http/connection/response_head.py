@@ -13,7 +13,7 @@ Fields = Iterable[tuple[str, str]]
 
 
 def response_head(answer: HttpResponse, size: int, *, is_last: bool) -> bytes:
-    """Write the header block of an answer whose body has so many bytes."""
+    """Return the header block of an answer with this body size."""
     headers = tuple(answer.headers.items()) if answer.headers else ()
     if is_last:
         headers = (*headers, ("Connection", "close"))
@@ -35,7 +35,7 @@ def short_head(
 
 
 def any_head(status: HTTPStatus, fields: Fields, date_seconds: int) -> bytes:
-    """Write a header block of any fields, and a date; raises ValueError for what is more lines."""
+    """Return a header block with a date; raises ValueError for values with line breaks."""
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",
         *[f"{name}: {value}" for name, value in fields],

@@ -16,13 +16,13 @@ from xlaserve.residence.server import NAME
 from xlaserve.tensors import Buffer
 
 _WRITTEN_BYTES = 512 << 10
-"""Bytes of an answer that are written before others have their turn."""
+"""Bytes of an answer written before other connections are served."""
 _EMPTY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 """Statuses of answers without a body, which no header describes (RFC 9110, 8.6)."""
 
 
 def joined(*several: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of all: of one name the last, but a Vary that names all that is varied."""
+    """Merge headers: the last of a name counts, except that Vary accumulates."""
     headers: dict[str, str] = {}
     for some in several:
         varies = headers.get("Vary"), some.get("Vary")
@@ -35,7 +35,7 @@ def joined(*several: Mapping[str, str]) -> dict[str, str]:
 async def send(
     request: Request, answer: HttpResponse, headers: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Send an answer whose body is there, with further headers; raises ConnectionError."""
+    """Send a complete answer with further headers; raises ConnectionError."""
     every = [("Server", NAME), *joined(headers, answer.headers).items()]
     if answer.status in _EMPTY:
         begin(request, answer.status, every)
@@ -93,7 +93,7 @@ def _begin(
 
 
 class Stream:
-    """An answer that is sent part by part, in chunks (RFC 9112, 7.1)."""
+    """An answer sent in chunks (RFC 9112, 7.1)."""
 
     __slots__ = ("_in_chunks", "_request", "headers")
 

@@ -43,12 +43,12 @@ from xlaserve.serving.gates import Gates
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
 _NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
-"""Headers with which proxies neither keep a stream nor collect it before they pass it on."""
+"""Headers that make proxies pass a stream on unbuffered and uncached."""
 _SERVER = "*"
 """Target of a request that asks about the server as a whole (RFC 9110, 9.3.7)."""
 _VARIED = {"Vary": "Accept-Encoding"}
 _VARYING_METHODS = frozenset({"GET", "HEAD"})
-"""Methods whose answers caches may hold (RFC 9111, 3), and tell apart by `Vary`."""
+"""Methods with cacheable answers (RFC 9111, 3), which need `Vary`."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -59,14 +59,14 @@ class HttpLimits:
     max_connections: int
     max_header_bytes: int
     idle_seconds: float
-    """Seconds a connection may be without a request, and take for the headers of one."""
+    """Seconds for which a connection may be idle, or take for a header block."""
     body: BodyLimits
     max_heads: int
-    """Heads of requests that are known."""
+    """Limit of known header blocks."""
     answer_seconds: float = 120.0
-    """Seconds within which a client has to read some more of an answer that waits for it."""
+    """Seconds for a client to read more of its queued answer."""
     handshake_seconds: float = 5.0
-    """Seconds a TLS handshake may take."""
+    """Seconds for a TLS handshake."""
     compress_answers: bool = True
     """Whether answers are compressed for clients that accept it."""
 
@@ -154,7 +154,7 @@ class HttpServer:
             self._looks.stop()
 
     def _hurry(self) -> None:
-        """Give clients that do not read no longer than those that do not send."""
+        """Give unreading clients no longer than silent ones."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._looks is not None:
             self._looks.begin()
@@ -171,11 +171,11 @@ class HttpServer:
 
     @property
     def in_handshake(self) -> int:
-        """Return how many accepted connections are none yet."""
+        """Return the number of connections in their TLS handshake."""
         return self._acceptor.in_handshake if self._acceptor else 0
 
     async def _respond(self, request: Request) -> None:
-        """Answer a request of the general path; raises ConnectionError if its client is gone."""
+        """Answer a general-path request; raises ConnectionError if its client is gone."""
         method, path, held = request.method, request.target, request.connection.held
         try:
             shape_of = self._routes.shape_of_errors
@@ -198,7 +198,7 @@ class HttpServer:
             held.end_answer()
 
     async def _answer(self, request: Request) -> HttpResponse | None:
-        """Return the answer to a request; None where it was sent."""
+        """Return the answer to a request; None if it was sent."""
         method, path, connection = request.method, request.target, request.connection
         headers = ReadHeaders(request.headers)
         preflight = self._origins.preflight(method, headers)
@@ -232,7 +232,7 @@ class HttpServer:
             return _noted(call, answer)
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
-        """Say that there is nothing, or which methods there are: to OPTIONS that is an answer."""
+        """Answer 404, or the allowed methods: for OPTIONS a success."""
         if method == "OPTIONS" and (allowed or path == _SERVER):
             methods = allowed or (route.method for route in self._routes.routes)
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=_allow(methods))
@@ -248,7 +248,7 @@ class HttpServer:
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
-        """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
+        """Return the other protocol's request; raises WrongHost, WrongOrigin and others."""
         connection = request.connection
         peer = self._gates.client_of(connection.peer, headers)
         origin = self._origins.check(headers, peer)
@@ -276,7 +276,7 @@ class HttpServer:
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
     def _learn(self, route: Route, asked: HttpRequest, request: Request) -> None:
-        """Have the fast path know the header block of a request, if it can answer such."""
+        """Teach the fast path the header block of a request, if it can answer it."""
         if route.prepare is None:
             return
         with suppress(XlaserveError):  # the handler raises it in its turn
@@ -337,7 +337,7 @@ class HttpServer:
                 self._streams.discard(call)
 
     def _end_streams(self) -> None:
-        """Tell the clients of answers that go on that the server ends."""
+        """Tell clients of running streams that the server ends."""
         for call in tuple(self._streams):
             call.fail(ShuttingDown())
 
@@ -371,7 +371,7 @@ def _counted(call: Call) -> Iterator[None]:
 
 
 def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
-    """Return an answer, of which whoever observes the call now knows status and size."""
+    """Return an answer after reporting its status and size to the call's observers."""
     if call.record is not None:
         call.record.status = answer.status
         call.record.sent(answer.size)
@@ -392,7 +392,7 @@ def _not_kept(answer: HttpResponse) -> HttpResponse:
 
 
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
-    """Make the call of a request; what is nowhere is asked for as a page is."""
+    """Make the call of a request; an unknown path counts as a page."""
     route = match.route
     if route is None:
         return call_of(Operation.PAGE, match.names, headers, peer)
@@ -412,7 +412,7 @@ def _to_compress(coding: str, answer: HttpResponse) -> bool:
 
 
 def _allow(methods: Iterable[str]) -> Mapping[str, str]:
-    """Return the header that names what may be asked where those are the methods of routes."""
+    """Return the `Allow` header for the methods of routes."""
     every = {*methods, "OPTIONS"}
     return {"Allow": ", ".join(sorted({*every, "HEAD"} if "GET" in every else every))}
 

@@ -43,40 +43,40 @@ class State(IntEnum):
     IDLE = 0
     """No request is in flight; the next bytes begin one."""
     RECEIVING = 1
-    """The fast path has a known header block, and not all of its body."""
+    """The fast path has a known header block, and part of its body."""
     EXECUTING = 2
     """The fast path has begun a request and has no answer yet."""
     QUEUED = 3
-    """No request is in flight; those that came ahead wait for a turn of the event loop."""
+    """No request is in flight; pipelined ones wait for the next iteration of the event loop."""
     BLOCKED = 4
     """No request is in flight; the client does not read its answers, so none is begun."""
     GENERAL = 5
-    """A request comes on the general path: its header block, or what is missing of its body."""
+    """A general-path request is arriving: its header block, or the rest of its body."""
     ANSWERING = 6
-    """All bytes of a request of the general path have come; those behind them are kept."""
+    """A general-path request has arrived; pipelined bytes are kept."""
     CLOSING = 7
-    """The transport sends what it has and closes; nothing is read any more."""
+    """The transport sends the rest and closes; nothing more is read."""
     CLOSED = 8
-    """The connection is gone."""
+    """The connection has ended."""
 
 
 class Input(IntEnum):
     """An event of a connection."""
 
     PART = 0
-    """A known header block came, and not all of its body."""
+    """A known header block came with part of its body."""
     WHOLE = 1
     """The rest of that body came."""
     BEGUN = 2
-    """The fast path began a request that is answered later."""
+    """The fast path began a request that will be answered later."""
     ANSWER = 3
     """The fast path has an answer to send, and the connection stays."""
     LAST_ANSWER = 4
     """The fast path has an answer to send, after which the connection closes."""
     AHEAD = 5
-    """Bytes came that cannot be looked at yet."""
+    """Pipelined bytes came."""
     TURN = 6
-    """The event loop gives the connection its turn."""
+    """The next iteration of the event loop."""
     PAUSE = 7
     """The write buffer is above its high-water mark."""
     RESUME = 8
@@ -90,7 +90,7 @@ class Input(IntEnum):
     CLOSE = 12
     """The server closes the connection."""
     LOST = 13
-    """The transport is gone."""
+    """The transport ended."""
 
 
 Row: TypeAlias = Mapping[Input, State]
@@ -162,7 +162,7 @@ class IllegalInput(RuntimeError):
 
 
 class Column(dict[State, State]):
-    """The state that follows each one upon an input; a lookup raises IllegalInput for others."""
+    """Next state of each one upon an input; a lookup raises IllegalInput for others."""
 
     __slots__ = ("happening",)
 
@@ -193,5 +193,5 @@ class Lifecycle:
         self.state = State.IDLE
 
     def change(self, happening: Input) -> None:
-        """Enter the state that the table names; raises IllegalInput where it names none."""
+        """Change the state by the table; raises IllegalInput without a row."""
         self.state = COLUMNS[happening][self.state]

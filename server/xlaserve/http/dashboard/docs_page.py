@@ -21,7 +21,7 @@ _IN_BRACES = re.compile(r"(\{\w+\})")
 
 
 _MOST_ROWS = 16
-"""The most lines of a body that are shown without a scroll bar."""
+"""Lines of a body shown without a scroll bar."""
 
 
 def render(
@@ -288,7 +288,7 @@ def _schema(name: str, schema: Object) -> str:
 
 
 def _kind(schema: Object) -> str:
-    """Name a schema in words, with links to what is described elsewhere."""
+    """Name a schema in words, with links to other descriptions."""
     if "$ref" in schema:
         found = _REFERENCE.fullmatch(schema["$ref"])
         name = _text(found[1]) if found else ""
@@ -307,7 +307,7 @@ def _kind(schema: Object) -> str:
 
 
 def _table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Write a table of cells that are HTML already."""
+    """Render a table of HTML cells."""
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (
@@ -321,14 +321,14 @@ def _method(method: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Write a path so that it may break between its segments, with its names set off."""
+    """Render a path with break opportunities between segments, and highlighted names."""
     parts = _IN_BRACES.split(path)
     marked = [f"<em>{_text(p)}</em>" if p[:1] == "{" else _text(p) for p in parts]
     return "<code>" + "".join(marked).replace("/", "<wbr>/").replace("<<wbr>/", "</") + "</code>"
 
 
 def _prose(text: str) -> str:
-    """Escape a text, with what stands in backticks as code."""
+    """Escape a text, with backticks as code."""
     return _CODE.sub(r"<code>\1</code>", _text(" ".join(text.split())))
 
 

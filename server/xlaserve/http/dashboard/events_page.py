@@ -1,4 +1,4 @@
-"""The event log as JSON, for the status page and for whoever asks."""
+"""The event log as JSON, for the status page and other clients."""
 
 import re
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from xlaserve.serving.call import Operation
 from xlaserve.serving.observability.events import MAX_NAME, NOBODY, Event, Events, chosen, cut
 
 MAX_EVENTS = 1000
-"""Events of one answer: the last of those that match."""
+"""Limit of events per answer: the last matching ones."""
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -70,7 +70,7 @@ class EventRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the events that the caller may see; raises InvalidParameter, WorkersSilent."""
+        """Return events visible to the caller; raises InvalidParameter, WorkersSilent."""
         query = request.query
         after = _number(query.get("after", ""))
         failed = _flag(query.get("failed", ""))

@@ -1,4 +1,4 @@
-"""The last hour as JSON, for the status page and for whoever asks."""
+"""The last hour as JSON, for the status page and other clients."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -133,7 +133,7 @@ class HistoryRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the last hour, to this moment: a page compares what it sees next with that."""
+        """Return the last hour up to now: the page compares later readings with it."""
         await self._history.look()
         own = self._history.snapshot()
         asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
@@ -222,7 +222,7 @@ def _of_model(before: VersionSample | None, after: VersionSample, seconds: float
 
 
 def _less(after: Buckets, before: Buckets) -> Sequence[int]:
-    """Return what was added; nothing where the counts began anew, as a model was forgotten."""
+    """Return the difference; nothing if the counts restarted, as a model was forgotten."""
     delta = [new - old for new, old in zip(after, before, strict=True)]
     return delta if min(delta, default=0) >= 0 else [0] * len(delta)
 

@@ -14,7 +14,7 @@ _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options"
 
 
 class HostingRoutes:
-    """The handler of what a platform has loaded."""
+    """The handler of a platform's loaded models."""
 
     def __init__(self, board: HostingBoard, others: Others = NOBODY) -> None:
         self._board = board
@@ -36,7 +36,7 @@ class HostingRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the platform, empty where the server has none, and what is loaded."""
+        """Return the platform, empty without one, and its loaded models."""
         own = await self._board.read()
         asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
         reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own

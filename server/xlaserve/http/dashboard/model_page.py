@@ -30,16 +30,16 @@ from xlaserve.serving.observability.events import Origin
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
 Permits: TypeAlias = Callable[[Call, Operation], Sees]
-"""Returns with which models the client of a call may do an operation."""
+"""Returns the models for which the client of a call has a permission."""
 
 
 def permit_everything(call: Call, operation: Operation) -> Sees:
-    """Permit everything: there are no rules."""
+    """Permit everything: without rules."""
     return everything
 
 
 class Permissions(msgspec.Struct):
-    """Operations that the client which asks may do with the model."""
+    """Operations that the client may do with the model."""
 
     infer: bool
     metadata: bool
@@ -143,7 +143,7 @@ class ModelOfPage(msgspec.Struct):
 
 
 class ModelPageRoutes:
-    """The handler of what the page of a model shows."""
+    """The handler of the model page's data."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class ModelPageRoutes:
         controllable: bool = True,
         grpc_endpoint: str = "",
     ) -> None:
-        """`controllable` says whether clients may load and unload at all."""
+        """`controllable` tells whether clients may load and unload at all."""
         self._board = board
         self._catalog = catalog
         self._others = others
@@ -180,7 +180,7 @@ class ModelPageRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return one model; raises for one that is nowhere, ModelNotFound or StillStarting."""
+        """Return one model; raises ModelNotFound or StillStarting for a missing one."""
         about = {"model": request.names["model"]}
         own = await self._own(about)
         asked = await self._others.ask(Question.MODEL, about, own, ModelReading)

@@ -36,7 +36,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
 """The groups of routes, in the order of the documentation."""
 
 _ABOVE = "../.."
-"""Where the routes begin, seen from the description: a proxy may serve them below a path."""
+"""Relative base of the routes: a proxy may serve them below a path."""
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {"$ref": "#/components/responses/Error"}
 _NAME = re.compile(r"\{(\w+)\}")
@@ -102,7 +102,7 @@ metrics are where `Accept-Encoding` allows it."""
 
 
 def errors_by_status() -> dict[int, list[str]]:
-    """Return what each status of `{"error": text}` may mean, from the table of statuses."""
+    """Return the errors of each status, from the table of statuses."""
     found: dict[int, list[str]] = {}
     for kind, status in STATUSES.items():
         found.setdefault(int(status.http), []).append(_first_line(kind))
@@ -164,7 +164,7 @@ def _operation(row: Route, schemas: Mapping[object, Object]) -> Object:
 
 
 def operation_id(row: Route) -> str:
-    """Return a name that no other row has, in the characters of an identifier."""
+    """Return a unique name in the characters of an identifier."""
     path = re.sub(r"\W+", "_", _NAME.sub(r"by_\1", row.path)).strip("_")
     return f"{row.method.lower()}_{path or 'root'}"
 

@@ -50,7 +50,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("docs.js", "text/javascript; charset=utf-8", "Script of this documentation"),
     ("icon.svg", "image/svg+xml", "Icon of both pages"),
 )
-"""The files that pages load: name, media type, and what they are."""
+"""Files of the pages: name, media type, and description."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from shlex import quote
 from types import MappingProxyType
 
 FOLDER = "protos"
-"""The directory of the protos in the archive, which examples of grpcurl name."""
+"""Directory of the protos in the archive, named in the grpcurl examples."""
 
 _CHECKOUT = Path(__file__).resolve().parents[4] / FOLDER
-"""Where they are while there is no wheel, which has them in the package."""
+"""Their place in a checkout; a wheel has them in the package."""
 
 _LINES = "grpcurl.txt"
 _PACKAGE = re.compile(r"^package ([\w.]+);", re.MULTILINE)
@@ -59,7 +59,7 @@ _EXAMPLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "modelSize": _ID,
     }
 )
-"""The messages of examples; other methods take an empty one."""
+"""Example messages; other methods take an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Service:
 
 
 def read_protos() -> dict[str, str]:
-    """Return the text of each proto of this package, by the name of its file, sorted."""
+    """Return the text of each proto, by file name, sorted."""
     packaged = resources.files("xlaserve.http.dashboard").joinpath(FOLDER)
     folder = packaged if packaged.is_dir() else _CHECKOUT
     found = (path for path in folder.iterdir() if path.name.endswith(".proto"))
@@ -82,7 +82,7 @@ def read_protos() -> dict[str, str]:
 
 
 def services(protos: Mapping[str, str]) -> list[Service]:
-    """Return the services of protos, but that which grpcurl asks by itself (reflection)."""
+    """Return the services of protos, without reflection, which grpcurl calls itself."""
     found = []
     for proto, text in protos.items():
         package = _PACKAGE.search(text)
@@ -94,7 +94,7 @@ def services(protos: Mapping[str, str]) -> list[Service]:
 
 
 def command(service: Service, method: str, address: str) -> str:
-    """Return the call of a method as a line for a shell, which needs the protos in `protos/`."""
+    """Return the call of a method as a shell command, which needs the protos in `protos/`."""
     message = _EXAMPLES.get(method)
     data = f"-d {quote(json.dumps(dict(message)))} " if message else ""
     return (

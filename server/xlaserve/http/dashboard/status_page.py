@@ -36,7 +36,7 @@ SECURITY: Mapping[str, str] = MappingProxyType(
 _FRESH = MappingProxyType({**SECURITY, "Cache-Control": "no-store"})
 
 _NO_ROWS = b"[]}"
-"""The end of a status without rows, which are its last field."""
+"""The end of a status without rows, its last field."""
 
 
 class Server(msgspec.Struct):
@@ -62,7 +62,7 @@ class Memory(msgspec.Struct):
 
 
 class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Counts of requests since the start, of which rates and latencies are the differences."""
+    """Request counts since the start; rates and latencies are their differences."""
 
     success: int = 0
     fail: int = 0
@@ -76,7 +76,7 @@ _NO_REQUESTS = Requests()
 
 
 class ModelRow(msgspec.Struct, omit_defaults=True):
-    """One version of a model, or a model that was never loaded."""
+    """One version of a model, or a model without versions."""
 
     name: str
     state: str
@@ -112,17 +112,17 @@ class Status(msgspec.Struct):
 
 
 class _Written(NamedTuple):
-    """A reading as one client is told it."""
+    """A reading as sent to one client."""
 
     reading: Reading
     manages: Sees
     tag: str
-    """The same for what is the same, but for the time that the server has run."""
+    """Equal for equal readings, uptime aside."""
     parts: Sequence[bytes]
 
 
 class StatusRoutes:
-    """The handlers of what changes."""
+    """Handlers of the changing data."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class StatusRoutes:
         self._description = description
         self._others = others
         self._written: _Written | None = None
-        """The last one: many pages may be open, and ask within a tick."""
+        """The last one: many pages may ask within a tick."""
         others.answer(Question.STATUS, self._own)
 
     async def status(self, request: HttpRequest) -> HttpResponse:
@@ -167,7 +167,7 @@ class StatusRoutes:
         return await self._board.read(about["search"])
 
     async def _write(self, reading: Reading, manages: Sees) -> _Written:
-        """Write a reading, so many rows at a time."""
+        """Write a reading, some rows at a time."""
         digest = blake2b(msgspec.json.encode(self._status(reading, manages, 0.0)), digest_size=12)
         head = msgspec.json.encode(self._status(reading, manages, reading.uptime_seconds))
         parts = [head.removesuffix(_NO_ROWS) + b"["]

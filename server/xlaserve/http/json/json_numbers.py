@@ -13,13 +13,13 @@ import orjson
 from xlaserve.tensors import Datatype, Tensor
 
 READS_ARRAYS = find_spec("simdjson") is not None
-"""Whether `read_numbers` reads anything here: simdjson has no wheels for every Python."""
+"""Whether `read_numbers` is available: simdjson has no wheels for every Python."""
 
 _Form: TypeAlias = tuple[str, type[np.generic]]
 _FORMS: Mapping[str, _Form] = MappingProxyType(
     {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
 )
-"""For each kind of numpy's: what simdjson calls numbers that hold it whole, and what numpy does."""
+"""By numpy kind: simdjson's exact number types, and numpy's conversion."""
 
 _PARSERS = threading.local()
 

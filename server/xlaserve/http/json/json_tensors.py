@@ -153,7 +153,7 @@ def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
 
 
 def _strings(text: bytes, structure: bytes) -> bytes:
-    """Remove the brackets that are not within strings."""
+    """Remove brackets outside of strings."""
     octets = np.frombuffer(structure, dtype=np.uint8)
     kept = (octets != ord("[")) & (octets != ord("]"))
     flat: bytes = np.frombuffer(text, dtype=np.uint8)[kept].tobytes()
@@ -218,7 +218,7 @@ class NotUtf8(ValueError):
 
 
 class JsonRules(NamedTuple):
-    """Rules for what JSON itself cannot hold; the defaults are those of Triton's answers."""
+    """Rules for values that JSON does not have; the defaults are Triton's."""
 
     strict: bool = False
     """Whether NaN and infinities are refused. Else they are the literals NaN, Infinity and
@@ -298,7 +298,7 @@ def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:
 
 
 def write_as_python(value: object) -> bytes:
-    """Write what only Python's json reads beside what every reader of JSON does."""
+    """Serialize with Python's json extensions: NaN and infinities."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -315,5 +315,5 @@ def text_of(element: str | bytes) -> str:
 
 
 def escaped_text(element: str | bytes) -> str:
-    """Return text in which a surrogate stands for each octet that is not UTF-8."""
+    """Return text with a surrogate for each octet that is not UTF-8."""
     return element if isinstance(element, str) else bytes(element).decode(errors="surrogateescape")

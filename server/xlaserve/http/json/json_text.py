@@ -16,7 +16,7 @@ _COLON = ord(":")
 _FILLER = ord("_")
 _MARKS = b'[]{}"'
 _CHUNK = 1 << 16
-"""Octets that are looked at together, so that what becomes of them stays in the caches."""
+"""Octets processed together, so that intermediate results stay in the caches."""
 
 _FEW = 1 << 12
 
@@ -72,7 +72,7 @@ def count_octets(text: Buffer, octets: bytes) -> int:
 
 
 def _deepest(text: bytes, enough: int) -> int:
-    """Return the greatest depth, or the first one found that is more than enough."""
+    """Return the greatest depth, or the first one beyond a limit."""
     marks = memoryview(_marks(_without_escapes(text)))
     depth = deepest = 0
     quoted = np.False_

@@ -38,10 +38,10 @@ from xlaserve.tensors import (
 )
 
 LARGE_BYTES = 64 << 10
-"""Bytes between two strings from which on an array is cut out."""
+"""Minimum distance of two strings for an array to be cut out."""
 
 _PIECE_BYTES = 128 << 10
-"""Bytes that are looked at together, with the interpreter's lock: a fifth of a millisecond."""
+"""Bytes parsed with the interpreter's lock held: a fifth of a millisecond."""
 
 _OPENING, _CLOSING, _COMMA, _QUOTE = b'[],"'
 _ARRAY = re.compile(rb"\s*:\s*(?=\[)")
@@ -61,19 +61,19 @@ class Cut:
     """A document without its large arrays."""
 
     document: bytes
-    """With a string where each was."""
+    """With a string in place of each."""
     arrays: dict[bytes, memoryview]
     """Keyed by the text of that string, quotes and all; taken out when they are read."""
 
     def read(
         self, datatype: Datatype, shape: Shape | None, marker: bytes, max_levels: int
     ) -> Tensor | None:
-        """Read the array that a marker stands for, as `read_array` does."""
+        """Read a marker's array, like `read_array`."""
         return read_array(datatype, shape, self.arrays.pop(marker), max_levels)
 
 
 def cut_arrays(text: memoryview) -> Cut | None:
-    """Cut what may be large arrays out of a document; None where there are none."""
+    """Cut potentially large arrays out of a document; None without any."""
     nonce = secrets.token_hex(_MARKER_BYTES).encode()
     parts: list[bytes | memoryview] = []
     arrays: dict[bytes, memoryview] = {}
@@ -110,7 +110,7 @@ def read_array(
 
 
 def _without_strings(text: memoryview) -> list[tuple[int, int]]:
-    """Return where there are so many octets without a quote, behind the first quote."""
+    """Return the start of a long run without quotes after the first quote."""
     found: list[tuple[int, int]] = []
     last = -1
     for start in range(0, len(text), _PIECE_BYTES):
@@ -131,7 +131,7 @@ def _without_strings(text: memoryview) -> list[tuple[int, int]]:
 
 
 def _array(text: memoryview, start: int, end: int) -> slice | None:
-    """Return where the array is that follows a key, if one does; its end may be too far."""
+    """Return the bounds of the array after a key, if any; the end may be too far."""
     head = _ARRAY.match(bytes(text[start : min(end, start + _HEAD_BYTES)]))
     if head is None:
         return None
@@ -151,7 +151,7 @@ def _nesting(array: memoryview) -> Sequence[int] | None:
 
 
 def _flat_length(array: memoryview) -> int | None:
-    """Return how many elements a list has that has no lists in it; None for any other."""
+    """Return the number of elements of a flat list; None for any other."""
     commas = 0
     inner = array[1:-1]
     for start in range(0, len(inner), _PIECE_BYTES):
@@ -198,7 +198,7 @@ def _numbers(datatype: Datatype, shape: Shape, array: memoryview, *, flat: bool)
 
 
 def _end_of_piece(array: memoryview, start: int) -> int:
-    """Return where the next comma is behind so many bytes, or the end."""
+    """Return the first comma after a piece, or the end."""
     at = start + _PIECE_BYTES
     while at < len(array):
         comma = bytes(array[at : at + _HEAD_BYTES]).find(b",")

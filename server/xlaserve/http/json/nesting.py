@@ -1,9 +1,9 @@
-"""How lists of JSON are nested, told from their brackets and commas."""
+"""Nesting of lists in JSON, from their brackets and commas."""
 
 from xlaserve.tensors import TensorDataError
 
 UNSTRUCTURED = bytes(octet for octet in range(256) if octet not in b"[],")
-"""Everything that is neither bracket nor comma."""
+"""Everything but brackets and commas."""
 
 
 def list_lengths(structure: bytes) -> list[int]:
@@ -38,7 +38,7 @@ def _repeats(skeleton: bytes, first: slice, length: int, items: slice) -> bool:
 
 
 def irregular() -> TensorDataError:
-    """Return the error for lists that are not nested in a regular way."""
+    """Return the error for irregularly nested lists."""
     return TensorDataError(
         "data in one list, or in nested lists that are equally long on each level",
         "lists that differ",

@@ -1,4 +1,4 @@
-"""The metrics of models that are fetched from stores."""
+"""Metrics of models fetched from stores."""
 
 from xlaserve.http.metrics.metric_family import Family, one
 from xlaserve.storage.fetching import FetchCounts

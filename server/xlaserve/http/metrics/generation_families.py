@@ -1,4 +1,4 @@
-"""The metrics of generators: name and meaning of each, and where it is read."""
+"""Metrics of generators: name, meaning and source of each."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class GenerationReading:
 
     counts: GenerationCounts
     waiting: int
-    """Requests that wait for a slot."""
+    """Requests waiting for a slot."""
 
     @classmethod
     def together(cls, readings: "Sequence[GenerationReading | None]") -> "GenerationReading | None":
-        """Return the sums of those that are generators; None where none is."""
+        """Return the sums over generators; None without any."""
         found = [reading for reading in readings if reading is not None]
         if not found:
             return None
@@ -163,4 +163,4 @@ OF_GENERATION: tuple[Family[GenerationReading], ...] = (
         _LABELS,
     ),
 )
-"""They have rows for generators that are loaded, and no others."""
+"""Families with rows for loaded generators alone."""

@@ -1,4 +1,4 @@
-"""The metrics of what clients make the server hold."""
+"""Metrics of memory held for clients."""
 
 from collections.abc import Iterable
 

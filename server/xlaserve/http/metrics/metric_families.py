@@ -33,7 +33,7 @@ class LoadCounts(Protocol):
 
     @property
     def unloads(self) -> int:
-        """Return how many unloads there were."""
+        """Return the number of unloads."""
         ...
 
     @property
@@ -51,15 +51,15 @@ class VersionReading:
     instance: Instance | None
     """None while it is not loaded, and of versions that share one series."""
     ready: int
-    """1 where it answers; of several versions, how many do."""
+    """1 if it answers; of several versions, the number that do."""
     backlog: Backlog = NO_BACKLOG
     """Empty while it is not loaded."""
     generation: GenerationReading | None = None
-    """None of what is no generator, and while it is not loaded."""
+    """None unless it is a loaded generator."""
     executed: ExecutedRows | None = None
     """None of versions that share one series."""
     failure: str = ""
-    """The reason of its last load that failed; empty where none did, or one succeeded later."""
+    """The reason of a failed last load; empty after a success."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -96,7 +96,7 @@ def seconds_bound(number: int) -> str:
 
 
 def _histogram(bounds: Iterable[str], counts: Iterable[int], total: float) -> list[Row]:
-    """Return the rows of a histogram; `counts` has one element more than there are bounds."""
+    """Return the rows of a histogram; `counts` has one element more than `bounds`."""
     cumulative = list(accumulate(counts))
     count = cumulative[-1]
     below = zip((*bounds, _INFINITE), cumulative, strict=True)
@@ -437,7 +437,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     ),
     *map(_when_generating, OF_GENERATION),
 )
-"""One row for each version that the registry knows; those are gone with a model's files."""
+"""One row for each version in the registry, until its model's files are gone."""
 
 
 # --- of a model ---

@@ -12,7 +12,7 @@ Row: TypeAlias = tuple[str, str, float]
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Subject]):
-    """One metric: its name, what it means, and how its rows are read from what it is about."""
+    """One metric: its name, its meaning, and the reader of its rows."""
 
     name: str
     kind: str
@@ -43,5 +43,5 @@ def escape(value: str) -> str:
 
 
 def one(value: float) -> tuple[Row]:
-    """Return the one row of a metric that has no more."""
+    """Return the row of a metric without labels."""
     return (("", "", value),)

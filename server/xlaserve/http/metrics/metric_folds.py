@@ -11,11 +11,11 @@ from xlaserve.http.metrics.metric_family import Family, escape
 WORKER_LABEL = "worker"
 
 _LINES_AT_A_TIME = 1000
-"""Lines that are read before requests have their turn again: some 2 ms."""
+"""Lines parsed before requests are served again: some 2 ms."""
 
 
 class Fold(Enum):
-    """Rule that makes one row of those that workers have of the same name and labels."""
+    """Rule that merges workers' rows with the same name and labels."""
 
     SUM = "sum"
     MAX = "max"
@@ -136,7 +136,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
 OF_CODE: Mapping[str, Fold] = MappingProxyType(
     {"counter": Fold.SUM, "histogram": Fold.SUM, "gauge": Fold.EACH}
 )
-"""The rules of what the code of models reports, by the type: nobody knows what a gauge means."""
+"""Rules for metrics of models' code, by type: a gauge's meaning is unknown."""
 
 _COMBINE: Mapping[Fold, Callable[[float, float], float]] = MappingProxyType(
     {Fold.SUM: lambda one, other: one + other, Fold.MAX: max, Fold.MIN: min}
@@ -150,7 +150,7 @@ class _Folded:
     head: list[str]
     rule: Fold
     rows: dict[str, float] = field(default_factory=dict)
-    """Values by the name of the row with its labels, in the order in which they came."""
+    """Values by row name with labels, in order of arrival."""
 
     def add(self, worker: str, key: str, value: float) -> None:
         """Add a row of one worker."""
@@ -214,7 +214,7 @@ OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
         (WORKER_LABEL,),
     ),
 )
-"""The metrics of an answer of several workers, which is given a name for each of them."""
+"""Metrics of a merged answer that name each worker."""
 
 
 def of_workers(present: Mapping[str, bool]) -> str:
@@ -228,7 +228,7 @@ class MetricsSnapshot(NamedTuple):
 
     text: str
     exemplars: Mapping[str, tuple[float, str]]
-    """When each was, and how it is written, by the name and the labels of its row."""
+    """Time and text of each, by the name and labels of its row."""
 
 
 def newest(found: Iterable[Mapping[str, tuple[float, str]]]) -> dict[str, str]:

@@ -67,7 +67,7 @@ SHARED_NAME = "other"
 DEFAULT_MAX_VERSIONS = 2000
 
 _VERSIONS_AT_A_TIME = 32
-"""Versions that are written before requests have their turn again."""
+"""Versions written before requests are served again."""
 
 
 class Metrics:
@@ -144,7 +144,7 @@ class Metrics:
         return HttpResponse(content_type=kind, parts=parts, headers=headers)
 
     async def openmetrics(self) -> list[bytes]:
-        """Return what `parts` does in the OpenMetrics format, with exemplars."""
+        """Return the metrics in the OpenMetrics format, with exemplars."""
         exemplars = {row: exemplar_text(exemplar) for row, exemplar in self._exemplars()}
         texts = await self._texts()
         parts = []
@@ -160,7 +160,7 @@ class Metrics:
         return [*(text.encode() for text in texts), generate_latest(self._process)]
 
     async def _of_all(self, *, is_open: bool) -> list[bytes]:
-        """Return the metrics of all workers, which name those that did not answer."""
+        """Return the metrics of all workers, naming silent ones."""
         own = await self._snapshot({})
         asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
         folded = FoldedMetrics()
@@ -303,7 +303,7 @@ class _Loads:
 
 
 def together(readings: Sequence[VersionReading]) -> VersionReading:
-    """Return the sums of several versions, which belong to no instance."""
+    """Return the sums of several versions, without an instance."""
     counts = [reading.statistics for reading in readings]
     return VersionReading(
         sum_of([reading.totals for reading in readings]),

@@ -1,4 +1,4 @@
-"""The metrics of the server itself, and of the GPUs that it may use."""
+"""Metrics of the server itself and of its GPUs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from xlaserve.serving.observability.loop_lag import LAG_BOUNDS, LoopLag
 
 @dataclass(frozen=True, slots=True)
 class ObservingReading:
-    """Everything that is known of the server itself."""
+    """The state of the server itself."""
 
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)
     dropped_records: Callable[[], int] | None = None
-    """None where there is no access log."""
+    """None without an access log."""
     dropped_spans: Callable[[], int] | None = None
     """None where no spans are exported."""
     gpus: Callable[[], Sequence[GpuReading]] = tuple
@@ -77,7 +77,7 @@ _OF_GPUS = (
         "xlaserve_gpu_temperature_celsius", "gauge", "Temperature of a GPU", "temperature_celsius"
     ),
 )
-"""Triton's names where it has one."""
+"""Triton's names, if it has one."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
     Family(

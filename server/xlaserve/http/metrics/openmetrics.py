@@ -26,11 +26,11 @@ _BUCKET = re.compile(
 )
 
 Exemplars: TypeAlias = Mapping[str, str]
-"""Exemplars as they are written, by the name and the labels of the row that they are of."""
+"""Serialized exemplars, by the name and labels of their row."""
 
 
 def exemplar_text(exemplar: Exemplar) -> str:
-    """Return an exemplar as it stands behind a row: 43 of the 128 characters that it may have."""
+    """Return an exemplar as appended to a row: 43 of at most 128 characters."""
     label = f'trace_id="{exemplar.trace_id:032x}"'
     return f" # {{{label}}} {exemplar.seconds} {exemplar.at:.3f}"
 

@@ -11,7 +11,7 @@ _PLACE = "place"
 def _of_each(
     read: Callable[[ProgramCounts], Mapping[str, float] | float],
 ) -> Callable[[Mapping[str, ProgramCounts]], Iterable[Row]]:
-    """Return what reads a count of each place, or counts by their outcome."""
+    """Return a reader of a count by place or outcome."""
 
     def rows(places: Mapping[str, ProgramCounts]) -> Iterable[Row]:
         for place, counts in places.items():

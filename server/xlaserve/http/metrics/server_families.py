@@ -23,7 +23,7 @@ class ServerReading:
     mappings: Mappings = UNLIMITED
     """Not counted where the system has none."""
     stores: Callable[[], Mapping[str, str]] = dict
-    """Return the problem of each store, empty where it answers, by its URL."""
+    """Return the problem of each store by its URL, empty if it answers."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:

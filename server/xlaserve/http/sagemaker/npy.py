@@ -50,7 +50,7 @@ def read_npy(datatype: Datatype, body: memoryview) -> Tensor:
 
 
 def write_npy(tensor: Tensor) -> list[Buffer]:
-    """Return the parts of a file; the second one is a view of the array where that is dense."""
+    """Return the parts of a file; the second is a view of a contiguous array."""
     array = np.ascontiguousarray(tensor)
     code = array.dtype.str if array.dtype.isbuiltin == 1 else f"<{_unnamed(array.dtype.itemsize)}"
     text = f"{{'descr': '{code}', 'fortran_order': False, 'shape': {tensor.shape}, }}"
@@ -67,7 +67,7 @@ def _unnamed(itemsize: int) -> str:
 
 
 def _split(body: memoryview) -> tuple[str, memoryview]:
-    """Return the header and what is behind it."""
+    """Split the header from the data."""
     size = _LENGTHS.get(bytes(body[_VERSION]))
     if bytes(body[: _VERSION.start]) != npy.MAGIC_PREFIX or size is None:
         raise InvalidBody("the body is no .npy file of version 1, 2 or 3")

@@ -159,7 +159,7 @@ def is_object(text: memoryview) -> bool:
 
 
 def _flattened(value: object) -> tuple[Shape, list[object]]:
-    """Return the shape of nested lists, and what is in the innermost ones."""
+    """Return the shape of nested lists, and their elements."""
     shape: list[int] = []
     level: list[object] = [value]
     while level and isinstance(level[0], list):
@@ -216,7 +216,7 @@ def _truth(cell: str) -> bool:
 
 
 def _shapes_of_rows(spec: TensorSpec, rows: int, columns: int) -> Iterator[Shape]:
-    """Yield what rows may stand for: themselves, flattened entries of a batch, or one entry."""
+    """Yield interpretations of rows: as they are, flattened batch entries, or one entry."""
     yield rows, columns
     entry = spec.shape[1:]
     if -1 not in entry and prod(entry) == columns:
@@ -248,7 +248,7 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
 )
 
 PLAIN_TYPES = tuple(_READERS)
-"""The media types of bodies that are bare tensors."""
+"""Media types of plain tensors."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules)
 
 
 def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
-    """Return what each row was answered: its output, or an object where there are several."""
+    """Return each row's answer: its output, or an object of several."""
     values = {o.name: _listed(response, o, rules) for o in response.outputs}
     if len(values) == 1:
         (rows,) = values.values()
@@ -352,7 +352,7 @@ def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One media type that an answer may have."""
+    """A media type of answers."""
 
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]

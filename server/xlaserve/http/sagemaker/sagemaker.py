@@ -53,7 +53,7 @@ _INVOKE_HEADERS = (
     ),
 )
 _EXAMPLE = {"instances": [list(range(16))]}
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 _LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
 
 _SHOWN = 80
@@ -62,21 +62,21 @@ _PROTOCOL = "SageMaker"
 
 
 class LoadRequest(msgspec.Struct):
-    """A model to load, and the name that it gets; nothing follows from the name."""
+    """A model to load, and its arbitrary name."""
 
     model_name: str
     url: str
 
 
 class Model(msgspec.Struct, rename="camel"):
-    """One model that is loaded."""
+    """One loaded model."""
 
     model_name: str
     model_url: str
 
 
 class ModelList(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One page of the models that are loaded, by name."""
+    """A page of loaded models, by name."""
 
     models: list[Model]
     next_page_token: str = ""
@@ -249,7 +249,7 @@ class SageMakerRoutes:
     # --- invocations ---
 
     async def ping(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the container is healthy; one that waits for models is."""
+        """Tell whether the container is healthy; one without models is."""
         if self._container.healthy:
             return json_response(Health("Healthy"))
         return json_response(Health("Unhealthy"), HTTPStatus.SERVICE_UNAVAILABLE)
@@ -302,7 +302,7 @@ def _token_of(name: str) -> str:
 
 
 def _name_of(token: str) -> str:
-    """Return the name that a token stands for; raises InvalidParameter for one of nobody's."""
+    """Return the name in a token; raises InvalidParameter for an unknown one."""
     try:
         return b64decode(token, altchars=b"-_", validate=True).decode()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Invocations of SageMaker as HTTP bodies: V2 requests or bare tensors, told apart by looking."""
+"""Bodies of SageMaker invocations, detected: V2 requests or plain tensors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from xlaserve.serving.inference import InferRequest
 from xlaserve.tensors import Parameter, TensorSpec
 
 SAGEMAKER_BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-"""V2 with binary tensors, for where headers do not pass: the length of its JSON is a parameter."""
+"""V2 with binary tensors where headers are lost: a parameter has the length of its JSON."""
 
 BINARY_TYPES = (SAGEMAKER_BINARY_TYPE, BINARY_TYPE)
 _TEXT_TYPES = ("", JSON_TYPE, "text/csv", JSONLINES_TYPE)
@@ -37,9 +37,9 @@ PARAMETER_HEADERS: Mapping[str, str] = MappingProxyType(
         "X-Amzn-SageMaker-Custom-Attributes": "sagemaker_custom_attributes",
     }
 )
-"""Headers that a model is given as parameters of the request."""
+"""Headers passed to a model as parameters of the request."""
 _MAX_PARAMETER_CHARACTERS = 1024
-"""As long as SageMaker lets the attributes be."""
+"""SageMaker's limit of the attributes' length."""
 
 _SHOWN = 80
 
@@ -58,7 +58,7 @@ _KIND = msgspec.json.Decoder(_Kind)
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """An invocation as it was read, and the media type that its answer is to have."""
+    """A parsed invocation, and the media type of its answer."""
 
     inference: InferRequest
     form: str
@@ -75,7 +75,7 @@ class InvocationReader:
     def read(
         self, info: ModelInfo, model: str, request: HttpRequest, body: memoryview
     ) -> Invocation:
-        """Read a body for a model; raises InvalidBody and what is wrong with its tensors."""
+        """Decode a body for a model; raises InvalidBody and tensor errors."""
         is_v2 = self._is_v2(request, body)
         if is_v2:
             length = _json_length(request)
@@ -96,7 +96,7 @@ class InvocationReader:
         return Invocation(inference, form, is_v2=is_v2)
 
     def _is_v2(self, request: HttpRequest, body: memoryview) -> bool:
-        """Tell a V2 request from a body that is bare tensors; raises InvalidBody."""
+        """Detect a V2 request among plain tensors; raises InvalidBody."""
         if request.content_type in BINARY_TYPES:
             return True
         if request.content_type not in ("", JSON_TYPE):
@@ -115,7 +115,7 @@ class InvocationReader:
 
 
 def v2_answer(body: InferBody) -> HttpResponse:
-    """Send an answer; the length of its JSON stands where it survives, and where others look."""
+    """Send an answer; its JSON length is in the Content-Type and in Triton's header."""
     if body.header_length is None:
         return HttpResponse(parts=body.parts)
     return HttpResponse(
@@ -127,7 +127,7 @@ def v2_answer(body: InferBody) -> HttpResponse:
 
 
 def text_of(request: HttpRequest, body: memoryview) -> memoryview:
-    """Return the part of a body that is text, to be parsed."""
+    """Return the text part of a body, for parsing."""
     if request.content_type in BINARY_TYPES or HEADER_LENGTH in request.headers:
         return body[: _json_length(request)]
     return body if request.content_type in _TEXT_TYPES else body[:0]
@@ -157,7 +157,7 @@ def _wanted(info: ModelInfo, inference: InferRequest) -> Sequence[TensorSpec]:
 
 
 def parameters_of(model: str, request: HttpRequest) -> dict[str, Parameter]:
-    """Return what the platform says of a request, for the model; and log it."""
+    """Return the platform's headers as parameters, and log them."""
     found = {
         name: request.headers[header][:_MAX_PARAMETER_CHARACTERS]
         for header, name in PARAMETER_HEADERS.items()

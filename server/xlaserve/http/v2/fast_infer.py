@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 
 class FastInfer:
-    """Answers the bodies of inference requests that are small enough to be read at once."""
+    """Answers small inference requests, which are decoded at once."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FastInfer:
         peer: Peer = NOBODY,
         opened_ns: int = 0,
     ) -> HttpResponse | Pending:
-        """Answer a body at once, or call back; raises what the handler would raise."""
+        """Answer a body at once, or call back; raises like the handler."""
         call = FastInferCall(self, asked, done, headers, peer)
         call.opened_ns = opened_ns
         name, version, length = asked
@@ -109,14 +109,14 @@ class FastInferCall(InferCall):
 
     request: InferRequest
     is_waited_for = False
-    """Whether the connection was told that the answer comes later."""
+    """Whether the answer was announced for later."""
     answer_at_once: HttpResponse | BaseException | None = None
-    """The answer that came before that."""
+    """An answer that came before."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
     @property
     def method(self) -> str:  # type: ignore[override]
-        """Return what its client asked, which is read of few calls."""
+        """Return the request line, which few observers read."""
         return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(
@@ -129,7 +129,7 @@ class FastInferCall(InferCall):
         self.peer = peer
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Hand over the answer; a large one is written while others are served."""
+        """Send the answer; a large one is serialized in a thread."""
         if output_bytes(response) > INLINE_BYTES:
             self._writing = self._fast_infer.answer_later(self.request, response, self.peer.account)
             self._writing.add_done_callback(self._written)
@@ -154,11 +154,11 @@ class FastInferCall(InferCall):
             self.answer_at_once = answer
 
     def refuse(self, error: BaseException) -> None:
-        """Hand over why there is no answer."""
+        """Answer with an error."""
         self._tell(error)
 
     def cancel(self, reason: str = "") -> None:
-        """End the call, and let nobody write its answer."""
+        """End the call without an answer."""
         super().cancel(reason)
         if self._writing is not None:
             self._writing.cancel()

@@ -24,7 +24,7 @@ _CONTENT_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
 _TAG = "inference"
 _ERRORS = (400, 404, 408, 413, 500, 501, 503, 507)
 _EXAMPLE = {"x": list(range(16))}
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 
 
 class GenerateRoutes:
@@ -39,7 +39,7 @@ class GenerateRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """`max_stream_bytes` of answers may wait for a client; its model pauses then."""
+        """With `max_stream_bytes` of queued answers the model pauses."""
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth
@@ -101,7 +101,7 @@ class GenerateRoutes:
         return HttpStream(_CONTENT_TYPE, self._events(call, path, is_text))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
-        """Make the call of a request, which may be given any number of answers."""
+        """Make the call of a request, which may get any number of answers."""
         return EventCall(names, headers, peer, self._max_stream_bytes)
 
     async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:

@@ -50,7 +50,7 @@ class HealthRoutes:
         ]
 
     async def live(self, request: HttpRequest) -> HttpResponse:
-        """Answer true: who answers is live."""
+        """Answer true: a server that answers is live."""
         return json_response(Live(live=True))
 
     async def ready(self, request: HttpRequest) -> HttpResponse:

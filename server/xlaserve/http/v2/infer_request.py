@@ -1,4 +1,4 @@
-"""Inference requests from HTTP bodies: JSON, and JSON with binary tensors behind it."""
+"""Inference requests from HTTP bodies: JSON, optionally followed by binary tensors."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from xlaserve.tensors import (
 )
 
 BINARY_OUTPUT = "binary_data_output"
-"""Parameter of a request: whether outputs are binary that do not say themselves."""
+"""Request parameter: the default form of outputs, binary or JSON."""
 
 BINARY_DATA = "binary_data"
 """Parameter of a requested output: whether it comes back binary."""
@@ -43,7 +43,7 @@ _SHOWN_CHARACTERS = 80
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 _OF_64_BITS = range(-(2**63), 2**64)
-"""An InferParameter may have a sign or not."""
+"""Signed and unsigned InferParameters of 64 bits."""
 
 _NAMES = {type(None): "null", dict: "an object", list: "an array"}
 
@@ -165,7 +165,7 @@ def read_infer_request(
 def _read_short(
     info: ModelInfo, model: str, version: str, text: bytes, max_depth: int
 ) -> InferRequest | None:
-    """Read a short request of floats that is as it should be; None for any other."""
+    """Decode a short, regular request of floats; None for any other."""
     if text.count(b"[") + text.count(b"{") > max_depth:
         return None
     try:
@@ -185,7 +185,7 @@ def _read_short(
 
 
 def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferRequest | None:
-    """Read a request whose large arrays are plain lists of numbers; None for any other."""
+    """Decode a request whose large arrays are plain lists of numbers; None for any other."""
     cut = cut_arrays(text)
     if cut is None:
         return None
@@ -217,7 +217,7 @@ def _behind(tail: memoryview | None) -> "_Tail | None":
 
 @dataclass(slots=True)
 class _Tail:
-    """The bytes behind the JSON that no tensor has taken yet."""
+    """Unread binary tensors after the JSON."""
 
     left: memoryview
 
@@ -241,7 +241,7 @@ class _Reader:
     cut: Cut | None = None
     """Its large arrays, where the message was read without them."""
     max_levels: int = 0
-    """How deep those may be nested."""
+    """Their nesting limit."""
 
     def read(self, message: _Request) -> InferRequest:
         return InferRequest(
@@ -281,7 +281,7 @@ class _Reader:
     def _shared(
         self, datatype: Datatype, tensor: _Input, parameters: dict[str, Parameter]
     ) -> InferInput:
-        """Return an input without elements, which the core reads from shared memory."""
+        """Return an input without elements, to be read from shared memory."""
         given = ["data"] * (tensor.data is not msgspec.UNSET)
         given += [_BINARY_SIZE] * (_BINARY_SIZE in parameters)
         if given:

@@ -1,4 +1,4 @@
-"""Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
+"""Inference responses as HTTP bodies: JSON, optionally followed by binary tensors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -29,14 +29,14 @@ _BINARY_SIZE = "binary_data_size"
 _NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""Says how many bytes of JSON there are in front of binary tensors."""
+"""Header with the length of the JSON before binary tensors."""
 
 
 class InferBody(msgspec.Struct, frozen=True, gc=False):
     """The body of an answer."""
 
     parts: list[Buffer]
-    """Sent one after the other; binary tensors are views of their arrays where these are dense."""
+    """Sent one after the other; binary tensors are views of contiguous arrays."""
     header_length: int | None
     """Bytes of JSON at its start; None where all is JSON."""
 
@@ -62,10 +62,10 @@ _SHORT_NAMES = frozenset(
     row.name for row in DATATYPES.values() if row.contents is not None and row is not BYTES
 )
 _SHORT_ELEMENTS = 1 << 10
-"""Elements of an output that is written with all that is around it."""
+"""Limit of elements of an output serialized together with its metadata."""
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
-"""Bytes up to which a copy is cheaper than pieces."""
+"""Size below which a copy is cheaper than separate pieces."""
 
 
 def write_infer_response(
@@ -112,7 +112,7 @@ def write_infer_response(
 
 
 def _write_short(response: InferResponse) -> bytes | None:
-    """Write a response of few numbers; None for any other."""
+    """Serialize a response of few numbers; None for any other."""
     outputs: list[Mapping[str, object]] = []
     for output in response.outputs:
         data, kind = output.data, output.datatype.name

@@ -46,7 +46,7 @@ _LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, 
 _EXAMPLE = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
 }
-"""For the model `identity` of the examples."""
+"""For the example model `identity`."""
 
 _READ_SLOWLY = frozenset({Kind.TEXT, Kind.BOOLEAN})
 """Kinds of datatypes whose binary tensors are read element by element."""
@@ -70,7 +70,7 @@ class InferenceRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """`max_stream_bytes` of answers may wait for a client that is sent events."""
+        """Up to `max_stream_bytes` of unsent events are queued."""
         self._max_stream_bytes = max_stream_bytes
         self._threads = threads
         self._description = description
@@ -198,7 +198,7 @@ class InferenceRoutes:
         return json_response(ModelReady(name, ready), STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
-        """Return the versions that answer, the platform, the tensors, and what parameters say."""
+        """Return ready versions, platform, tensors and parameters."""
         name, version = _model(request)
         info, versions = self._control.catalog.describe(name, version)
         config = self._control.catalog.config(name, version).config
@@ -292,7 +292,7 @@ class InferenceRoutes:
 
 
 def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:
-    """Return how many bytes of a body are looked at: binary tensors are views, most of them."""
+    """Return the parsed bytes of a body: most binary tensors are views."""
     if json_size is None or any(spec.datatype.kind in _READ_SLOWLY for spec in info.inputs):
         return size
     return json_size

@@ -27,7 +27,7 @@ class IndexRequest(msgspec.Struct):
 
 
 class IndexRow(msgspec.Struct, omit_defaults=True):
-    """One version that is known, or one model of the repository that was never loaded."""
+    """A known version, or an unloaded model of the repository."""
 
     name: str
     state: str
@@ -50,7 +50,7 @@ class RepositoryRoutes:
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers, and those that name a repository."""
+        """Return the rows of these handlers, with and without a repository name."""
         rows = []
         for repository in ("/v2/repository", "/v2/repository/{repository}"):
             rows.append(
@@ -87,7 +87,7 @@ class RepositoryRoutes:
         return rows
 
     async def index(self, request: HttpRequest) -> HttpResponse:
-        """List the models that are, or could be, loaded."""
+        """List loaded and loadable models."""
         _refuse_repository(request)
         asked: IndexRequest = await self._read(request, IndexRequest)
         rows = await self._control.of_all.index(ready=asked.ready)

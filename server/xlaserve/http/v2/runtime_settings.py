@@ -32,7 +32,7 @@ class TraceSettings(msgspec.Struct):
 
 
 class LogSettings(msgspec.Struct):
-    """Which records the log has."""
+    """Log levels and format."""
 
     log_file: str = ""
     log_info: bool = True
@@ -121,11 +121,11 @@ class RuntimeSettingsRoutes:
         return json_response(log_settings())
 
     async def trace(self, request: HttpRequest) -> HttpResponse:
-        """Return what is traced, of one model or of all."""
+        """Return the trace settings of one model or of all."""
         return json_response(self._tracing.texts(self._model(request)))
 
     async def change_trace(self, request: HttpRequest) -> HttpResponse:
-        """Change what is traced, and return that; null clears a setting."""
+        """Change the trace settings, and return them; null clears one."""
         model = self._model(request)
         asked: dict[str, _TraceValue] = await self._read(request, dict[str, _TraceValue])
         if asked:

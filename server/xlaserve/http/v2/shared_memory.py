@@ -21,7 +21,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RegisterRequest(msgspec.Struct):
-    """A region to be registered."""
+    """A region to register."""
 
     key: str
     """The name of the shared memory, as `shm_open` takes it."""
@@ -37,7 +37,7 @@ class RawHandle(msgspec.Struct):
 
 
 class CudaRegisterRequest(msgspec.Struct):
-    """CUDA memory to be registered."""
+    """CUDA memory to register."""
 
     raw_handle: RawHandle
     byte_size: _Count
@@ -45,7 +45,7 @@ class CudaRegisterRequest(msgspec.Struct):
 
 
 class CudaRegionRow(msgspec.Struct):
-    """CUDA memory that is registered."""
+    """Registered CUDA memory."""
 
     name: str
     device_id: int
@@ -53,7 +53,7 @@ class CudaRegionRow(msgspec.Struct):
 
 
 class RegionRow(msgspec.Struct):
-    """A region that is registered."""
+    """A registered region."""
 
     name: str
     key: str

@@ -48,7 +48,7 @@ class TensorMetadata(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: list[int]
     parameters: dict[str, str] = {}
-    """Its `content_type`, `format` and `labels`, as far as the configuration has them."""
+    """Its `content_type`, `format` and `labels`, if configured."""
 
 
 class ModelMetadata(msgspec.Struct, omit_defaults=True):
@@ -60,11 +60,11 @@ class ModelMetadata(msgspec.Struct, omit_defaults=True):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     parameters: dict[str, str] = {}
-    """Those of the configuration."""
+    """Parameters of the configuration."""
 
 
 class RequestInput(msgspec.Struct, omit_defaults=True):
-    """One input tensor; its elements are in `data`, or behind the JSON."""
+    """One input tensor; its elements are in `data`, or follow the JSON."""
 
     name: str
     shape: list[int]
@@ -74,7 +74,7 @@ class RequestInput(msgspec.Struct, omit_defaults=True):
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True):
-    """One output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class InferenceRequest(msgspec.Struct, omit_defaults=True):
 
 
 class ResponseOutput(msgspec.Struct, omit_defaults=True):
-    """One output tensor; its elements are in `data`, or behind the JSON."""
+    """One output tensor; its elements are in `data`, or follow the JSON."""
 
     name: str
     datatype: str

@@ -80,7 +80,7 @@ def _layer(
 def _feed_forward(
     tensors: Mapping[str, Tensor], form: Form, number: int, prefix: str
 ) -> tuple[Stored, ...]:
-    """Return what a layer has beside the tensors of every layer, in the way that is stored."""
+    """Return the remaining tensors of a layer, as they are stored."""
     layout = form.layout
     if form.experts is None or not form.experts.layers[number]:
         return layout.feed_forward

@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
     """The pairs of a token and one of its experts, sorted by expert."""
 
     order: jax.Array
-    """[pairs]: the pair, counted by tokens, that stands here; those of nobody come last."""
+    """[pairs]: the pair at each place, by token; unused ones come last."""
     starts: jax.Array
     """[experts]: the place of the first pair of an expert."""
     counts: jax.Array

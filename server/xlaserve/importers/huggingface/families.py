@@ -86,7 +86,7 @@ _STACKED_EXPERTS = (
     ),
     Stored("expert_down", "mlp.experts.down_proj", ("experts", "hidden", "of_expert")),
 )
-"""As transformers 5 has them in memory, and stores them where it is asked to."""
+"""Stacked tensors, as transformers 5 has them in memory and optionally on disk."""
 _QWEN_EXPERTS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
 _SHARED_EXPERT = (
     Stored("shared_router", "mlp.shared_expert_gate.weight", ("one", "hidden")),
@@ -163,7 +163,7 @@ class Family:
     keys: frozenset[str]
     """The keys of config.json, beside those of all families, that this one obeys."""
     renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The names of keys of all families that are others in this one."""
+    """Keys renamed in this family."""
     tied: bool = False
     """Whether embeddings are tied where config.json does not say."""
     optional_kv_heads: bool = False
@@ -207,7 +207,7 @@ _GEMMA_KEYS = keys_of(
 _GEMMA = MappingProxyType({"hidden_act": "hidden_activation"})
 _QWEN_WINDOW = keys_of("use_sliding_window sliding_window max_window_layers layer_types")
 _OF_ROUTER = keys_of("num_experts_per_tok output_router_logits router_aux_loss_coef")
-"""The first one decides; the loss is of training, and nobody is given the logits of a router."""
+"""Router keys: the first one matters; the loss and the router's logits are unused."""
 _QWEN_ROUTER = keys_of(
     "num_experts num_local_experts moe_intermediate_size norm_topk_prob decoder_sparse_step "
     "mlp_only_layers"

@@ -10,7 +10,7 @@ class Stored:
     role: str
     """The key of its array among the parameters."""
     name: str
-    """The name that a checkpoint gives it, within its layer where it is one of a layer."""
+    """Its name in a checkpoint, relative to its layer if it has one."""
     shape: tuple[str, ...]
     """The names of its sizes, see `Form.sizes`."""
     parts: tuple[tuple[str, str], ...] = ()
@@ -28,7 +28,7 @@ class Layout:
     layer: tuple[Stored, ...]
     """The tensors of every layer."""
     ends: tuple[Stored, ...]
-    """Those of no layer, the embedding first, without the head."""
+    """Tensors outside of layers, the embedding first, without the head."""
     layers: str
     """The name of a layer, before its number."""
     derived: tuple[str, ...]
@@ -36,7 +36,7 @@ class Layout:
     optional_prefix: str = ""
     """The beginning of all names but the head's, which older checkpoints leave out."""
     feed_forward: tuple[Stored, ...] = ()
-    """More tensors of a layer that has no experts where others may have them."""
+    """More tensors of a layer without experts."""
     experts: tuple[tuple[Stored, ...], ...] = ()
     """The ways in which checkpoints store the feed-forward of a layer with experts. One whose name
     has a * is stored once for each expert, by its number, without the first dimension."""
@@ -47,11 +47,11 @@ class Rope:
     """The rotary positions of a layer."""
 
     frequencies: tuple[float, ...] = ()
-    """Radians a position by which each pair of rotated elements turns; the others stay."""
+    """Radians per position of each rotated pair; the others are unchanged."""
     scale: float = 1.0
     """The factor of what is rotated."""
     original: int = 0
-    """With `long_frequencies`: the positions up to which a cache has the others."""
+    """With `long_frequencies`: the longest cache with `frequencies`."""
     long_frequencies: tuple[float, ...] = ()
     """Frequencies of a cache with more positions; empty where all caches have the same."""
 
@@ -68,7 +68,7 @@ class Experts:
     intermediate: int
     """The intermediate size of one expert."""
     shared: int
-    """That of an expert which all tokens are given to beside; 0 for none."""
+    """Size of the shared expert; 0 for none."""
     layers: tuple[bool, ...]
     """For each layer: whether it has experts."""
 
@@ -86,9 +86,9 @@ class Form:
     max_length: int
     """The most positions that the model was made for."""
     windows: tuple[int | None, ...]
-    """For each layer: how many positions a token attends to, itself included; None is all."""
+    """For each layer: its attention window, the token itself included; None is all."""
     ropes: tuple[Rope, ...]
-    """For each layer; one without frequencies rotates nothing."""
+    """For each layer; one without frequencies does not rotate."""
     norm_epsilon: float
     centred: bool
     """True where norms subtract the mean (LayerNorm), False where they do not (RMSNorm)."""

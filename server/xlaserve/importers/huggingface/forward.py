@@ -176,7 +176,7 @@ def _turns(rope: Rope, positions: jax.Array, length: Any) -> tuple[jax.Array, ja
 
 
 def _rotate(x: jax.Array, turned: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turn pairs of elements, half of those that turn apart; the elements behind them stay."""
+    """Rotate pairs of elements, half of the rotated part apart; the rest is unchanged."""
     cos, sin = turned
     half = cos.shape[-1]
     first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
@@ -194,7 +194,7 @@ def _seen(positions: jax.Array, length: int, window: int | None) -> jax.Array:
 def _attention(
     form: Form, q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
 ) -> jax.Array:
-    """Return [b, c, heads x dim]; each head of keys serves the queries of its group."""
+    """Return [b, c, heads x dim]; each key head serves its group of queries."""
     b, c = q.shape[:2]
     groups, rows = form.heads // form.kv_heads, c * (form.heads // form.kv_heads)
     # The queries of a head of keys are the rows of one product: XLA has a quick one for that on a

@@ -24,7 +24,7 @@ _OF_TEXT = (
     "generation_config.json",
     "chat_template.jinja",
 )
-"""Files that are copied where they are there: the arithmetic needs none of them."""
+"""Tokenizer files, copied if they exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ImportedLanguage:
     agreement: Agreement | None
     """How far quantised ones are off."""
     files: Sequence[str]
-    """The files of the tokenizer that are beside it."""
+    """Files of the tokenizer."""
 
 
 def import_checkpoint(

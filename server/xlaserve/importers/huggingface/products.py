@@ -31,7 +31,7 @@ before these."""
 _AT_ONCE = 1 << 20
 """Elements of a matrix that are turned into numbers at a time."""
 _PLAIN = "plain"
-"""The one array of a matrix that is not quantised, among those of a block."""
+"""The only array of an unquantised matrix."""
 INT4_ZERO = 8
 """The 4 bits that stand for 0."""
 
@@ -88,7 +88,7 @@ _CPU_OF_MANY: Mapping[str, _Form] = MappingProxyType({"float16": _by_rows})
 _CPU_OF_FEW: Mapping[str, _Form] = MappingProxyType(
     {"float32": _turned, "bfloat16": _with_spare_row, "float16": _by_rows}
 )
-"""The forms that are quick on a CPU, by the datatype of the matrix; `_plain` for others."""
+"""Forms for few rows on a CPU, by datatype of the matrix; `_plain` for others."""
 
 
 def _of_rows_at_a_time(x: jax.Array, stored: Mapping[str, jax.Array], accumulate: Any) -> jax.Array:
@@ -126,7 +126,7 @@ def _cut(stacked: jax.Array, number: jax.Array, start: Any, size: int) -> jax.Ar
 def _by_blocks(
     x: jax.Array, out: int, blocks: int, of: Callable[[Any, int], jax.Array]
 ) -> jax.Array:
-    """Return the products of so many blocks of rows, side by side; `of` is given start and size."""
+    """Compute products block by block of rows; `of` gets start and size."""
     rows = out // blocks
     if blocks == 1:
         return of(0, out)

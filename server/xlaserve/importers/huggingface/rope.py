@@ -13,7 +13,7 @@ from xlaserve.importers.huggingface.form import Rope
 
 Frequencies = npt.NDArray[np.float32]
 _LEAST, _MOST = 1e-9, 1e12
-"""Numbers beyond these are no model's, and leave the range of what is computed with them."""
+"""Plausible range of numbers, which keeps the computation finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Asked:
     rotated: int
     """Elements of a head that are rotated."""
     numbers: Mapping[str, float]
-    """All that are needed, and those of the optional ones that are given."""
+    """Required numbers, and the given optional ones."""
     flags: Mapping[str, bool]
     lists: Mapping[str, Frequencies]
     most: float
@@ -215,7 +215,7 @@ def _yarn(asked: _Asked) -> Rope:
 
 
 def _longrope(asked: _Asked) -> Rope:
-    """Divide each pair by a factor of its own: there is one for short, and one for long caches."""
+    """Divide each pair by its own factor, of the short or the long list."""
     numbers = asked.numbers
     original = numbers["original_max_position_embeddings"]
     if original <= 1 or not original.is_integer():

@@ -59,11 +59,11 @@ class Allowance:
     """The most that an output may differ by."""
 
     relative: float
-    """In parts of its largest number."""
+    """Relative to its largest number."""
     absolute: float = 0.0
-    """In its own unit; enough by itself."""
+    """Absolute; either bound suffices."""
     why: str = ""
-    """The steps of the model that it comes from; empty for what was asked for."""
+    """The quantisation steps of the model behind it; empty for a requested tolerance."""
 
     def covers(self, absolute: float, relative: float) -> bool:
         """Tell whether a difference is allowed."""
@@ -77,7 +77,7 @@ class Allowance:
 
 
 def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
-    """Return what an output of a model may differ by, `tolerance` at least."""
+    """Return the tolerance of an output, at least `tolerance`."""
     relative = max(tolerance, _NARROW.get(spec.datatype.name, 0.0))
     if not any(map(_rounds, graph.nodes)):
         ends = _maker(graph, spec.name)

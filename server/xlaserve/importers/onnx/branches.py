@@ -63,7 +63,7 @@ def _moved(graph: Graph, prefix: str, found: dict[str, Tensor]) -> Graph:
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """Return a node that has other names for some values, in its graphs as well."""
+    """Return a node with renamed values, in its graphs as well."""
     attributes: dict[str, Attribute] = {
         name: _renamed_graph(value, names) if isinstance(value, Graph) else value
         for name, value in node.attributes.items()

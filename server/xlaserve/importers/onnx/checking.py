@@ -27,9 +27,9 @@ BATCHES = (1, 3)
 """Rows of the batches that are compared."""
 
 SECONDS = 600.0
-"""For each execution by onnxruntime."""
+"""Time limit of each execution by onnxruntime."""
 MEMORY_BYTES = 16 << 30
-"""That it may take besides what the process has."""
+"""Memory limit of an execution, besides the process's own."""
 
 _EXECUTING = ["ConstantFolding"]
 """What executes parts of a model while onnxruntime reads it, where nothing ends them: they are left
@@ -57,7 +57,7 @@ class Checked:
     """0 for fixed shapes."""
     worst: Difference
     runtime: str
-    """Which onnxruntime it was."""
+    """Version of onnxruntime."""
     allowed: str = ""
     """The difference that the model's own steps allow; empty where they allow none."""
 
@@ -242,7 +242,7 @@ def _unchecked(error: Exception | str) -> str:
 
 
 def numbers_of(value: Tensor, labels: Sequence[str]) -> Tensor:
-    """Return texts as their places in a list, -1 for one that is not there; numbers as they are."""
+    """Return texts as their indices in a list, -1 for others; numbers unchanged."""
     if value.dtype.kind not in "OU":
         return value
     places = {text: place for place, text in enumerate(labels)}

@@ -24,7 +24,7 @@ from xlaserve.importers.onnx.values import is_host, is_open, on_device, scalar_o
 _Control: TypeAlias = Callable[
     [Node, Sequence[AnyValue | None], Callable[[str], Body]], Sequence[AnyValue]
 ]
-"""Called with the node, its inputs, and what makes a body of an attribute that is a graph."""
+"""Called with the node, its inputs, and the maker of a body from a graph attribute."""
 
 
 def is_control(node: Node) -> bool:
@@ -146,7 +146,7 @@ def _either(
 def _sequence_map(
     node: Node, given: Sequence[AnyValue | None], body: Callable[[str], Body]
 ) -> list[AnyValue]:
-    """Compute a graph for each tensor of a sequence, and the others beside it."""
+    """Compute a graph for each tensor of one or several sequences."""
     first, *others = given
     if not isinstance(first, Sequenced):
         raise InvalidModel("its first input is no sequence")
@@ -172,4 +172,4 @@ def _item(value: AnyValue | None, place: int) -> AnyValue:
 CONTROL: Mapping[str, _Control] = MappingProxyType(
     {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
 )
-"""Operators with graphs of their own, which see what is defined around them."""
+"""Operators with subgraphs, which see outer values."""

@@ -30,7 +30,7 @@ def count_name(output: str) -> str:
 
 
 def filled(value: Counted) -> jax.Array:
-    """Return the rows, of which those beyond the count are -1; 0 where there is no -1."""
+    """Return the rows with -1 beyond the count; 0 if the datatype has no -1."""
     rows = value.rows
     place = jax.lax.broadcasted_iota(jnp.int64, rows.shape, value.axis)
     padding = jnp.asarray(0 if rows.dtype.kind in "ub" else -1).astype(rows.dtype)

@@ -36,7 +36,7 @@ _DTYPES: Mapping[str, "np.dtype[Any]"] = MappingProxyType(
         "BFLOAT16": np.dtype(ml_dtypes.bfloat16),
     }
 )
-"""Those that a tensor of the V2 protocol can have; text and numbers below 8 bits are not."""
+"""Datatypes of the V2 protocol; not text or numbers below 8 bits."""
 
 
 _NARROW: Mapping[str, tuple["np.dtype[Any]", "np.dtype[Any]"]] = MappingProxyType(
@@ -87,7 +87,7 @@ def name_of(number: int) -> str:
 
 
 def dtype_of(number: int) -> "np.dtype[Any]":
-    """Return the dtype of a TensorProto.DataType; raises InvalidModel for one that is not here."""
+    """Return the dtype of a TensorProto.DataType; raises InvalidModel if unsupported."""
     name = name_of(number)
     if name not in _DTYPES:
         raise InvalidModel(f"datatype {name}: expected one of {', '.join(_DTYPES)}")

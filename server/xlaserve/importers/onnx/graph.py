@@ -126,7 +126,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in an order in which each finds its inputs computed."""
+    """Nodes in topological order."""
 
     name: str
     inputs: tuple[GraphInput, ...]
@@ -135,10 +135,10 @@ class Graph:
     constants: Mapping[str, Tensor]
     """Values that are known from the start (initializers)."""
     arguments: tuple[str, ...] = ()
-    """Names of the values that a node gives to this graph, where it is one of its attributes."""
+    """Names of the arguments of a subgraph."""
 
     def reads(self) -> Iterator[str]:
-        """Yield the names that are read here, nested ones too, and defined outside of it."""
+        """Yield outer names that are read here or in nested graphs."""
         defined = {*self.arguments, *self.constants}
         for node in self.nodes:
             yield from (name for name in reads_of(node) if name not in defined)

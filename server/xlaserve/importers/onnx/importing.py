@@ -34,7 +34,7 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the one after the highest that is there."""
+    """None for the one after the highest."""
     max_batch_size: int | None = None
     """None for 32 where every input has an open first dimension, else 0. With 0 such inputs take
     any number of rows, and no request is put together with another."""
@@ -45,26 +45,26 @@ class Options:
     """Shapes of inputs that replace those of the model; -1 is the batch, and a name is for
     `dimensions`."""
     constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Numbers of inputs that are none any more, as text."""
+    """Values of inputs that become constants, as text."""
     batch_axes: Mapping[str, int] = field(default_factory=dict)
     """The dimension that is the batch, of inputs and outputs that do not have it first."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Sizes of inputs by a configuration, -1 for an open one: only what the model leaves open is
     taken from there."""
     outputs: Sequence[str] = ()
-    """Those that are kept, all if there is none."""
+    """Kept outputs; empty for all."""
     platforms: Sequence[str] | None = None
-    """None for those that have every kernel, of the CPU, CUDA and TPUs."""
+    """None for those with every kernel, of the CPU, CUDA and TPUs."""
     check: bool = True
-    """Whether to compare with onnxruntime, where that is installed."""
+    """Whether to compare with onnxruntime, if it is installed."""
     tolerance: float = DEFAULT_TOLERANCE
-    """Most that an output may differ by, in parts of its largest number."""
+    """Tolerance of an output, relative to its largest number."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     """Most bytes of the model and its external data together."""
     labels: Sequence[str] = ()
     """The classes of the output that has a number for each."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the configuration that is written beside the versions."""
+    """Parameters of the configuration written beside the versions."""
     batch_independent: bool | None = None
     """Declaration about the rows of a batch; None for what is proved of them."""
     with_texts: bool = False
@@ -86,9 +86,9 @@ class Imported:
     checked: Checked | None
     """None where nothing was compared."""
     notice: str = ""
-    """Why requests will not be put together, and what it will not run on; empty for neither."""
+    """Why requests will not be batched, and unsupported platforms; empty for neither."""
     texts: Texts = field(default_factory=Texts)
-    """Tensors that are numbers here, and texts in the model."""
+    """Tensors that are numbers here and texts in the model."""
     labels: str = ""
     """The files beside the versions that were written, and what is to be added to them; empty for
     none."""
@@ -211,7 +211,7 @@ def exportable(
 
 
 def _check_counted(plan: Plan, inputs: Inputs) -> None:
-    """Raise InvalidModel where rows are counted over a batch, which no request could be told."""
+    """Raise InvalidModel if data-dependent rows are counted over a batch."""
     if plan.counted and inputs.is_open:
         raise InvalidModel(
             f"output '{next(iter(plan.counted))}' has a number of rows that depends on the data, "

@@ -24,7 +24,7 @@ _NUMBERS_OF: Mapping[str, str] = MappingProxyType(
         "TreeEnsembleClassifier": "classlabels_int64s",
     }
 )
-"""Attributes in which a classifier of ai.onnx.ml has classes that are numbers."""
+"""Attributes of ai.onnx.ml classifiers with numeric classes."""
 
 _TEXTS = "classlabels_strings"
 
@@ -42,7 +42,7 @@ _MOVES: Mapping[tuple[str, str], frozenset[int] | None] = MappingProxyType(
         ("", "Where"): frozenset({1, 2}),
     }
 )
-"""Operators that move texts without looking at them, and the inputs that may be; None for all."""
+"""Operators that move texts, and the inputs allowed to be texts; None for all."""
 
 _PASSES = frozenset({(ML_DOMAIN, "ZipMap"), ("", "Identity")})
 """Operators after which scores are still those of the classes."""

@@ -66,7 +66,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
 
 
 def found(directory: Path, config: ModelConfig) -> OnnxSource:
-    """Return the model of a version directory; raises InvalidModel where there is none."""
+    """Return the model of a version directory; raises InvalidModel without one."""
     source = onnx_source.find(directory, config)
     if source is None:
         name = config.default_model_filename or onnx_source.DEFAULT_FILE

@@ -1,4 +1,4 @@
-"""Loop and Scan, unrolled where that is little, else as loops of XLA."""
+"""Loop and Scan, unrolled if small, else as loops of XLA."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -47,7 +47,7 @@ class Body:
         return self.run(self.graph, arguments, self.values, self.allowance)
 
     def unrolled(self, trips: int) -> "Body":
-        """Return it with its share of the allowance; raises InvalidModel where that is used up."""
+        """Unroll within the node budget; raises InvalidModel beyond it."""
         cost = trips * max(1, self.graph.size())
         if cost > self.allowance:
             raise InvalidModel(
@@ -153,7 +153,7 @@ class _Loop:
         return self._while()
 
     def _unrolled(self) -> list[AnyValue] | None:
-        """Compute trip by trip; None where that is much, or where data end the loop."""
+        """Unroll; None if that is too large, or data ends the loop."""
         limit, cost = self.limit, max(1, self.body.graph.size())
         if not isinstance(limit, int) or is_open(limit) or limit <= 0:
             return None
@@ -175,7 +175,7 @@ class _Loop:
         return self._results(state, [stack(row) for row in rows])
 
     def _counted(self) -> list[AnyValue] | None:
-        """Compute so many trips as are known to be made; None where data end the loop."""
+        """Compute a known number of trips; None if data ends the loop."""
         if isinstance(self.limit, int) and self.limit <= 0 and not self.stacked:
             return self._results(self.state, [])
         is_none = isinstance(self.limit, int) and self.limit <= 0
@@ -302,7 +302,7 @@ class _Carry:
         return state
 
     def checked(self, found: Sequence[AnyValue]) -> list[jax.Array]:
-        """Return what is carried behind a trip; raises InvalidModel where its shape changed."""
+        """Return the carry after a trip; raises InvalidModel for a changed shape."""
         after = [as_array(found[place], self._named(place)) for place in self.changed]
         for place, array, before in zip(self.changed, after, self.initial(), strict=True):
             if (array.shape, array.dtype) != (before.shape, before.dtype):
@@ -324,7 +324,7 @@ def _differ(pair: tuple[str, str]) -> bool:
 
 
 def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyValue]:
-    """Compute a Scan: a trip for each row of its inputs."""
+    """Compute a Scan: one trip per row of its inputs."""
     count = node.integer("num_scan_inputs")
     kept = len(given) - count
     stacked = len(body.graph.outputs) - kept

@@ -155,7 +155,7 @@ class _Planner:
         self.values.clear()
 
     def _controlled(self, node: Node) -> None:
-        """Replace an If by the branch that is taken, where that is known; else trace the node."""
+        """Replace an If by its known branch; else trace the node."""
         name = node.inputs[0] if node.inputs else ""
         condition = self.constants.get(name, self.values.get(name))
         if node.operator == "If" and isinstance(condition, np.ndarray) and condition.size == 1:

@@ -245,7 +245,7 @@ class External:
     """The files beside a model that hold its large tensors."""
 
     directory: Path | None
-    """None where there may be none."""
+    """None if external data is not allowed."""
     limit_bytes: int
     read_bytes: int = field(default=0)
     """So far."""

@@ -36,7 +36,7 @@ class Counted:
     """A tensor whose number of rows depends on the data (`counted.py`)."""
 
     rows: jax.Array
-    """As many as there can be; those beyond the count are padding."""
+    """Static capacity; rows beyond the count are padding."""
     count: jax.Array
     """INT64 without dimensions."""
     axis: int
@@ -46,11 +46,11 @@ class Counted:
 AnyValue: TypeAlias = Value | Sequenced | Absent | Counted
 
 NO_TENSORS = (Sequenced, Absent, Counted)
-"""The classes of values that are no plain tensors."""
+"""Classes of values other than plain tensors."""
 
 
 def tensor_of(value: AnyValue, subject: str) -> Value:
-    """Return a tensor; raises InvalidModel, which names the subject, for what is none."""
+    """Return a tensor; raises InvalidModel, naming the subject, for another value."""
     if isinstance(value, Sequenced):
         raise InvalidModel(f"{subject} is a sequence of {len(value.items)} tensors, no tensor")
     if isinstance(value, Absent):

@@ -25,7 +25,7 @@ class Inputs:
     """The inputs of the imported model."""
 
     specs: tuple[TensorSpec, ...]
-    """With -1 for what is open."""
+    """With -1 for open dimensions."""
     max_batch_size: int
     """0 where the first dimension is no batch."""
     named: tuple[tuple[int | str, ...], ...] = ()
@@ -37,7 +37,7 @@ class Inputs:
     """The dimension that is the batch of an input or an output, where that is not the first. A
     client has it first, and so have `specs`."""
     constants: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """Inputs of the model that are none any more."""
+    """Inputs of the model that became constants."""
 
     @property
     def is_open(self) -> bool:
@@ -126,7 +126,7 @@ def resolve(
 
 
 def _given(item: GraphInput, given: Sequence[int | str] | None) -> GraphInput:
-    """Return an input with the shape that is to take the place of its own."""
+    """Return an input with its new shape."""
     if given is None:
         return item
     if len(given) != len(item.shape):

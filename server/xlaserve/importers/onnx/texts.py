@@ -110,7 +110,7 @@ def _plain(node: Node, edges: Iterable[str]) -> Node:
 
 
 def write(directory: Path, texts: Texts) -> None:
-    """Keep what was text beside a converted model."""
+    """Write the text tensors beside a converted model."""
     inputs = {name: datatype.name for name, datatype in texts.inputs.items()}
     record = _Record(inputs, sorted(texts.outputs))
     files.write_atomically(directory / FILE_NAME, [msgspec.json.encode(record)])

@@ -22,7 +22,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.tensors import Tensor
 
 Value: TypeAlias = jax.Array | np.ndarray[Any, Any]
-"""On the host if it is of numpy, else traced."""
+"""A host value if it is of numpy, else traced."""
 
 Dimensions: TypeAlias = tuple[int, ...]
 """Sizes. JAX calls its symbolic dimensions integers as well, and they calculate like them."""
@@ -95,7 +95,7 @@ def integers_of(value: Value) -> list[int]:
 
 
 def scalar_of(value: Value) -> int:
-    """Return the only element of a host value, which may be symbolic."""
+    """Return the only element of a host value, possibly symbolic."""
     found = dimensions_of(value)
     if len(found) != 1:
         raise InvalidModel(f"expected one element, got {len(found)}")
@@ -164,7 +164,7 @@ def with_rank(value: Value, rank: int) -> Value:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front; raises InvalidModel where there is none such."""
+    """Return an axis counted from the front; raises InvalidModel if it is out of range."""
     if not -rank <= axis < max(rank, 1):
         raise InvalidModel(f"there is no axis {axis} in {rank} dimensions")
     return axis % rank if rank else 0

@@ -28,10 +28,10 @@ class Storage:
 
     value: jax.Array
     owner: str = ""
-    """Who would see a change after the request; empty where none would."""
+    """The observer of later changes; empty without one."""
     version: int = 0
     related: list["Storage"] = field(default_factory=list)
-    """Storages that may be this one in PyTorch, where the strides decide whether it copies."""
+    """Storages that PyTorch may share with this one, depending on strides."""
     changed_by: str = ""
     """The node that changed a related one, so that this value may be an old one."""
 
@@ -42,7 +42,7 @@ class Step:
 
     forward: Callable[[jax.Array], jax.Array]
     write: Callable[[jax.Array, jax.Array], jax.Array] | None
-    """Called with the value that is viewed and a new view; None where none can be written."""
+    """Called with the base and a new view; None if the view cannot be written."""
 
 
 class Reference:
@@ -62,7 +62,7 @@ class Reference:
         return cls(Storage(value, owner))
 
     def read(self) -> jax.Array:
-        """Return the value as it is now; raises InvalidModel where that is not known."""
+        """Return the current value; raises InvalidModel if it is unknown."""
         if self.storage.changed_by:
             raise InvalidModel(
                 f"it reads a tensor that may share memory with what {self.storage.changed_by} "
@@ -82,7 +82,7 @@ class Reference:
         return made
 
     def copy(self, value: jax.Array) -> "Reference":
-        """Return what PyTorch copies or not, as the strides have it."""
+        """Return a possible copy, which PyTorch makes depending on strides."""
         storage = Storage(value, related=self.storage.related)
         if not self.storage.related:
             self.storage.related.append(self.storage)

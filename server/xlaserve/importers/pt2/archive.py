@@ -41,7 +41,7 @@ _FOREIGN = {
     "data.pkl": "it is a checkpoint of torch.save or a program of TorchScript, which are pickles: "
     "export the model with torch.export",
 }
-"""Files of other formats, and what to do."""
+"""Files of other formats, with advice."""
 
 
 @dataclass(frozen=True, slots=True)

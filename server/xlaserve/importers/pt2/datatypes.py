@@ -26,7 +26,7 @@ _DTYPES: Mapping[int, "np.dtype[Any]"] = MappingProxyType(
         35: np.dtype(np.uint64),
     }
 )
-"""Those that a tensor of the V2 protocol can have."""
+"""Datatypes of the V2 protocol."""
 
 _OTHERS = MappingProxyType(
     {
@@ -46,7 +46,7 @@ STRIDED = 7
 
 
 def dtype_of(number: int) -> "np.dtype[Any]":
-    """Return the dtype of a ScalarType; raises InvalidModel for one that is not here."""
+    """Return the dtype of a ScalarType; raises InvalidModel if unsupported."""
     found = _DTYPES.get(number)
     if found is None:
         name = _OTHERS.get(number, str(number))

@@ -10,7 +10,7 @@ from xlaserve.errors import InvalidModel
 
 MAX_CHARACTERS = 4000
 MAX_BITS = 256
-"""Of a number on the way: powers of powers grow faster than any text."""
+"""Limit of intermediate numbers: powers of powers grow faster than any text."""
 _MAX_EXPONENT = 8
 
 _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(

@@ -34,7 +34,7 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the one after the highest that is there."""
+    """None for the one after the highest."""
     max_batch_size: int | None = None
     """None for 32, or fewer where the program says so, if one open dimension is first in every
     input, else 0."""
@@ -42,13 +42,13 @@ class Options:
     """Sizes of open dimensions, by the names of their symbols; the model is compiled for each of
     several."""
     outputs: Sequence[str] = ()
-    """Those that are kept, all if there is none."""
+    """Kept outputs; empty for all."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     """Most bytes of the file, and of any tensor that the program makes."""
     labels: Sequence[str] = ()
     """The classes of the output that has a number for each."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the configuration that is written beside the versions."""
+    """Parameters of the configuration written beside the versions."""
     batch_independent: bool | None = None
     """Declaration about the rows of a batch; None for what is proved of them."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Imported:
     torch_version: str
     nodes: int
     notice: str = ""
-    """Why requests will not be put together, and what it will not run on; empty for neither."""
+    """Why requests will not be batched, and unsupported platforms; empty for neither."""
     labels: str = ""
     """The files beside the versions that were written, and what is to be added to them; empty for
     none."""

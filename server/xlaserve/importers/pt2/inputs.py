@@ -101,7 +101,7 @@ def _symbols(shapes: Mapping[str, Sequence[int | str]]) -> list[str]:
 def _batch(
     shapes: Mapping[str, Sequence[int | str]], dimensions: Mapping[str, Sequence[int]]
 ) -> str | None:
-    """Return the symbol that is first in every input; None where there is none."""
+    """Return the symbol of every input's first dimension; None without one."""
     first = {shape[0] if shape else 1 for shape in shapes.values()}
     if len(first) != 1:
         return None
@@ -181,7 +181,7 @@ def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
 
 
 def _check_guards(program: Program, inputs: Inputs) -> None:
-    """Raise InvalidModel where a condition does not hold for every size that may be asked for."""
+    """Raise InvalidModel if a condition fails for an allowed size."""
     for shapes in _asked(inputs):
         for guard in program.guards:
             if not holds(guard, shapes):

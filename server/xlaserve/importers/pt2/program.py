@@ -35,7 +35,7 @@ Term: TypeAlias = "Read | MemoryFormat | Device | Graph | Known | tuple[Term, ..
 """An argument of a node: known, or read from the values."""
 
 Names: TypeAlias = "str | tuple[Names, ...] | None"
-"""The name of one result, or of several; None for a result that is none."""
+"""The names of one result or of several; None for no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Node:
     target: str
     """As in `aten.add.Tensor`."""
     arguments: tuple[tuple[str, Term], ...]
-    """By the name in the operator's schema; empty where it has none."""
+    """By the name in the operator's schema; empty for positional ones."""
     results: Names
     name: str
 

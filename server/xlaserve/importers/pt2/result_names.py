@@ -64,7 +64,7 @@ def _leaves(
 
 
 def _keys(tree: _Tree, fields: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Return the keys of a dict and the fields of a named tuple; None where there are none."""
+    """Return the keys of a dict or the fields of a named tuple; None for other trees."""
     if not tree.context:
         return None
     try:

@@ -117,7 +117,7 @@ class Runner:
         return found[0] if graph.is_single else found
 
     def _check(self, name: str, value: jax.Array, described: Described | None) -> None:
-        """Raise InvalidModel for a value that is too large, or not what PyTorch saw it be."""
+        """Raise InvalidModel for a value that is too large or differs from PyTorch's record."""
         sizes = [size for size in value.shape if not is_open(size)]
         needed = math.prod(sizes) * value.dtype.itemsize
         if needed > self.limit_bytes:
@@ -208,7 +208,7 @@ def _called(operation: Operation, arguments: Mapping[str, Any]) -> Any:
 
 
 def _paired(names: Names, found: Any) -> list[tuple[str, Any]]:
-    """Return each name with its value; raises InvalidModel where there are more of one."""
+    """Return each name with its value; raises InvalidModel for unequal counts."""
     if names is None or names == ():
         return []
     if isinstance(names, str):
@@ -256,7 +256,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 def outputs(
     values: Mapping[str, Any], named: Mapping[str, Term], wanted: Sequence[str]
 ) -> dict[str, jax.Array]:
-    """Return the outputs of a program; raises InvalidModel for one that is no tensor."""
+    """Return a program's outputs; raises InvalidModel for one that is no tensor."""
     found = {}
     for name in wanted:
         value = resolved(named[name], values)

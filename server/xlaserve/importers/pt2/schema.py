@@ -20,7 +20,7 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Device(_Strict):
-    """Where a tensor was at the export; programs are for any device here."""
+    """Device of a tensor at the export; ignored here."""
 
     type: str
     index: int | None = None
@@ -375,7 +375,7 @@ class ExportedProgram(_Strict):
 
 
 class Payload(_Strict):
-    """Where one tensor of a module is stored."""
+    """Storage of one tensor of a module."""
 
     path_name: str
     is_param: bool
@@ -390,7 +390,7 @@ class PayloadConfig(_Strict):
 
 
 def present(union: msgspec.Struct) -> list[str]:
-    """Return the fields of a union that are there; one, in what PyTorch writes."""
+    """Return the fields set in a union; one, in PyTorch's files."""
     return [
         name for name in union.__struct_fields__ if not isinstance(getattr(union, name), UnsetType)
     ]

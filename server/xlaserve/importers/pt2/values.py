@@ -18,7 +18,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 
 Number: TypeAlias = bool | int | float
-"""A number that is known, or a symbolic dimension, which JAX calls an integer too."""
+"""A known number, or a symbolic dimension."""
 
 Operand: TypeAlias = jax.Array | Number
 Dtype: TypeAlias = np.dtype[Any]
@@ -84,7 +84,7 @@ def _joined(one: Dtype | None, other: Dtype) -> Dtype:
 
 
 def _over(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
-    """Return the dtype of what counts for more, unless the other one is of a higher kind."""
+    """Return the higher-priority dtype, unless the other one is of a higher kind."""
     if higher is None or lower is None:
         return lower if higher is None else higher
     return _joined(higher, lower) if _rank(lower) > _rank(higher) else higher
@@ -119,7 +119,7 @@ def fractional(*operands: Operand) -> list[jax.Array]:
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """Return an axis counted from the front; raises InvalidModel where there is none such."""
+    """Return an axis counted from the front; raises InvalidModel if it is out of range."""
     if not -max(rank, 1) <= dim < max(rank, 1):
         raise InvalidModel(f"there is no dimension {dim} in {rank}")
     return dim % max(rank, 1)
@@ -134,7 +134,7 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def spread(values: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return one number for each of so many dimensions, where one may stand for all."""
+    """Return one number per dimension, repeating a single one."""
     listed = (values,) if isinstance(values, int) else tuple(values)
     if len(listed) == 1:
         return listed * count

@@ -20,7 +20,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _MAX_COMMENT = 0xFFFF
 _MAX32 = 0xFFFFFFFF
 _SATURATED = (0xFFFF, 0xFFFF, _MAX32, _MAX32)
-"""What the end says of a directory whose record of 64-bit numbers has to be read."""
+"""Marks a directory whose 64-bit record must be read."""
 _ZIP64_FIELD = 1
 
 _STORED, _DEFLATED = 0, 8

@@ -116,7 +116,7 @@ class Ahead:
 
     @property
     def memory(self) -> ModelMemory:
-        """Return what a server reserves for the programs that were noted, and the parameters."""
+        """Return a server's reservation for the recorded programs and the parameters."""
         return memory_of(self.copies, self.module_bytes)
 
 

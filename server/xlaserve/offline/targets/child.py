@@ -200,7 +200,7 @@ def config_of(job: Job) -> ModelConfig:
 
 
 def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs until there is none."""
+    """Do jobs until the end of input."""
     for line in jobs:
         done = child.compiled(msgspec.json.decode(line, type=Job))
         answers.write(msgspec.json.encode(done) + b"\n")

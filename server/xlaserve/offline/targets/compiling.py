@@ -25,7 +25,7 @@ MAX_CHILDREN = 2
 """Each takes a core, and half a gigabyte before it compiles anything."""
 
 JOB_SECONDS = 1800.0
-"""For all programs of one version."""
+"""Limit of all programs of one version."""
 
 MAX_BYTES = 16 << 30
 """Resident in each."""

@@ -23,7 +23,7 @@ _LOCATION = re.compile(r"Suspected Python Code Location:\s+(?P<place>/[^\s:]+:\d
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what is to be told of an exception of a lowering or a compilation."""
+    """Return the problem behind an exception of a lowering or a compilation."""
     text = str(error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__

@@ -41,13 +41,13 @@ and with Triton's kernels, which take other scratch memory, and takes the quicke
 
 
 def choices(platform: str, module: bytes) -> tuple[Mapping[str, Any], ...]:
-    """Return the options that a program is compiled with to know what a server may need."""
+    """Return the sets of compiler options whose results a server may need."""
     # The names of operations are in the bytecode of a module.
     return _CHOICES.get(platform, ({},))[: 2 if b"dot_general" in module else 1]
 
 
 def flags_of(target: Target, count: int, flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return what XLA is told when it compiles for so many of a target; the last one counts."""
+    """Return XLA's flags for a number of target devices; the last of a name counts."""
     devices = (f"--xla_force_host_platform_device_count={count}",)
     return (*(devices if target.platform == "cpu" else ()), *flags, *_FLAGS[target.platform])
 

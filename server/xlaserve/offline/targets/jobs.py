@@ -18,11 +18,11 @@ class Job:
     config_directory: str = ""
     """Directory of its `config.json` or `config.pbtxt`; empty for none."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """Parameters of a configuration that count before those that are written."""
+    """Parameters of a configuration that override the written ones."""
     flags: tuple[str, ...] = ()
-    """For XLA, besides those that a target takes."""
+    """XLA flags besides the target's."""
     options: XlaOptions = field(default_factory=XlaOptions)
-    """Those of the server; by default of one whose operator says nothing."""
+    """Server options; by default those of a default configuration."""
     cache_directory: str = ""
     """Directory where results are kept and found again (results.py); empty for none."""
 
@@ -34,7 +34,7 @@ class CompiledProgram:
     key: str
     """The hash of everything that it depends on."""
     device: str
-    """The first of those that it is for, as memory is reserved on it: `cuda:0`."""
+    """The first of its devices, for the reservation: `cuda:0`."""
     rows: int
     """0 for a model without a batch dimension, or where `sizes` begin with the rows."""
     sizes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Problem:
     reason: str
     """One line."""
     operation: str = ""
-    """The one that the compiler does not support; empty where that is not what failed."""
+    """The unsupported operation; empty for other failures."""
     location: str = ""
     """The author's line, where the artifact says."""
 
@@ -82,11 +82,11 @@ class Compiled:
     reserved: Reserved | None = None
     max_batch_size: int = 0
     in_flight: int = 1
-    """Executions that may be in flight on one device."""
+    """Concurrent executions on one device."""
     parameters_bytes: int = 0
-    """Bytes of one copy, on each of its devices, as arrays."""
+    """Bytes of one copy per device, as arrays."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of what compiled it."""
     notice: str = ""
-    """Why requests would not be put together; empty where they would."""
+    """Why requests would not be batched; empty if they would."""
     problem: Problem | None = None

@@ -13,7 +13,7 @@ from xlaserve.files import files
 from xlaserve.runtime.programs.footprint import Footprint
 
 MAX_ENTRIES = 50_000
-"""Some 200 bytes each; those that were written first go first."""
+"""Limit of entries, some 200 bytes each; the oldest are removed."""
 
 _FORMAT = 3
 _PRUNED_EVERY = 512
@@ -36,7 +36,7 @@ class Results:
     _written: int = 0
 
     def get(self, key: str) -> Footprint | None:
-        """Return what is known; None where that is nothing, or cannot be read."""
+        """Return the cached result; None if missing or unreadable."""
         if self.directory is None:
             return None
         try:

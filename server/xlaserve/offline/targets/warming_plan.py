@@ -17,7 +17,7 @@ class WarmingPlan:
     cache_directory: str
     cache_max_bytes: int
     server_flags: str
-    """Those of XLA that servers are started with, as `compilation.flags` has them."""
+    """XLA flags of the servers, as from `compilation.flags`."""
     options: XlaOptions = field(default_factory=XlaOptions)
 
     @property

@@ -15,7 +15,7 @@ class Beginning:
     host: PythonHost
     owner: object
     seconds: float
-    """Time that it may be silent while it has requests; 0 for any."""
+    """Limit of its silence while it has requests; 0 for none."""
     check_cancelled: Callable[[], None]
 
     @property

@@ -68,7 +68,7 @@ class ChildRequest:
         last: bool = True,
         parameters: AnswerParameters | None = None,
     ) -> None:
-        """Send an answer; after one that is not the last, the server says when to go on."""
+        """Send an answer; after a non-final one, wait for the server."""
         self.is_writable = last
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 
@@ -201,7 +201,7 @@ def _said(asked: Asked, within: object) -> dict[str, Any]:
 
 
 class ChildMetric(Metric):
-    """A series that is kept here too, and changed in the server with each change."""
+    """A series mirrored in the server with each change."""
 
     tell: Callable[[str, float], None]
 
@@ -260,7 +260,7 @@ class Child:
         self._copy: Any = None
 
     def run(self) -> None:
-        """Load, and answer requests until the server says that it is over, or is gone."""
+        """Load, and answer requests until the server ends it or is gone."""
         said, _ = self._pipe.receive()
         threading.Thread(target=self._load, args=(said,), daemon=True).start()
         while True:

@@ -40,7 +40,7 @@ _WORDS = frozenset(("again", "end", "later"))
 
 
 class _ToBeEnded(Exception):
-    """The reason why a process is to be ended."""
+    """The reason to end a process."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class ProcessCopy:
         """Held for the groups and the pipe."""
         self._groups: dict[int, _Group] = {}
         self._pipe: Pipe | None = None
-        """None while there is no process that takes requests."""
+        """None while no process takes requests."""
         self._process: RunningProcess | None = None
         self._is_closing = False
         self._heard = time.monotonic()
@@ -80,10 +80,10 @@ class ProcessCopy:
         """Requests whose clients have to read first."""
         self._lost = ""
         self._is_stopped = False
-        """Whether somebody has stopped the process, which is handed nothing then."""
+        """Whether the process is stopped (SIGSTOP), and gets no requests."""
         self.readiness = PresentReadiness(lambda: self._pipe is not None and not self._is_stopped)
         self.resident_bytes = 0
-        """Memory that the process holds, as measured last; 0 where that is not known."""
+        """Last measured memory of the process; 0 if unknown."""
         self.on_memory: Callable[[], None] = lambda: None
         """Called in a thread when it has changed."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -107,7 +107,7 @@ class ProcessCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Hand requests to the process; they fail where there is none now."""
+        """Hand requests to the process; they fail without one."""
         numbered = {next(self._numbers): request for request in requests}
         number = next(self._numbers)
         with self._lock:
@@ -198,7 +198,7 @@ class ProcessCopy:
         return reason
 
     def _listen(self, process: RunningProcess, services: Services) -> str:
-        """Do what the process says until it is gone; return why to end it, if there is a reason."""
+        """Handle messages until the process is gone; return a reason to end it, if any."""
         looked = time.monotonic()
         while True:
             try:
@@ -234,7 +234,7 @@ class ProcessCopy:
             getattr(self, name)(pipe, header, tensors)
 
     def _measure(self, process: RunningProcess) -> None:
-        """Take note of the memory that the process holds, and end it where that is too much."""
+        """Measure the memory of the process, and end it beyond its limit."""
         held, limit = process.resident_bytes, self._beginning.host.process_bytes
         if limit and held > limit:
             excess = f"it held {held} bytes, more than {limit} (python_process_bytes)"
@@ -244,7 +244,7 @@ class ProcessCopy:
             self.on_memory()
 
     def _check(self, process: RunningProcess, services: Services) -> None:
-        """Receive no more of a process that is gone, stopped, or silent though it is its turn."""
+        """Stop reading from a process that is gone, stopped, or overdue."""
         stopped = process.stopped
         stopped.look()
         if stopped.is_over:
@@ -271,7 +271,7 @@ class ProcessCopy:
             self._drop(key, pipe)
 
     def _is_overdue(self, services: Services) -> str:
-        """Say why the process is to be ended, if it is silent though it is its turn."""
+        """Return a reason to end an overdue process."""
         limit = self._beginning.seconds
         # A model that waits for others, or for clients that do not read, may be silent.
         is_due = not services.are_awaited and any(

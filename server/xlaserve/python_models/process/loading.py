@@ -70,7 +70,7 @@ def _memory(copies: Sequence[ProcessCopy]) -> ModelMemory:
 
 
 def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[str, Any]:
-    """Return what a process says of its model."""
+    """Return the description of a model as a message."""
     return {
         "inputs": [(one.name, one.datatype.name, one.shape) for one in info.inputs],
         "outputs": [(one.name, one.datatype.name, one.shape) for one in info.outputs],

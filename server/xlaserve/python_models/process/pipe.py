@@ -33,14 +33,14 @@ LIMIT_HEADER_BYTES = 16 << 20
 LIMIT_TENSOR_BYTES = 1 << 31
 """The most bytes of the tensors of one message."""
 STALLED_SECONDS = 30.0
-"""Seconds in which the other end may take nothing of a message, before it is given up."""
+"""Seconds without progress of a message before the other end is given up."""
 
 _SIZES = struct.Struct("<IQ")
 _NO_TENSORS: Mapping[str, Tensor] = {}
 
 
 class PipeError(Exception):
-    """The other end sent what cannot be, or is gone."""
+    """The other end sent a malformed message, or is gone."""
 
 
 class MessageTooLarge(PipeError):

@@ -18,7 +18,7 @@ from xlaserve.python_models.process.slab import SlabReader, SlabWriter, make_sla
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.python_models.process.child")
 _END_SECONDS = 5.0
-"""Seconds that a process may take to end by itself once it has closed the pipe."""
+"""Seconds for a process to end by itself after closing the pipe."""
 _POLL_SECONDS = 0.005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -54,7 +54,7 @@ class RunningProcess:
             )
             failed.pop_all()
         self.stopped = Stopped(self._process.pid)
-        """For how long somebody has stopped it (SIGSTOP)."""
+        """How long it has been stopped (SIGSTOP)."""
         self._ending = threading.Lock()
         """Held while it is killed, and while its number is given back."""
         self.pipe = Pipe(ours, writer, reader)
@@ -79,7 +79,7 @@ class RunningProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Return the memory that it holds; 0 where that is not known."""
+        """Return its memory; 0 if unknown."""
         with suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/{self._process.pid}/statm").read_text()
             return int(text.split()[1]) * _PAGE

@@ -55,7 +55,7 @@ class Services:
         return bool(self._calling) or self._streams.are_awaited
 
     def close(self) -> None:
-        """Ask other models for nothing more: the process is gone."""
+        """Cancel calls to other models: the process is gone."""
         self._streams.close()
 
     def on_call(self, header: Header, tensors: Arrays) -> None:

@@ -25,7 +25,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class SlabError(Exception):
-    """The other side names memory that it does not have."""
+    """The other side named invalid memory."""
 
 
 def aligned(count: int) -> int:
@@ -120,7 +120,7 @@ class _Chunk(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 class SlabReader:
-    """Views the other side's data in a slab, and tracks which views have gone."""
+    """Views the other side's data in a slab, and tracks released views."""
 
     def __init__(self, descriptor: int, *, writable: bool) -> None:
         """Map a slab; the descriptor may be closed then."""

@@ -107,7 +107,7 @@ class ModelConfig:
         self._add("output", output, ("name", "data_type", "dims"))
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Json]) -> None:
-        """Set whether the model is decoupled; raises ValueError where that is configured."""
+        """Set whether the model is decoupled; raises ValueError if the configuration says."""
         for name in transaction_policy_dict:
             if name != "decoupled":
                 raise ValueError(f"model_transaction_policy: expected 'decoupled', got '{name}'")

@@ -51,7 +51,7 @@ class TritonCopy:
         self.readiness = None if asked is None else CodeReadiness(self.name, asked)
 
     def load(self) -> None:
-        """Call `initialize`, where there is one."""
+        """Call `initialize`, if defined."""
         initialize = getattr(self._model, "initialize", None)
         if initialize is not None:
             wait_for(self._thread, lambda: initialize(dict(self._args)))
@@ -67,7 +67,7 @@ class TritonCopy:
             self._thread.submit(lambda: self._handle(parts, freed))
 
     def close(self) -> None:
-        """Call `finalize`, where there is one, and end the thread."""
+        """Call `finalize`, if defined, and end the thread."""
         finalize = getattr(self._model, "finalize", None)
         try:
             if finalize is not None:

@@ -37,7 +37,7 @@ _OWN_PARAMETERS = frozenset(
 
 
 class InferenceTrace:
-    """The trace of a request; the server follows calls of other models by itself."""
+    """The trace of a request; nested calls are traced automatically."""
 
     def get_context(self) -> None:
         """Return nothing: spans are the server's alone."""
@@ -47,7 +47,7 @@ class InferenceRequest:
     """A request to this model, or one that its code makes for another."""
 
     calls: Calls | None = None
-    """Has other models answer; the module of a model has a class of its own with it."""
+    """Calls other models; each model's module has its own subclass with it."""
 
     def __init__(  # noqa: PLR0917 - Triton's order of arguments
         self,
@@ -112,7 +112,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """Return the microseconds that it may take; 0 for any."""
+        """Return its timeout in microseconds; 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -123,11 +123,11 @@ class InferenceRequest:
         """Return nothing: answers are on the host."""
 
     def trace(self) -> InferenceTrace:
-        """Return its trace, which may be given to a request that is made here."""
+        """Return its trace, which may be passed to a request made here."""
         return InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Return False: nobody cancels a request that is made here."""
+        """Return False: requests made here are not cancelled."""
         return False
 
     def get_response_sender(self) -> "InferenceResponseSender":
@@ -153,7 +153,7 @@ class InferenceRequest:
             return failed_response(error)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """Return what `exec` does, to be awaited; the request is on its way when this returns."""
+        """Return an awaitable `exec`; the request is already sent when this returns."""
         if decoupled:
             found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             found.set_result(self.exec(decoupled=True))

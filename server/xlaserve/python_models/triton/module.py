@@ -80,7 +80,7 @@ class MemoryType(IntEnum):
 
 
 class PreferredMemory:
-    """The memory in which the answers of other models are wanted; they are on the host."""
+    """Preferred memory of other models' answers; ignored, they are on the host."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         """Take it without effect."""

@@ -74,7 +74,7 @@ class GivenOutputs:
 
 
 def _text(element: object) -> bytes:
-    """Return an element of an array of objects as BYTES: what is no text is written by `str`."""
+    """Return an object as BYTES, converted by `str` unless it is text."""
     if isinstance(element, bytes):
         return element
     if isinstance(element, bytearray | memoryview):

@@ -51,7 +51,7 @@ class Logger:
         self.log(message, self.ERROR)
 
     def log_verbose(self, message: object) -> None:
-        """Write a line that is there with the log level `debug` alone."""
+        """Log a line at level `debug`."""
         self.log(message, self.VERBOSE)
 
 

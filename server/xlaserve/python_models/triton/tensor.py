@@ -47,7 +47,7 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule of its memory, which may be taken once."""
+        """Return a DLPack capsule of its memory, for a single use."""
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: object = None, **more: object) -> object:

@@ -1,4 +1,4 @@
-"""The models of a platform that decides on loads here: ModelMesh or SageMaker."""
+"""Models of a platform that controls loading: ModelMesh or SageMaker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.residence.registry import Model, Registry
 
 MAX_HOSTED = 1000
-"""Models of one reading: the largest of those that are loaded."""
+"""Limit of models per reading: the largest are kept."""
 
 
 class Platform(StrEnum):
@@ -25,17 +25,17 @@ class Platform(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostedReading:
-    """A model that is loaded."""
+    """A loaded model."""
 
     name: str
     held_bytes: int
     """Memory of all its versions."""
     told_bytes: int | None
-    """The size that a mesh counts it with; None where none was told."""
+    """The size reported to the mesh; None if none was."""
     url: str
-    """The url that it was loaded from, or its directory; empty with a mesh."""
+    """Its url, or its directory; empty with a mesh."""
     loaded_at_ns: int
-    """When its last load ended, since the epoch; 0 where that is not known."""
+    """End of its last load, since the epoch; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class HostingReading:
 
     platform: Platform
     limits: RuntimeLimits | None
-    """Limits that a mesh was told when it last asked; None before that, and without a mesh."""
+    """Limits reported to a mesh at its last call; None before, and without a mesh."""
     untold_bytes: int
-    """Bytes that models hold beyond what the mesh counts them with."""
+    """Memory of models beyond the sizes reported to the mesh."""
     used_bytes: int
-    """Memory that models hold, or that is reserved for them."""
+    """Memory held by models or reserved for them."""
     total_bytes: int | None
     """Memory for models; None while it is not known."""
     model_count: int
@@ -71,7 +71,7 @@ class HostingReading:
 
 
 class HostingBoard:
-    """Reads what a platform has loaded. Of the event loop."""
+    """Reads a platform's loaded models; belongs to the event loop."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class HostingBoard:
         mesh: ModelRuntime | None = None,
         container: MultiModelContainer | None = None,
     ) -> None:
-        """`mesh` is there with ModelMesh, and `container` with SageMaker."""
+        """`mesh` exists with ModelMesh, and `container` with SageMaker."""
         self._registry = registry
         self._capacity = capacity
         self._mesh = mesh
@@ -95,7 +95,7 @@ class HostingBoard:
         return Platform.NONE if self._container is None else Platform.SAGEMAKER
 
     async def read(self) -> HostingReading:
-        """Return what is loaded, and what is on its way; requests have their turn in between."""
+        """Return loaded models and running loads; requests are served in between."""
         models: list[HostedReading] = []
         loading: list[LoadReading] = []
         async for model in in_turns(self._registry.models()):

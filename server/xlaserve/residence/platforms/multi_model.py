@@ -18,11 +18,11 @@ MAX_NAME_BYTES = 1024
 """A longer name might not fit into the path of the request that unloads it."""
 
 _HELD = frozenset({State.READY, State.RELOADING, State.UNLOADING})
-"""The states of a version that has memory, or had it until now."""
+"""States of a version that has memory, or is releasing it."""
 
 
 class NoDefaultModel(InvalidRequest):
-    """A request names no model, and it cannot be told which one is meant."""
+    """A request without a model's name, where several could be meant."""
 
     def __init__(self, loaded: int) -> None:
         super().__init__(
@@ -32,11 +32,11 @@ class NoDefaultModel(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """One model that is loaded."""
+    """A loaded model."""
 
     name: str
     url: str
-    """The url that it was loaded from, as in the request, or its directory in the repository."""
+    """Its url, as in the request, or its directory in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Page:
 
     models: tuple[HostedModel, ...]
     last: str
-    """The name behind which the next page begins; empty where there is none."""
+    """The last name of this page; empty on the final page."""
 
 
 class MultiModelContainer:
@@ -75,7 +75,7 @@ class MultiModelContainer:
 
     @property
     def healthy(self) -> bool:
-        """Tell whether the container answers; one without models may (SageMaker, /ping)."""
+        """Tell whether the container is healthy; it may be without models (SageMaker, /ping)."""
         return self._control.follower.server_ready
 
     async def load(self, name: str, url: str) -> None:
@@ -122,7 +122,7 @@ class MultiModelContainer:
         await self._control.plane.apply(Change(ChangeKind.EVICT, name), evict)
 
     def get(self, name: str) -> HostedModel:
-        """Return a model that is loaded; raises ModelNotFound (SageMaker, Get Model API)."""
+        """Return a loaded model; raises ModelNotFound (SageMaker, Get Model API)."""
         require_seen_now(name)
         model = self._registry.find(name)
         if model is None or model.newest() is None:
@@ -155,7 +155,7 @@ class MultiModelContainer:
         return names[0]
 
     def _names(self) -> list[str]:
-        """List what is loaded, and the call that is answered now may see."""
+        """List loaded models visible to the current caller."""
         sees = seen_now()
         return [
             model.name
@@ -164,14 +164,14 @@ class MultiModelContainer:
         ]
 
     def hosted(self, model: Model) -> HostedModel:
-        """Return a model with the url that it was loaded from, or its directory."""
+        """Return a model with its url, or its directory."""
         newest = model.newest()
         instance = newest.instance if newest else None
         url = instance.url if instance else ""
         return HostedModel(model.name, url or self._repository.url(model.name))
 
     def _is_taken(self, name: str) -> bool:
-        """Tell whether the name has a model; one on its way out leaves the name behind."""
+        """Tell whether a model has the name; one being unloaded frees it."""
         model = self._registry.find(name)
         leaving = (State.UNAVAILABLE, State.UNLOADING)
         return model is not None and any(v.state not in leaving for v in model.versions.values())
@@ -183,7 +183,7 @@ def _instances(model: Model | None) -> list[Instance]:
 
 
 def _check_key(name: str) -> None:
-    """Raise InvalidName for what could not be sent back and forth as a name."""
+    """Raise InvalidName for a name that cannot be transmitted."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -19,7 +19,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LOOK_SECONDS = 0.2
-"""Seconds to look at files, at most: a mesh waits for half a second, for all."""
+"""Limit of reading files in seconds: a mesh waits for half a second in all."""
 
 _TYPICAL = 0.9
 """The part of all models that need no more than what is predicted for one that nothing is known
@@ -45,7 +45,7 @@ class Predictions:
         self._by_id: OrderedDict[bytes, _Need] = OrderedDict()
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
         self._asked: OrderedDict[bytes, bytes] = OrderedDict()
-        """Id -> the key of what was last asked for under it."""
+        """Id -> the key of its last prediction."""
         self._ascending: list[int] = []
         """Bytes that those of `_by_id` needed that were loaded; one that was refused may exceed
         all memory, and says nothing of others."""
@@ -53,7 +53,7 @@ class Predictions:
     def remember(
         self, model_id: str, needed_bytes: int, *keys: Hashable, refused: bool = False
     ) -> None:
-        """Keep what a load needed, even if the load was refused."""
+        """Record the need of a load, even of a refused one."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         self._by_id[known] = _Need(needed_bytes, refused)
@@ -66,29 +66,29 @@ class Predictions:
             keep(self._by_key, key, needed_bytes, 3 * self._limit)
 
     def forget(self, model_id: str, *keys: Hashable) -> None:
-        """Forget a model, under all of its names."""
+        """Forget a model, under all of its keys."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         for key in self._keys(known, keys):
             self._by_key.pop(key, None)
 
     def asked(self, model_id: str, key: Hashable) -> None:
-        """Note what a mesh calls the files of a model; a puller calls them otherwise in a load."""
+        """Record a mesh's name for a model's files; a puller's load has another one."""
         keep(self._asked, _digest(model_id), _digest(key), self._limit)
 
     def of_id(self, model_id: str) -> int | None:
-        """Return what the last load under this id needed."""
+        """Return the need of the last load with this id."""
         need = _use(self._by_id, _digest(model_id))
         return need.size_bytes if need else None
 
     def of_key(self, *keys: Hashable) -> int | None:
-        """Return what was needed by the first of these that is known."""
+        """Return the need under the first known key."""
         found = (_use(self._by_key, _digest(key)) for key in keys)
         return next((size for size in found if size is not None), None)
 
     @property
     def typical_bytes(self) -> int | None:
-        """Return the 90th percentile over the ids that were loaded; None for none."""
+        """Return the 90th percentile of needs; None without loads."""
         if not self._ascending:
             return None
         return self._ascending[ceil(_TYPICAL * len(self._ascending)) - 1]
@@ -114,7 +114,7 @@ class FilesSeen:
     needed_bytes: int
     """The memory that a load needs, by their headers, in bytes by device."""
     key: Hashable
-    """The key that it shares with models that need the same."""
+    """Key shared by models with equal needs."""
 
 
 class FilesLook:
@@ -129,7 +129,7 @@ class FilesLook:
         self._log = structlog.get_logger("runtime")
 
     async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
-        """Return what `look` does; None where the files are not there, no model, or slow."""
+        """Return the result of `look`; None if files are missing, invalid or slow."""
         looking = asyncio.wrap_future(self._thread.submit(answering(look)))
         try:
             return await asyncio.wait_for(looking, LOOK_SECONDS)
@@ -141,7 +141,7 @@ class FilesLook:
             return None
 
     def close(self) -> None:
-        """Look at nothing more; what still looks is not waited for."""
+        """Stop reading, without waiting for running reads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -160,5 +160,5 @@ def _use(kept: "OrderedDict[bytes, V]", key: bytes) -> V | None:
 
 
 def _digest(key: Hashable) -> bytes:
-    """Return some bytes instead of a key, which a client may have made as long as a message."""
+    """Return a fixed-size digest of a key, which clients may make long."""
     return hashlib.blake2b(repr(key).encode(errors="surrogatepass"), digest_size=16).digest()

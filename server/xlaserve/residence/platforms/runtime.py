@@ -31,7 +31,7 @@ blocks."""
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
 """The largest size that ModelMesh can count: units of 8 KiB, kept in 31 bits."""
 MAX_NUMBER = 2**31 - 1
-"""The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
+"""The largest signed 32-bit number: unsigned fields are signed in the mesh."""
 
 _COMPILED_BYTES = 8 << 20
 """Added for executables and buffers where only the size of a model's file is known."""
@@ -58,7 +58,7 @@ class RuntimeLimits:
     default_size_bytes: int
     limit_concurrency: bool
     slack_bytes: int = 0
-    """The memory that it is not told of."""
+    """Memory withheld from the mesh."""
 
     @classmethod
     def of(
@@ -110,7 +110,7 @@ class RuntimeLimits:
         )
 
     def may_evict(self, counted_bytes: int) -> bool:
-        """Tell whether a mesh that counts so many bytes evicts for it, or may do so."""
+        """Tell whether a mesh with this count evicts, or may evict."""
         return counted_bytes > self.capacity_bytes - self.capacity_bytes // _KEPT_FOR_UNLOADS
 
 
@@ -121,13 +121,13 @@ class RuntimeModel:
     id: str
     location: Location
     key: Hashable = ""
-    """The model key, as it came: part of what names a model besides its path."""
+    """The model key as received; identifies a model together with its path."""
     disk_size_bytes: int = 0
-    """The size of the files as the mesh knows it, in bytes; 0 where it does not."""
+    """File size according to the mesh, in bytes; 0 if unknown."""
 
     @property
     def files(self) -> Hashable:
-        """Return what names its files, whatever it is called."""
+        """Return the identity of its files, independent of its id."""
         return self.location, self.key
 
 
@@ -141,7 +141,7 @@ class LoadedSize:
 
 
 class ModelRuntime:
-    """Loads and unloads models by id; nothing else than the mesh decides what is loaded."""
+    """Loads and unloads models by id, on behalf of the mesh alone."""
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class ModelRuntime:
         self._largest_shared_bytes = 0
         """The most that a model was seen to need that another carried."""
         self._predicted: OrderedDict[str, int] = OrderedDict()
-        """What the mesh was last told of the need of a model that is not loaded yet, by its id."""
+        """Reported need of models that are not loaded yet, by id."""
         self._loading: Counter[str] = Counter()
         """The ids of loads in progress."""
         control.expect_unloads(self._unloads_expected)
         self.limits: RuntimeLimits | None = None
-        """Limits that the mesh was told when it last asked; None before that."""
+        """Limits reported at the mesh's last call; None before that."""
         control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
 
     async def status(self) -> RuntimeLimits | None:
@@ -243,7 +243,7 @@ class ModelRuntime:
         return loaded
 
     async def unload(self, model_id: str) -> None:
-        """Return once the model is gone and its memory free; an unknown id is no error."""
+        """Unload a model and free its memory; an unknown id is no error."""
         evict = partial(self._control.evict, model_id)
         await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
 
@@ -259,13 +259,13 @@ class ModelRuntime:
             raise self._registry.standing.absent(model_id) from None
 
     def told_bytes(self, model_id: str) -> int | None:
-        """Return what the mesh counts a model with by now, without telling more; None for none."""
+        """Return the size that the mesh knows, without an update; None for none."""
         told = self._told.of(model_id)
         return None if told is None else self._countable(told)
 
     @property
     def untold_bytes(self) -> int:
-        """Return what all models hold beyond what the mesh counts them with."""
+        """Return the memory of all models beyond the mesh's sizes."""
         return self._told.untold_bytes()
 
     def _holding(self, model_id: str) -> Holding:
@@ -277,7 +277,7 @@ class ModelRuntime:
         )
 
     def _shared_room_bytes(self) -> int:
-        """Return the slack that loads do not need, in bytes of one process, for what is shared."""
+        """Return the slack available to shared programs, in bytes of one process."""
         if self.limits is None:
             return 0
         count = self._settings.processes
@@ -300,7 +300,7 @@ class ModelRuntime:
         return self.limits.may_evict(told + sum(size or 0 for size in coming))
 
     def _countable(self, size_bytes: int) -> int:
-        """Return what all processes of the server hold, as a mesh can count it."""
+        """Return the sum over all processes, in the mesh's range."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:
@@ -332,7 +332,7 @@ class ModelRuntime:
         return predicted
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
-        """Look at the files of a model, if its path may lead to any."""
+        """Read the files of a model, if its path may lead to any."""
         if not self._repository.reaches(model.location.path):
             return None
         return await self._look(partial(self._look_at, model))

@@ -1,4 +1,4 @@
-"""The sizes that a mesh was told, beside what its models hold now."""
+"""Model sizes reported to a mesh, compared with current memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Holding:
     """What it would hold if no other model held a part of it: more than it holds where another
     carries the programs that they share."""
     computation: str = ""
-    """What those share that hold parts of one another; empty for a model that shares nothing."""
+    """Key of models that share parts; empty for a model that shares nothing."""
 
 
 class ToldSizes:
@@ -41,7 +41,7 @@ class ToldSizes:
         self._told: dict[str, int] = {}
 
     def tell(self, model_id: str) -> int:
-        """Return the size of a model that was loaded, at least 1, and keep it as told."""
+        """Return a loaded model's size, at least 1, and record it as reported."""
         self._told.pop(model_id, None)
         untold, found = self.untold_bytes(), self._holding(model_id)
         self._told[model_id] = found.held_bytes
@@ -61,21 +61,21 @@ class ToldSizes:
         return told
 
     def of(self, model_id: str) -> int | None:
-        """Return what was told of a model by now, and tell nothing more; None for none."""
+        """Return the reported size of a model, without reporting more; None for none."""
         return self._told.get(model_id)
 
     @property
     def total_bytes(self) -> int:
-        """Return what was told of all models that are loaded."""
+        """Return the sum of reported sizes of loaded models."""
         return sum(self._told[model_id] for model_id, _ in self._loaded())
 
     def untold_bytes(self) -> int:
-        """Return what all the models hold beyond what was told of them and the room; at least 0."""
+        """Return the memory of all models beyond reported sizes and room; at least 0."""
         held = sum(found.held_bytes for _, found in self._loaded())
         return max(0, held - sum(self._told.values()) - self._room_bytes())
 
     def exposed_bytes(self) -> int:
-        """Return the most that models can hold beyond what was told of them, whichever leave."""
+        """Return the maximum of unreported memory, whichever models leave."""
         exposed: dict[tuple[str, str], int] = {}
         for model_id, found in self._loaded():
             key = (found.computation, "" if found.computation else model_id)
@@ -84,7 +84,7 @@ class ToldSizes:
         return sum(exposed.values())
 
     def _loaded(self) -> Iterator[tuple[str, Holding]]:
-        """Yield those that are loaded, and forget the others."""
+        """Yield loaded models, and forget the others."""
         for model_id in list(self._told):
             try:
                 yield model_id, self._holding(model_id)

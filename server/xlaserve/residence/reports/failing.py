@@ -16,11 +16,11 @@ class Failing:
     version: str
     """Empty where no version is known."""
     reason: str
-    """As the repository index has it."""
+    """As in the repository index."""
 
 
 def failing(registry: Registry, name: str) -> Iterator[Failing]:
-    """Yield the versions of a model that failed; without versions, the model where it did."""
+    """Yield the failed versions of a model, or the model if it failed without one."""
     model = registry.find(name)
     if model is None or not model.versions:
         reason = registry.failed.reason(name)

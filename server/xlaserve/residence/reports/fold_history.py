@@ -35,7 +35,7 @@ def _together(samples: Sequence[Sample], others: "Sequence[_Side]") -> list[Samp
 
 
 class _Seen(NamedTuple):
-    """The last sample of one worker by a moment, with the counts of models that it leaves out."""
+    """The last sample of one worker, with unlisted models' counts."""
 
     sample: Sample | None
     known: Mapping[_Key, VersionSample]
@@ -47,7 +47,7 @@ class _Side:
     """The samples of one worker, asked for moments that ascend."""
 
     def __init__(self, samples: Sequence[Sample], began: float) -> None:
-        """`began` is when it started, by the clock of the one that has run longest."""
+        """`began` is its start, by the clock of the longest-running worker."""
         self._samples = samples
         self._began = began
         self._times = [sample.at + began for sample in samples]
@@ -57,7 +57,7 @@ class _Side:
             self._known |= _by_key(sample)
 
     def at(self, moment: float) -> _Seen:
-        """Return what it had seen last by then."""
+        """Return its last sample before a moment."""
         count = bisect_right(self._times, moment)
         for sample in self._samples[self._taken : count]:
             self._known |= _by_key(sample)

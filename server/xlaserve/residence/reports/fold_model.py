@@ -1,4 +1,4 @@
-"""One model as several workers have it, folded into that of one server."""
+"""Merges the states of one model in several workers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -68,7 +68,7 @@ def _version(answers: Mapping[str, ModelReading], number: str) -> VersionReading
 
 
 def _origin(origins: Sequence[Origin]) -> Origin | None:
-    """Return the origin of the worker that was asked, or else the last: others follow it."""
+    """Return the origin of the worker that was asked, or else the latest."""
     first = [one for one in origins if one.cause is not Cause.OTHER_WORKER]
     return max(first or origins, key=lambda one: one.at_ns, default=None)
 

@@ -1,4 +1,4 @@
-"""Folds the answers of several workers about the same models into that of one server."""
+"""Merges several workers' answers about their models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 """A model and its version."""
 
 States = Mapping[str, tuple[str, str]]
-"""State and reason of a version in each worker, by its name."""
+"""State and reason of a version, by worker."""
 
 
 # --- statistics ---
@@ -115,7 +115,7 @@ def of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> Sta
 
 
 def versions_of(known: Iterable[Iterable[Key]]) -> list[Key]:
-    """List what any worker knows; a model without a version only where none has one."""
+    """List the versions known to any worker; a versionless model only without them."""
     keys = {key for each in known for key in each}
     loaded = {name for name, version in keys if version}
     return sorted((key for key in keys if key[1] or key[0] not in loaded), key=_ascending)

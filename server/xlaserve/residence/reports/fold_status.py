@@ -1,4 +1,4 @@
-"""The status of several workers, folded into that of one server."""
+"""Merges the statuses of several workers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

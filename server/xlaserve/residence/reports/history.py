@@ -23,7 +23,7 @@ MAX_MODELS = 16
 """Model versions of one sample: those with the most requests since the one before; beside them it
 has those of the sample after it, of which it is the beginning."""
 _MANY_VERSIONS = 1000
-"""With more of them the server looks at all of them ten times less often, and when it is asked."""
+"""Above this many versions, samples are ten times less frequent."""
 
 Buckets = tuple[int, ...]
 _NO_REQUESTS = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
@@ -39,9 +39,9 @@ class VersionSample(NamedTuple):
     buckets: Buckets
     """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
     size_bytes: int | None
-    """Memory that it holds; None while it is not loaded."""
+    """Its memory; None unless loaded."""
     devices: Mapping[str, int]
-    """The same by device, where that is known."""
+    """The same by device, if known."""
 
 
 _Known = dict[tuple[str, str], VersionSample]
@@ -66,16 +66,16 @@ class Sample(NamedTuple):
     lag_seconds: float
     """Sum of all lags."""
     pending: int
-    """Executions that wait to begin at that moment, of all versions."""
+    """Queued executions of all versions at that moment."""
     oldest_seconds: float
-    """Seconds that the oldest of them has waited; 0 where none waits."""
+    """Age of the oldest in seconds; 0 without any."""
 
 
 class HistorySnapshot(NamedTuple):
-    """The history of one process at a moment, or that of a server of several."""
+    """The history of one process or of all at a moment."""
 
     seconds: float
-    """Seconds that it has run."""
+    """Its uptime in seconds."""
     recent: Sequence[Sample]
     hour: Sequence[Sample]
     failures: Sequence[Failure]
@@ -99,7 +99,7 @@ class History:
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`lag` is that of the event loop, and `now_ns` is the clock of the stations."""
+        """`lag` is the event loop's, and `now_ns` the clock of the stations."""
         self._registry = registry
         self._capacity = capacity
         self.failures = failures
@@ -114,7 +114,7 @@ class History:
         """Samples of the last hour, the oldest first."""
         self._looking = asyncio.Lock()
         self._known: _Known = {}
-        """Every version as it was last looked at."""
+        """The last reading of every version."""
         self._known_of_hour: _Known = {}
         """The same at the last sample of the hour."""
 
@@ -148,7 +148,7 @@ class History:
         deque(self._steps(), maxlen=0)
 
     def _steps(self) -> Iterator[None]:
-        """Take one sample, a step for each model; whoever asks meanwhile has the one before."""
+        """Take one sample, a step for each model; concurrent readers get the previous one."""
         before, known_now = self._known, _Known()
         active: list[tuple[int, VersionSample]] = []
         waiting = NO_BACKLOG

@@ -29,21 +29,21 @@ class TensorReading:
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, str]
-    """As ModelMetadata has them: `content_type`, `format`, `labels`, `optional`."""
+    """As in ModelMetadata: `content_type`, `format`, `labels`, `optional`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReading:
-    """Whether the rows of a batch are independent of one another, and who says so."""
+    """Whether the rows of a batch are independent, and by which evidence."""
 
     independence: str
-    """proved, mixed or unknown; empty where there are no rows, or nobody asked."""
+    """proved, mixed or unknown; empty without rows or a verdict."""
     by: str
-    """`analysis` of the program, or the `declaration` of its configuration; empty for nobody."""
+    """`analysis` of the program, or the configuration's `declaration`; empty for neither."""
     text: str
     """Details of the analysis."""
     notice: str
-    """Why requests are not put together; empty where they are."""
+    """Why requests are not batched; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class CompiledReading:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorReading:
-    """A loaded generator: its slots and its cache at one moment, and what it takes."""
+    """A loaded generator: slots and cache at one moment, and its inputs."""
 
     slots: int
     running: int
-    """Requests that have a slot."""
+    """Requests with a slot."""
     positions: int
     """Positions of the cache, of all slots."""
     positions_used: int
-    """Positions that hold a token of a request that has a slot."""
+    """Positions in use by requests with a slot."""
     prompt_tokens: int
     output_tokens: int
-    """Tokens that were generated since the load."""
+    """Tokens generated since the load."""
     max_length: int
     """The most positions of one request, prompt and answer together."""
     has_text: bool
-    """Whether it has a tokenizer, so that it can be asked with text."""
+    """Whether it accepts text."""
     has_template: bool
     """Whether it takes the messages of a chat."""
     no_text: str
-    """Why it has no text, behind its name; empty where it has, or has no tokenizer."""
+    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LoadedReading:
     is_decoupled: bool
     has_sequences: bool
     steps: tuple[str, ...]
-    """Models that an ensemble is made of."""
+    """Models of an ensemble's steps."""
     rows: RowsReading
     memory: dict[str, int]
     """Bytes by part: parameters, constants, temporaries, executables, states."""
@@ -100,7 +100,7 @@ class LoadedReading:
     """Bytes by device."""
     programs: CompiledReading
     pending: int
-    """Executions that wait to begin."""
+    """Queued executions."""
     generator: GeneratorReading | None = None
     """None for a model that generates no tokens."""
 
@@ -118,7 +118,7 @@ class VersionReading:
     load_seconds: float
     """Time of the last load that succeeded."""
     origin: Origin | None
-    """The caller and the time of that load; None for a version that was never loaded."""
+    """Caller and time of the load; None if never loaded."""
     loaded: LoadedReading | None
     """None while it is not loaded."""
     report: VersionReport
@@ -135,7 +135,7 @@ class ModelReading:
     in_progress: int
     """Requests, of all versions together."""
     dependents: tuple[str, ...]
-    """Loaded ensembles that do not answer without it."""
+    """Loaded ensembles that need it."""
     versions: tuple[VersionReading, ...]
     failures: tuple[Failure, ...]
     """The last requests for it that failed, the newest first."""
@@ -151,7 +151,7 @@ class ModelBoard:
         self._failures = failures
 
     def read(self, name: str) -> ModelReading:
-        """Return a model as it is now; one that was never loaded has no versions."""
+        """Return a model's current state; an unloaded one has no versions."""
         model = self._registry.find(name)
         versions = [] if model is None else sorted(model.versions.values(), key=_number)
         return ModelReading(
@@ -170,7 +170,7 @@ def _number(version: Version) -> int:
 
 
 def _over(registry: Registry, name: str) -> tuple[str, ...]:
-    """List the ensembles that use a model, themselves or through others."""
+    """List the ensembles that use a model, directly or indirectly."""
     return tuple(one for one in Dependents(registry).leaving_with(name) if one != name)
 
 

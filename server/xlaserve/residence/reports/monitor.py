@@ -1,4 +1,4 @@
-"""The report on models that are loaded: their statistics, sizes and states."""
+"""Reports on loaded models: statistics, sizes and states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One model version that answers, and what happened to it (ModelStatistics)."""
+    """A ready model version and its statistics (ModelStatistics)."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class VersionReport:
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """One model version as a status page shows it; cheap enough to be read every second."""
+    """A model version on the status page; cheap enough to be read every second."""
 
     name: str
     version: str
@@ -46,7 +46,7 @@ class StatusRow:
     """Bytes it holds in memory; None while it is not loaded."""
     compile_seconds: float | None
     pending: int
-    """Executions that wait for a thread."""
+    """Executions waiting for a thread."""
     success_count: int
     fail_count: int
     request_ns: int
@@ -54,7 +54,7 @@ class StatusRow:
     request_buckets: tuple[int, ...]
     """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
     last_inference_ms: int
-    """Since the epoch; 0 where there was none."""
+    """Since the epoch; 0 before the first."""
 
 
 def report(registry: Registry, name: str = "", version: str = "") -> list[VersionReport]:
@@ -83,7 +83,7 @@ def _ordered(model: Model) -> list[Version]:
 
 
 def report_of(version: Version) -> VersionReport:
-    """Report on one version, which holds no memory and has no buckets while it is not loaded."""
+    """Report on one version; an unloaded one has neither memory nor buckets."""
     totals = version.statistics.totals()
     instance = version.instance
     if instance is None:

@@ -18,14 +18,14 @@ from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.settings.choices import ModelControlMode
 
 MAX_ROWS = 6000
-"""Rows of one reading: a repository may hold more models than anybody can look at."""
+"""Limit of rows per reading: a repository may have any number of models."""
 
 REPOSITORY_SECONDS = 5.0
-"""Seconds for which a listing of the repository is kept: readings come every second."""
+"""Lifetime of a listing of the repository, in seconds: readings come every second."""
 
 
 TICK_SECONDS = 0.5
-"""Seconds for which a reading is kept, unless a model changes its state: pages ask every second."""
+"""Lifetime of a reading in seconds, unless a model changes its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Reading:
     controllable: bool
     """Whether clients may load and unload."""
     used_bytes: int
-    """Memory that models hold, or that is set aside for them."""
+    """Memory held by models or reserved for them."""
     total_bytes: int | None
     """Memory for models; None while it is not known."""
     totals: RequestTotals
     ready_models: int
     model_count: int
-    """Models that are known, whatever was searched for."""
+    """Known models, independent of the search."""
     matching: int
-    """Rows that match; `rows` may be fewer."""
+    """Matching rows; `rows` may be fewer."""
     rows: Sequence[StatusRow]
     """One entry for each name and version; models never loaded are left out of a long list."""
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -63,18 +63,18 @@ class Reading:
 
 
 class _Taken(NamedTuple):
-    """A reading, and all that a search may find."""
+    """A reading, and the data for searches."""
 
     reading: Reading
     known: Sequence[StatusRow]
     others: Sequence[StatusRow]
-    """Models that were never loaded."""
+    """Unloaded models."""
     until: float
     revision: int
 
 
 class StatusBoard:
-    """Takes readings, in turns with requests; all who ask within a tick are given the same one."""
+    """Takes readings between requests; concurrent readers share one."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._listed: Sequence[StatusRow] = ()
-        """The models of the repository, as those are shown that are not loaded."""
+        """Unloaded models of the repository, as shown."""
         self._names: set[str] = set()
         self._listed_until = self._started
         self._taken: _Taken | None = None
@@ -165,7 +165,7 @@ class StatusBoard:
 
 
 async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> list[StatusRow]:
-    """Return as many rows as can be shown, those of loaded models before others, by name."""
+    """Return the rows to show, loaded models first, by name."""
     room = max(0, MAX_ROWS - len(known))
     shown = merge(islice(known, MAX_ROWS), islice(others, room), key=lambda row: row.name)
     return [row async for row in in_turns(shown)]
@@ -189,7 +189,7 @@ def _not_loaded(name: str, reason: str) -> StatusRow:
 
 
 class _Totals:
-    """The sums of rows that come one after the other."""
+    """Running sums of rows."""
 
     def __init__(self) -> None:
         self._success = self._fail = 0

@@ -23,30 +23,30 @@ from xlaserve.residence.repository.sources import VersionSource
 MAX_LABEL_BYTES = 16 << 20
 """The most bytes of the files of labels of a model."""
 MAX_LABELS = 1 << 18
-"""The most lines of them: each is an object of its own for as long as the model is there."""
+"""Limit of label lines: each is an object as long as the model is loaded."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
 
 
 UNVERSIONED = 1
-"""The version of what has no version directories."""
+"""The version of a directory without versions."""
 
 _FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Directories in which nothing is a model, whatever the allowed roots are."""
+"""Directories without models, whatever the allowed roots are."""
 
 
 class DirectoryReader:
     """Reads directories of models, which lie where the roots allow, wherever links lead."""
 
     def __init__(self, root: Path, roots: Roots, max_config_bytes: int) -> None:
-        """Paths that are not absolute are below `root`."""
+        """Relative paths are below `root`."""
         self._root = root
         self._roots = roots
         self._max_config_bytes = max_config_bytes
 
     def confine_url(self, url: str) -> Path:
-        """Return the path of a url, of which nothing is said but that it is not allowed."""
+        """Return the path of a url; the error for a forbidden one reveals nothing."""
         if not url.startswith("/") or "\0" in url:
             raise InvalidModel(f"its url is not an absolute path: '{url}'")
         resolved = Path(url).resolve()
@@ -56,7 +56,7 @@ class DirectoryReader:
         return self._roots.confine(resolved, url)
 
     def existing(self, text: str) -> Path:
-        """Return where a path leads; raises InvalidModel unless something is there."""
+        """Return the resolved path; raises InvalidModel if it does not exist."""
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
         # Of what lies outside nothing is said, not even whether it is there. What is below the
@@ -81,7 +81,7 @@ class DirectoryReader:
         return replace(config, inputs=given.inputs, outputs=given.outputs)
 
     def versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
-        """Return the versions of a model directory, or what the path leads to as one."""
+        """Return the versions of a model directory, or the path itself as one."""
         if path.is_dir():
             versions = self.versions(path, config, sent=False)
             if versions:
@@ -89,7 +89,7 @@ class DirectoryReader:
         return (self._version(UNVERSIONED, path, config, path, sent=False),)
 
     def config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
-        """Return the configuration of a model, which a text replaces; raises InvalidModel."""
+        """Return the configuration of a model, or that of a text; raises InvalidModel."""
         config = (
             self._read(directory)
             if text is None
@@ -132,7 +132,7 @@ class DirectoryReader:
     def versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
-        """Return the versions that the policy picks; those that were sent may not leave it."""
+        """Return the versions picked by the policy, which must keep uploaded ones."""
         found = {
             int(path.name): path
             for path in directory.iterdir()

@@ -37,7 +37,7 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
 
 
 def read_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailure:
-    """Return the error of a load whose files cannot be read; one that is not there has its own."""
+    """Return the error for unreadable files of a load; missing ones have their own."""
     if _error_number(cause) in _MISSING:
         return FilesMissing(model, reason)
     return load_failure(model, reason, cause)
@@ -52,7 +52,7 @@ def store_failure(model: str, reason: str, problem: StoreProblem) -> LoadFailed:
 
 
 def _error_number(cause: BaseException | None) -> int:
-    """Return the number of the OSError at the root of an error, 0 where there is none."""
+    """Return the errno at the root of an error, 0 without one."""
     of_system = (error for error in causes(cause) if isinstance(error, OSError))
     return next((error.errno or 0 for error in of_system), 0)
 

@@ -1,4 +1,4 @@
-"""The files below a directory, and what tells that one of them was changed."""
+"""Files below a directory, and fingerprints of their changes."""
 
 import hashlib
 import os
@@ -16,14 +16,14 @@ MAX_FILES_PER_VERSION = 10_000
 
 MOST_CONTENT_BYTES = 16 << 20
 MOST_CONTENT_FILES = 1000
-"""Files of one version that are read to tell whether they were changed, and their bytes."""
+"""Limits of a version's files that are read to detect changes: number and size."""
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when a file of the version, or its configuration, changes."""
 
 
 def files_below(directory: Path) -> list[Path]:
-    """List the files of a version, or the one that it is, without a look at them."""
+    """List the files of a version, or its single file, without reading them."""
     found = [] if directory.is_dir() else [directory]
     walked = os.walk(directory, onerror=_refuse_to_skip) if not found else ()
     for root, _directories, names in walked:

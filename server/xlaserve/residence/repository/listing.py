@@ -1,4 +1,4 @@
-"""The entries in the root of a repository: models, and others with the reason."""
+"""Entries of a repository's root: models, and others with a reason."""
 
 import errno
 import os
@@ -27,11 +27,11 @@ class Listing:
     models: tuple[str, ...]
     """Names of directories, sorted."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Why another entry is no model, by its name."""
+    """Why other entries are no models, by name."""
 
 
 def list_root(root: Path, *, max_models: int) -> Listing:
-    """Return what is there; raises OSError unless the whole root could be read."""
+    """Return the entries; raises OSError unless the whole root was readable."""
     skipped: dict[str, str] = {}
     found: list[str] = []
     with os.scandir(root) as entries:
@@ -52,7 +52,7 @@ def list_root(root: Path, *, max_models: int) -> Listing:
 
 
 def _reason(entry: "os.DirEntry[str]") -> str:
-    """Say why an entry is no model; empty for a directory whose name a model may have."""
+    """Say why an entry is no model; empty for a directory with a valid name."""
     try:
         if not entry.is_dir():
             return _kind(entry)
@@ -90,7 +90,7 @@ def is_model(directory: Path) -> bool:
 
 
 def subdirectories(directory: Path) -> list[Path]:
-    """Return the directories in a directory, hidden ones left out; none where there is none."""
+    """Return visible subdirectories; none if the directory is missing."""
     if not directory.is_dir():
         return []
     return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
@@ -115,7 +115,7 @@ def unpacked(path: Path) -> Path:
 
 
 def is_version_directory(path: Path) -> bool:
-    """Tell whether an entry may be a version; raises InvalidModel for a link to nothing."""
+    """Tell whether an entry may be a version; raises InvalidModel for a dangling link."""
     if path.is_symlink() and not path.exists():
         # Where it leads to may be back later; a version is gone when its name is.
         nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -1,4 +1,4 @@
-"""Which names may become part of a path."""
+"""Validation of names that become part of a path."""
 
 import unicodedata
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _problem(name: str) -> str | None:
 
 
 def _is_undecoded(name: str) -> bool:
-    """Tell whether a name has bytes that are no UTF-8: Python has them as halves of pairs."""
+    """Tell whether a name has invalid UTF-8, which Python holds as surrogates."""
     return any("\udc80" <= character <= "\udcff" for character in name)
 
 
@@ -64,7 +64,7 @@ def check_version(text: str) -> int:
 
 
 def check_asked_version(model: str, text: str) -> None:
-    """Raise InvalidVersion for what is neither empty, which is any version, nor a number."""
+    """Raise InvalidVersion unless a version is empty, for any, or a number."""
     if text and not (text.isascii() and text.isdigit()):
         raise InvalidVersion(model, text)
 

@@ -1,4 +1,4 @@
-"""What to do about a model of which no version can be served."""
+"""Advice for a model without a servable version."""
 
 from pathlib import Path
 

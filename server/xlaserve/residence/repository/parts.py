@@ -9,7 +9,7 @@ from xlaserve.residence.repository.sources import ModelSource
 
 
 class Part(Protocol):
-    """One repository of several; each is listed and watched by itself."""
+    """One of several repositories, listed and watched separately."""
 
     @property
     def root(self) -> Path:
@@ -22,15 +22,15 @@ class Part(Protocol):
         ...
 
     def listing(self) -> Listing:
-        """Return what it holds; raises OSError unless the whole of it can be read."""
+        """Return its entries; raises OSError unless all could be read."""
         ...
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return what changes when anything of a model does."""
+        """Return a fingerprint of a model's files."""
         ...
 
     def hint(self, listing: Listing) -> str:
-        """Say what is meant instead, where it holds nothing that looks like a model."""
+        """Suggest another root if it has no models."""
         ...
 
     def is_holder(self, name: str) -> bool:
@@ -38,13 +38,13 @@ class Part(Protocol):
         ...
 
     def directory(self, name: str) -> str:
-        """Return where a model of it is, be it there or not."""
+        """Return the place of a model, existing or not."""
         ...
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read what a load of the model would load. Raises ModelNotFound and LoadFailed."""
+        """Read the sources of a load. Raises ModelNotFound and LoadFailed."""
         ...
 
     def remove_leftovers(self) -> int:
-        """Remove what killed processes left, and return how much that was."""
+        """Remove leftovers of killed processes, and return their number."""
         ...

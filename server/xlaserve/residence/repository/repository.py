@@ -32,7 +32,7 @@ from xlaserve.residence.repository.wrong_root import hint
 from xlaserve.serving.access.sight import NOT_IN_REPOSITORY
 
 _MAX_TIDIED = 10_000
-"""Models that are looked into for leftovers at the start."""
+"""Limit of models searched for leftovers at the start."""
 
 
 class Repository:
@@ -58,9 +58,9 @@ class Repository:
         self.root = root
         self._first: Part = remote or self
         self.parts: tuple[Part, ...] = (self._first, *beside)
-        """Itself, and those beside it; each is listed and watched by itself."""
+        """This part and the others; each is listed and watched separately."""
         self.remotes = remotes or Remotes()
-        """Its parts that are in stores."""
+        """Its parts in stores."""
         self._bare_name = bare_name
         # A URL is no place on the disk, whatever the path that holds it looks like.
         self._given_roots = (*(() if remote else (root.absolute(),)), *extra_roots)
@@ -76,11 +76,11 @@ class Repository:
 
     @property
     def confines(self) -> Roots:
-        """Return the directories that files of its models may lie in, wherever links lead."""
+        """Return the directories that confine its models' files, also through links."""
         return self._roots
 
     def listing(self) -> Listing:
-        """Return what the root holds; raises OSError unless the whole of it can be read."""
+        """Return the entries of the root; raises OSError unless all could be read."""
         if self._is_bare():
             return Listing((0, 0), (self._bare_name,))
         return list_root(self.root, max_models=self._max_models)
@@ -93,11 +93,11 @@ class Repository:
         return sorted({name for part in self.parts for name in _names_of(part)})
 
     def hint(self, listing: Listing) -> str:
-        """Say what is meant instead, where a root holds nothing that looks like a model."""
+        """Suggest another root if it has no models."""
         return "" if self._is_bare() else hint(self.root, listing)
 
     def remove_leftovers(self) -> int:
-        """Remove what killed exports and imports left in this part, and return how much."""
+        """Remove leftovers of killed exports and imports in this part, and return their number."""
         names = _names_of(self)[:_MAX_TIDIED]
         return sum(map(remove_leftovers, (self.root, *map(self.root.joinpath, names))))
 
@@ -113,31 +113,31 @@ class Repository:
             self.remotes.prepare(name, config_text)
 
     def holds(self, name: str) -> bool:
-        """Tell whether there is a directory of this model."""
+        """Tell whether the model has a directory."""
         return bool(self._holders(name))
 
     def _holders(self, name: str) -> list[Part]:
         return [part for part in self.parts if part.is_holder(name)]
 
     def is_holder(self, name: str) -> bool:
-        """Tell whether there is a directory of this model in this part."""
+        """Tell whether the model has a directory in this part."""
         if self._is_bare():
             return name == self._bare_name
         return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
 
     def ambiguity(self, name: str) -> str:
-        """Say why a model is not served that several parts hold; empty where it is one's own."""
+        """Say why a model of several parts is not served; empty for an unambiguous one."""
         holders = self._holders(name) if len(self.parts) > 1 else []
         places = " and ".join(f"'{part.place}'" for part in holders)
         return f"it is in several repositories, {places}" if len(holders) > 1 else ""
 
     def url(self, name: str) -> str:
-        """Return the directory that a model of this repository has, be it there or not."""
+        """Return the directory of a model of this repository, existing or not."""
         holders = self._holders(name) if len(self.parts) > 1 else []
         return (holders[0] if holders else self._first).directory(name)
 
     def directory(self, name: str) -> str:
-        """Return the directory that a model of this part has, be it there or not."""
+        """Return the directory of a model of this part, existing or not."""
         return str(self._home(name))
 
     def _home(self, name: str) -> Path:
@@ -160,7 +160,7 @@ class Repository:
         return (holders[0] if holders else self._first).find_own(name, config_text)
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read what a load of a model of this part would load."""
+        """Read the sources of a load from this part."""
         return self._find_below(name, config_text, None)
 
     def _find_below(
@@ -207,7 +207,7 @@ class Repository:
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
-        """Tell by its text alone whether a path may lead to a model: no file is looked at."""
+        """Tell from its text alone whether a path may lead to a model."""
         place = by_text(path)
         roots = (*self._given_roots, *self._roots.directories)
         return "\0" not in path and any(lies_in(place, root) for root in roots)
@@ -247,7 +247,7 @@ class Repository:
         return ModelSource(self._bare_name, config, versions)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return what changes when anything of a model of this part does, without reading it."""
+        """Return a fingerprint of a model of this part, without reading its files."""
         return fingerprint_of(self._home(name))
 
 

@@ -19,7 +19,7 @@ class Location:
     path: str
     """A version directory, a model directory, or a single file."""
     schema: str = ""
-    """A file with `inputs` and `outputs` as ModelMetadata has them; empty for none."""
+    """A file with `inputs` and `outputs` as in ModelMetadata; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RemoteFiles:
     take: Callable[[FetchControl], Lease]
     """Returns the model's directory with the files of this version, fetched; blocks."""
     control: Callable[[], FetchControl]
-    """Makes the limits of one fetch, which begins now."""
+    """Makes the limits of a fetch that starts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class VersionSource:
 
     number: int
     directory: Path
-    """Or the file, where one file is the whole model."""
+    """The version directory, or the file of a single-file model."""
     fingerprint: Fingerprint
     roots: Roots = ANYWHERE
-    """The directories that its files may lie in, wherever links lead."""
+    """Directories that confine its files, also through links."""
     home: Path = Path()
-    """The model's directory, which files of its configuration are relative to."""
+    """The model's directory, base of paths in its configuration."""
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
     remote: "RemoteFiles | None" = None

@@ -10,10 +10,10 @@ from xlaserve.residence.repository.watching import Changes, RepositoryWatch
 
 
 class RepositoryWatches:
-    """The looks at all parts of a repository, as one."""
+    """Watches of all parts of a repository, as one."""
 
     def __init__(self, repository: Repository, unload_fraction: float = 1.0) -> None:
-        """If more than this fraction of the models of a part is gone, a second look decides."""
+        """If more than this fraction of a part's models is gone, a second scan decides."""
         self._repository = repository
         self._watches = tuple(RepositoryWatch(part, unload_fraction) for part in repository.parts)
         self._shared: frozenset[str] = frozenset()
@@ -22,7 +22,7 @@ class RepositoryWatches:
 
     @property
     def problem(self) -> str:
-        """Return why the last look could not tell what is there; empty where it could."""
+        """Return why the last scan failed; empty if it succeeded."""
         return next((watch.problem for watch in self._watches if watch.problem), "")
 
     @property
@@ -33,17 +33,17 @@ class RepositoryWatches:
 
     @property
     def doubted(self) -> bool:
-        """Tell whether the last look found so many models gone that a second one is waited for."""
+        """Tell whether the last scan missed so many models that a second one decides."""
         return any(watch.doubted for watch in self._watches)
 
     @property
     def seen(self) -> bool:
-        """Tell whether any look could tell what is there, in every part."""
+        """Tell whether any scan of every part has succeeded."""
         return all(watch.seen for watch in self._watches)
 
     @property
     def skipped(self) -> int:
-        """Return the number of entries that are no models."""
+        """Return the number of skipped entries."""
         return sum(watch.skipped for watch in self._watches)
 
     def names(self) -> Sequence[str] | None:

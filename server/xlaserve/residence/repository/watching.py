@@ -23,7 +23,7 @@ from xlaserve.residence.repository.listing import Listing
 from xlaserve.residence.repository.parts import Part
 
 _LOGGED = 20
-"""Skipped entries of one look that are named in the log; the others are counted."""
+"""Skipped entries logged per scan; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class Changes:
     """The changes that one look found."""
 
     changed: tuple[str, ...] = ()
-    """Models that are new, or whose files are."""
+    """New and changed models."""
     gone: tuple[str, ...] = ()
-    """Models whose names are there no more."""
+    """Removed models."""
 
 
 class RepositoryWatch:
-    """Remembers what the last look saw, and logs once what is odd."""
+    """Remembers the last scan, and logs oddities once."""
 
     def __init__(self, repository: Part, unload_fraction: float = 1.0) -> None:
-        """If all of its models are gone, or more than this fraction, a second look decides."""
+        """If more than this fraction of its models is gone, a second scan decides."""
         self._repository = repository
         self._unload_fraction = unload_fraction
         self.doubted: frozenset[str] = frozenset()
@@ -50,27 +50,27 @@ class RepositoryWatch:
         self._skipped: Mapping[str, str] = {}
         self._hint = ""
         self.problem = ""
-        """Why the last look could not tell what is there; empty where it could."""
+        """Why the last scan failed; empty if it succeeded."""
         self._log = structlog.get_logger("repository")
 
     @property
     def place(self) -> str:
-        """Return the directory, or the URL, that is looked at."""
+        """Return the scanned directory or URL."""
         return self._repository.place
 
     @property
     def known(self) -> frozenset[str]:
-        """Return the names of models that are there, as far as any look could tell."""
+        """Return the names of existing models, from the last successful scan."""
         return frozenset(self._listing.models if self._listing else ()) | self._fingerprints.keys()
 
     @property
     def seen(self) -> bool:
-        """Tell whether any look could tell what is there."""
+        """Tell whether any scan has succeeded."""
         return self._listing is not None
 
     @property
     def skipped(self) -> int:
-        """Return the number of entries that are no models."""
+        """Return the number of skipped entries."""
         return len(self._skipped)
 
     def names(self) -> Sequence[str] | None:
@@ -82,7 +82,7 @@ class RepositoryWatch:
         return None if listing is None else listing.models
 
     def changes(self) -> Changes:
-        """Look, and compare with what `changes` saw before. Waits for the disk."""
+        """Scan, and compare with the last call. Waits for the disk."""
         listing = self._look()
         if listing is None:
             return Changes()
@@ -95,7 +95,7 @@ class RepositoryWatch:
         return Changes(changed, tuple(name for name in before if name in gone))
 
     def _sure(self, gone: frozenset[str], of: int) -> frozenset[str]:
-        """Return the models that are gone for sure: of many, those that two looks have missed."""
+        """Return the models that are certainly gone: of many, those missed by two scans."""
         missed, self.doubted = self.doubted, frozenset()
         if not gone or (len(gone) < of and len(gone) <= self._unload_fraction * of):
             return gone

@@ -14,11 +14,11 @@ from xlaserve.storage.urls import check_url, url_of
 _LAYOUT = "expected MODEL/VERSION/, as `xlaserve export` and `xlaserve import` write it"
 _ARTIFACT_SUFFIX = Path(ARTIFACT).suffix
 _MAX_LOOKED_INTO = 100
-"""Directories that are looked into for models one level below."""
+"""Limit of directories searched for models one level below."""
 
 
 def check_roots(settings: Settings) -> None:
-    """Raise InvalidSettings unless each repository is a directory, or a URL, of its own."""
+    """Raise InvalidSettings unless the repositories are distinct directories or URLs."""
     given = {"repository": [settings.repository], "model_repository": settings.model_repository}
     for root in settings.model_root:
         if url_of(root):
@@ -43,7 +43,7 @@ def check_roots(settings: Settings) -> None:
 
 
 def hint(root: Path, listing: Listing) -> str:
-    """Say what to serve or to do instead; empty where an entry looks like a model."""
+    """Suggest what to serve instead; empty if an entry looks like a model."""
     root = root.absolute()
     directories = [root / name for name in listing.models]
     try:

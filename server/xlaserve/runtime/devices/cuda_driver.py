@@ -19,7 +19,7 @@ HANDLE_BYTES = 64
 """Size of a CUipcMemHandle, which is a cudaIpcMemHandle_t as well."""
 
 _LAZY_ENABLE_PEER_ACCESS = 1
-"""The only flag of cuIpcOpenMemHandle: memory of another device may be opened."""
+"""The only flag of cuIpcOpenMemHandle: allows another device's memory."""
 
 _OK = 0
 
@@ -49,7 +49,7 @@ class CudaDriver:
     """
 
     def __init__(self, library: Library) -> None:
-        """Initialise it, or do nothing where that was done; raises CudaFailure."""
+        """Initialise the driver; raises CudaFailure."""
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
@@ -94,7 +94,7 @@ class CudaDriver:
                 self._call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(address), size)
 
     def write(self, device: int, address: int, data: Buffer) -> None:
-        """Copy bytes of the host there; returns once that is done."""
+        """Copy bytes of the host to the device, and wait for it."""
         source = np.frombuffer(data, np.uint8)
         if source.nbytes:
             host = ctypes.c_void_p(source.ctypes.data)
@@ -105,7 +105,7 @@ class CudaDriver:
                 self._call("cuCtxSynchronize")
 
     def close(self, device: int, address: int) -> None:
-        """Unmap what `open` mapped."""
+        """Unmap memory mapped by `open`."""
         with self._on(device):
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
@@ -119,7 +119,7 @@ class CudaDriver:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _context(self, device: int) -> ctypes.c_void_p:
-        """Return the primary context of a device, which is kept for as long as the process runs."""
+        """Return the primary context of a device, kept until the process ends."""
         known = self._contexts.get(device)
         if known is None:
             number, known = ctypes.c_int(), ctypes.c_void_p()
@@ -140,7 +140,7 @@ class CudaDriver:
 
 
 def open_driver(load: Callable[[str], Library] = ctypes.CDLL) -> CudaDriver | None:
-    """Return the driver of this machine; None where there is none that works."""
+    """Return the driver of this machine; None without a usable one."""
     try:
         return CudaDriver(load(LIBRARY))
     except (OSError, CudaFailure):

@@ -19,7 +19,7 @@ def start(
 
 
 def devices(platform: str) -> Devices:
-    """Return the devices of a platform that was started. Blocks."""
+    """Return the devices of a started platform. Blocks."""
     from xlaserve.runtime.devices import sites
 
     return sites.devices(platform)

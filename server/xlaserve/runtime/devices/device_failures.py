@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS = 300
 
 
 def device_failure(error: BaseException | None) -> str | None:
-    """Return the first line of what a device failed with; None for any other error."""
+    """Return the first line of a device's failure; None for any other error."""
     # Imported by nobody where nothing was computed with it: the port opens before.
     errors = sys.modules.get("jax.errors")
     if errors is None:

@@ -29,15 +29,15 @@ from xlaserve.tensors import Tensor, aligned_bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
-    """The arguments that stand for the parameters in every program, at each site."""
+    """Parameter arguments of every program, at each site."""
 
     leaves: tuple[list[jax.Array], ...] = ()
     """Arrays of each site: the buffers of small parameters, then the large ones in the artifact's
     order."""
     packing: Packing = UNPACKED
-    """Which parameter is in which of them."""
+    """Packing of parameters into arrays."""
     elsewhere_bytes: tuple[int, ...] = ()
-    """Bytes of each site that other processes account for, which have mapped the same file."""
+    """Bytes per site mapped from the same file and accounted for by other processes."""
     host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
     """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
     parameters are mapped, it is the mapping."""
@@ -152,7 +152,7 @@ def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
-    """Tell whether an array is the memory of the tensor; XLA copies what is not aligned for it."""
+    """Tell whether an array shares the tensor's memory; XLA copies unaligned ones."""
     shards = put.addressable_shards
     return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == tensor.ctypes.data
 
@@ -160,7 +160,7 @@ def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
 def _packed(
     small: Mapping[int, Tensor], count: int, turned: Collection[int]
 ) -> tuple[Packing, list[Tensor]]:
-    """Return where small parameters are, and the buffers that they were copied to."""
+    """Return the places of small parameters, and their buffers."""
     found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
     packing = Packing.of(found, count, turned)
     buffers: list[Tensor] = []

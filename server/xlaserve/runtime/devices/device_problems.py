@@ -10,7 +10,7 @@ from xlaserve.runtime.devices import plugins
 
 _LOGGER = "jax._src.xla_bridge"
 _CONFIGURATION = "Jax plugin configuration error"
-"""Prefix of JAX's log record of a plugin that it goes on without, with a traceback."""
+"""Prefix of JAX's log record, with a traceback, of a plugin that failed."""
 
 _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
     "cuda": (
@@ -44,14 +44,14 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
 """Patterns of messages and their meanings, by platform. The first that fits counts."""
 
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-"""JAX does not try CUDA where none of them is there."""
+"""Device files; JAX does not try CUDA if all are missing."""
 
 _SHOWN_CHARACTERS = 300
 
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect why JAX went on without plugins, for the length of a block, in place of its log."""
+    """Collect JAX's reasons for skipping plugins during a block, instead of logging them."""
     said: list[str] = []
 
     def listen(record: logging.LogRecord) -> bool:
@@ -70,7 +70,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def reason(device: str, running_on: str, said: Sequence[str]) -> str:
-    """Return why JAX runs on another platform than the one that was asked for."""
+    """Return why JAX runs on another platform than requested."""
     # What a plugin said comes before what JAX made of it.
     for text in said:
         for pattern, meaning in _KNOWN.get(device, ()):

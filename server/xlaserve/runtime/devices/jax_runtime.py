@@ -33,9 +33,9 @@ _BEFORE_THE_BACKEND_STARTS = (
 )
 
 _RELEASES_PER_CLEARING = 8
-"""Releases behind which something was traced."""
+"""Releases, after new traces, per clearing of JAX's caches."""
 _TRACED = "jaxpr_trace"
-"""In the names of the events by which JAX says that it traces (jax.monitoring)."""
+"""Part of the names of JAX's tracing events (jax.monitoring)."""
 
 _log = structlog.get_logger("device")
 
@@ -113,10 +113,10 @@ class Traces:
         self._is_new = False
         """Whether something was traced since the last release."""
         self._releases = 0
-        """Releases behind which something was traced, since the caches were cleared."""
+        """Releases after new traces, since the caches were cleared."""
 
     def heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Take note of an event of JAX; in any thread."""
+        """Record an event of JAX; in any thread."""
         if _TRACED in event:
             self._is_new = True
 

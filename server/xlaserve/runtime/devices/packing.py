@@ -28,7 +28,7 @@ PACKED_BYTES = 1024
 """Parameters up to this size are packed, unless a partition rule splits them."""
 
 MOST_PLACES = 11
-"""The largest height and width of what is taken for the kernel of a convolution."""
+"""Largest height and width of a presumed convolution kernel."""
 
 KERNEL_ORDER = (2, 3, 1, 0)
 """The dimensions of [O,I,H,W] as XLA's CPU backend wants them."""
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The elements of a buffer that are a parameter."""
+    """A parameter's range in a buffer."""
 
     buffer: int
     start: int
@@ -68,7 +68,7 @@ class Packing:
     places: Mapping[int, Place] = field(default_factory=lambda: MappingProxyType({}))
     """The packed parameters by position among all."""
     turned: frozenset[int] = frozenset()
-    """The positions of those that are held as [H,W,I,O]."""
+    """Positions of the kernels held as [H,W,I,O]."""
 
     @staticmethod
     def of(small: Mapping[int, Parameter], count: int, turned: Collection[int] = ()) -> "Packing":
@@ -87,7 +87,7 @@ class Packing:
 
     @cached_property
     def text(self) -> str:
-        """Return it as part of a key: programs of equal arguments may be packed otherwise."""
+        """Return its part of a key: equal arguments may be packed differently."""
         places = (
             f"{index}@{place.buffer}:{place.start}{list(place.shape)}"
             for index, place in self.places.items()
@@ -127,4 +127,4 @@ def is_kernel(parameter: Parameter) -> bool:
 
 
 UNPACKED = Packing()
-"""That of a model without parameters."""
+"""Packing of a model without parameters."""

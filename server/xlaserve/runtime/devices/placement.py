@@ -20,13 +20,13 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve_proto import inference
 
 MAX_REPLICAS = 256
-"""The most copies of one model that may execute side by side."""
+"""Limit of replicas of one model."""
 
 DATA_AXIS = "data"
 """The axis of a mesh over which batches are split."""
 
 MODEL_AXIS = "model"
-"""The one axis of a mesh that is not described."""
+"""The only axis of a mesh without a description."""
 
 Axes: TypeAlias = "str | tuple[str, ...] | None"
 """Axes that one dimension of a parameter is split over; None for not at all."""
@@ -48,9 +48,9 @@ class Devices:
     """A JAX platform: cpu, cuda or tpu."""
     count: int
     kind: str = ""
-    """JAX's name of the first of them, as `NVIDIA L4`; empty where that is not known."""
+    """JAX's name of the first device, as `NVIDIA L4`; empty if unknown."""
     capabilities: tuple[str, ...] = ()
-    """Compute capability of each, as `9.0`; empty for what is no GPU of CUDA."""
+    """Compute capability of each, as `9.0`; empty for other devices than CUDA's."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Devices:
 
     @staticmethod
     def named(names: Sequence[str], kind: str = "") -> "Devices | None":
-        """Return those that have these names; None for none."""
+        """Return the devices with these names; None for none."""
         return Devices(names[0].partition(":")[0], len(names), kind) if names else None
 
 
@@ -83,7 +83,7 @@ class Group:
     """Whether code finds its devices itself (KIND_MODEL); a computation is on the first then."""
 
     def indexes(self, platform: str, present: int) -> Sequence[int]:
-        """Return the devices out of so many; raises InvalidModel for one that is not there."""
+        """Return the device indices; raises InvalidModel for a missing device."""
         if self.devices is None:
             return range(present)
         for index in self.devices:
@@ -97,21 +97,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The sharding of one copy over the devices of its group."""
+    """Sharding of one copy over the devices of its group."""
 
     mesh: Mapping[str, int]
     """Axis -> size, in order; empty for one axis over all devices."""
     partition: Mapping[str, tuple[Axes, ...]]
-    """Glob of parameter names -> what each dimension is split over; the first that fits counts."""
+    """Glob of parameter names -> mesh axes of each dimension; the first match counts."""
 
     def rule(self, name: str) -> tuple[Axes, ...] | None:
-        """Return what the dimensions of a parameter are split over; None where no rule fits."""
+        """Return the mesh axes of a parameter's dimensions; None without a rule."""
         return next(
             (axes for glob, axes in self.partition.items() if fnmatchcase(name, glob)), None
         )
 
     def parts(self, name: str, devices: int) -> int:
-        """Return into how many parts a parameter is split over so many devices."""
+        """Return the number of shards of a parameter on this many devices."""
         mesh = mesh_of(self, devices)
         split = (axis for axes in self.rule(name) or () for axis in axis_names(axes))
         return prod(mesh.get(axis, 1) for axis in split)
@@ -124,11 +124,11 @@ class Placement:
     platform: str
     """A JAX platform: cpu, cuda or tpu."""
     groups: tuple[Group, ...] = field(default=(Group(),))
-    """Exactly one for a model that is sharded."""
+    """Exactly one for a sharded model."""
     sharding: Sharding | None = None
 
     def seats(self, present: int) -> Iterator[int]:
-        """Yield the device of each replica, out of so many: one on each, then the second ones."""
+        """Yield the device of each replica: one on each device, then the second ones."""
         for group in self.groups:
             for _ in range(group.count):
                 yield from group.indexes(self.platform, present)
@@ -150,7 +150,7 @@ def read(config: ModelConfig, platform: str) -> Placement:
 
 
 def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
-    """Return the fields that are for another platform than the server's."""
+    """Return the fields for another platform than the server's."""
     is_split = SPLIT_BATCHES in config.parameters
     groups = () if config.message is None else config.message.instance_group
     listed = platform == "cpu" and any(group.gpus for group in groups)
@@ -187,7 +187,7 @@ def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
 
 
 def axis_names(axes: Axes) -> tuple[str, ...]:
-    """Return what one dimension is split over, as names of axes."""
+    """Return the axis names of one dimension."""
     return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
@@ -298,7 +298,7 @@ def _partition(config: ModelConfig) -> Mapping[str, tuple[Axes, ...]]:
 
 
 def mesh_of(sharding: Sharding, devices: int) -> Mapping[str, int]:
-    """Return the axes of the mesh over so many devices; raises InvalidModel."""
+    """Return the axes of the mesh of this many devices; raises InvalidModel."""
     mesh = sharding.mesh or {MODEL_AXIS: devices}
     if prod(mesh.values()) != devices:
         written = ",".join(f"{name}={size}" for name, size in mesh.items())

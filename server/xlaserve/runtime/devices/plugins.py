@@ -1,4 +1,4 @@
-"""The wheels by which JAX reaches accelerators, by extra. Needs no JAX."""
+"""JAX's accelerator wheels, by extra. Needs no JAX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What one extra of this package brings for a platform."""
+    """The plugin packages of one extra for a platform."""
 
     extra: str
     compiles: str
@@ -33,7 +33,7 @@ PLUGINS: Mapping[str, Sequence[Plugin]] = MappingProxyType(
         "tpu": (Plugin("tpu", "libtpu", "libtpu"),),
     }
 )
-"""By platform, those that a new installation takes first."""
+"""By platform, in the order of preference for a new installation."""
 
 
 @cache
@@ -49,13 +49,13 @@ def version(name: str) -> str:
 
 
 def versions(platform: str) -> Mapping[str, str]:
-    """Return the versions of the wheels of a platform that are installed, by name."""
+    """Return the installed versions of a platform's wheels, by name."""
     names = [name for plugin in PLUGINS.get(platform, ()) for name in plugin.wheels]
     return {name: found for name in names if (found := version(name))}
 
 
 def chosen(platform: str) -> Plugin | None:
-    """Return the plugin of a platform that is installed in part, else the first; None without."""
+    """Return a partly installed plugin of a platform, else the first; None without one."""
     plugins = PLUGINS.get(platform, ())
     there = (plugin for plugin in plugins if any(map(version, plugin.wheels)))
     return next(there, plugins[0] if plugins else None)
@@ -77,5 +77,5 @@ def missing(platform: str, *, compiles: bool = False) -> str:
 
 
 def requirement(plugin: Plugin) -> str:
-    """Return what pip is asked for."""
+    """Return the requirement for pip."""
     return f"xlaserve[{plugin.extra}]"

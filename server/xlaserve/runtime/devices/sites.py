@@ -50,10 +50,10 @@ class Site:
     ) -> None:
         self.devices = tuple(devices)
         self.platform = platform
-        """The platform whose programs run there."""
+        """The platform of its programs."""
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
-        """Held by whoever hands a program to its devices; None where that is one."""
+        """Lock for dispatching to several devices; None for a single one."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Site:
 
     @property
     def queue(self) -> str:
-        """Return in which line its work is (Dispatching.queues)."""
+        """Return its queue (Dispatching.queues)."""
         names = self.device_names
         return names[0] if len(names) == 1 else f"{self.platform}:{_MESHES}"
 
@@ -82,7 +82,7 @@ class Site:
         return self._split(())
 
     def inputs(self, rows: int) -> jax.sharding.Sharding:
-        """Return where inputs of so many rows lie: split over the mesh's `data` if it has one."""
+        """Return the sharding of inputs: split over the mesh's `data`, if it has that axis."""
         parts = 1 if self._mesh is None else self._mesh.shape.get(DATA_AXIS, 1)
         return (
             self._split((DATA_AXIS,)) if parts > 1 and rows and not rows % parts else self.outputs
@@ -97,7 +97,7 @@ class Site:
         return self._split(self._rule(name) or ())
 
     def check(self, parameters: Mapping[str, Shape]) -> None:
-        """Raise InvalidModel unless every rule splits a parameter, evenly, over axes there are."""
+        """Raise InvalidModel unless every rule splits a parameter evenly, over existing axes."""
         for glob, spec in self.rules.items():
             names = [name for name in parameters if fnmatchcase(name, glob)]
             if not names:
@@ -156,7 +156,7 @@ class Layout:
 
     sites: tuple[Site, ...]
     replicas: tuple[int, ...]
-    """Index of each replica's site; several may share one."""
+    """Site index of each replica; several may share one."""
 
 
 def layout(
@@ -192,7 +192,7 @@ def devices(platform: str) -> Devices:
 
 
 def memory(platform: str) -> dict[str, tuple[int, int]]:
-    """Return bytes in use and the limit of each device; none where that is the host's memory."""
+    """Return bytes in use and limit of each device; none for host memory."""
     found: dict[str, tuple[int, int]] = {}
     for device in jax.local_devices(backend=platform):
         statistics = device.memory_stats()

@@ -1,4 +1,4 @@
-"""The description of a GPU that XLA compiles for, as the text of its GpuTargetConfigProto."""
+"""XLA's description of a GPU, as the text of its GpuTargetConfigProto."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _SAME_FOR_ALL = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU: what its driver reports."""
+    """One kind of GPU, as its driver reports it."""
 
     description: str
     """Its `device_kind` in JAX."""
@@ -32,7 +32,7 @@ class Gpu:
     fpus_per_core: int
     threads_per_core: int
     shared_memory_per_core: int
-    """Bytes. A block may have all but one KiB of it."""
+    """Bytes. A block may use all but one KiB of it."""
     l2_bytes: int
     bandwidth: int
     """Bytes per second."""

@@ -8,7 +8,7 @@ from xlaserve.errors import DeviceUnavailable
 from xlaserve.runtime.devices.target_gpu import Gpu
 
 COUNTS = (1, 2, 4, 8)
-"""Numbers of devices that a host may have."""
+"""Possible numbers of devices per host."""
 
 _GIB = 1 << 30
 
@@ -18,33 +18,33 @@ class Target:
     """One kind of device."""
 
     name: str
-    """Name by which it is asked for."""
+    """Its name on the command line."""
     platform: str
     """A JAX platform: cpu, cuda or tpu."""
     memory_bytes: int
-    """Bytes of one device; 0 for the host's own, which it does not have to itself."""
+    """Bytes of one device; 0 for the host's own, which is shared."""
     verified: str
-    """Evidence for what the row says, and what was compiled for it."""
+    """Evidence for the row, and programs compiled for it."""
     kind: str = ""
-    """Prefix of the `device_kind` of one that is present."""
+    """Prefix of a present device's `device_kind`."""
     gpu: Gpu | None = None
     topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The name of the smallest topology with so many devices, where it has a name."""
+    """Name of the smallest topology with this many devices, if it has one."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Options that its plugin needs besides to open one."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return how many of them one host may have."""
+        """Return the possible numbers of devices per host."""
         return tuple(self.topologies) or COUNTS
 
     @property
     def config(self) -> str:
-        """Return what XLA has to know of it; empty where a name is enough."""
+        """Return XLA's configuration; empty if a name suffices."""
         return "" if self.gpu is None else self.gpu.config(self.memory_bytes)
 
     def topology(self, count: int) -> str:
-        """Return the name of a topology of so many; raises DeviceUnavailable where none has."""
+        """Return the topology of this many devices; raises DeviceUnavailable without one."""
         if count not in self.counts:
             expected = ", ".join(map(str, self.counts))
             raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")
@@ -161,7 +161,7 @@ def named(name: str) -> Target:
 
 
 def of_kind(platform: str, device_kind: str) -> Target | None:
-    """Return the row of a device that is present, by what JAX calls it; None where none is."""
+    """Return the row of a present device by JAX's name of it; None for an unknown one."""
     rows = [
         row
         for row in TARGETS.values()

@@ -1,4 +1,4 @@
-"""The workspace that libraries take for their calls, which is a device's and no model's."""
+"""Workspace of libraries, owned by a device and not by a model."""
 
 import re
 
@@ -31,5 +31,5 @@ def shared(workspace: int, temporaries: int) -> int:
 
 
 def device_bytes(platform: str) -> int:
-    """Return the bytes of a device that are kept from models for what they share."""
+    """Return the device memory reserved for workspaces that models share."""
     return AT_ONCE * SHARED_BYTES if platform == "cuda" else 0

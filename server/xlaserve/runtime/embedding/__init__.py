@@ -1,1 +1,1 @@
-"""Models of embeddings: what an ordinary model declares of its tokens, and batches of them."""
+"""Embedding models: declared tokens, and batches of them."""

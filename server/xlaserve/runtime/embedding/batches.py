@@ -14,7 +14,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some inputs of a request that are executed together."""
+    """Inputs of a request that are executed together."""
 
     places: tuple[int, ...]
     """Their places in the request."""
@@ -43,7 +43,7 @@ def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequ
 
 
 def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[str, Tensor]:
-    """Return the tensors of an execution: tokens, padding behind them, and the mask."""
+    """Return the tensors of an execution: padded tokens, and the mask."""
     shape = (len(part.places), part.length)
     found = {spec.name: np.zeros(shape, spec.datatype.dtype) for spec in _specs(info)}
     tokens = found[info.tokens.name]

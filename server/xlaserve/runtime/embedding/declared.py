@@ -29,29 +29,29 @@ _DEFAULTS = {"true": "{}", "false": ""}
 
 
 class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """The fields of the object; all may be left out where the tensors say it."""
+    """Fields of the declaration; all are optional if the tensors imply them."""
 
     tokens: str = ""
-    """The input of token ids. Empty for the only one that is none of the following."""
+    """The input of token ids; empty for the only remaining one."""
     mask: str = ""
-    """The input of the attention mask. Empty for `attention_mask` where there is one."""
+    """The input of the attention mask; empty for `attention_mask`, if there is one."""
     types: str = ""
-    """An input of zeros. Empty for `token_type_ids` where there is one."""
+    """An input of zeros; empty for `token_type_ids`, if there is one."""
     output: str = ""
     """The output. Empty for the only one."""
     max_tokens: int | None = None
-    """None for the largest size that is compiled."""
+    """None for the largest compiled size."""
     vocab: int | None = None
-    """None where ids are not to be checked."""
+    """None if ids are not checked."""
     pad: int = 0
     dimensions: bool | list[int] = False
-    """Sizes that an embedding may be cut to; `true` for any."""
+    """Sizes to which an embedding may be cut; `true` for any."""
     prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declaration, and the tokenizer beside the model."""
+    """A declaration, and its model's tokenizer."""
 
     said: Declaration
     place: str
@@ -60,7 +60,7 @@ class Declared:
     no_text: str = ""
     written_at: int = 0
     files: TextFiles | None = None
-    """Those of `text`; None without it."""
+    """Files of `text`; None without it."""
 
 
 def read(
@@ -97,7 +97,7 @@ def read(
 
 
 def parse(text: bytes, place: str) -> Declaration:
-    """Read a declaration; raises InvalidModel with where it was written."""
+    """Parse a declaration; raises InvalidModel with its place."""
     try:
         found = msgspec.json.decode(text, type=Declaration)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

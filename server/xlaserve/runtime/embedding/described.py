@@ -12,7 +12,7 @@ from xlaserve.tensors import TensorSpec
 _IDS = frozenset({"INT32", "INT64"})
 _MARKS = frozenset({"INT32", "INT64", "BOOL", "FP32"})
 _MASK, _TYPES = "attention_mask", "token_type_ids"
-"""Names by which those inputs are known where the declaration has none."""
+"""Default names of those inputs."""
 _RANK = 2
 
 
@@ -73,7 +73,7 @@ def _named(
 
 
 def _one(place: str, role: str, name: str, among: Sequence[TensorSpec]) -> TensorSpec:
-    """Return the tensor of a name, or the only one there is."""
+    """Return the tensor of a name, or the only one."""
     found = [spec for spec in among if not name or spec.name == name]
     if len(found) == 1:
         return found[0]
@@ -91,7 +91,7 @@ def _check(place: str, spec: TensorSpec, kinds: frozenset[str], tokens: TensorSp
 
 
 def _lengths(index: int, tokens: TensorSpec, dimensions: OpenDimensions) -> tuple[int, ...]:
-    """Return the numbers of tokens that are compiled with the load, ascending."""
+    """Return the numbers of tokens compiled by the load, ascending."""
     if tokens.shape[1] != -1:
         return (tokens.shape[1],)
     for of, axis, dimension in dimensions.places:

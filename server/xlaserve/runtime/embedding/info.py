@@ -1,4 +1,4 @@
-"""The description of a loaded model of embeddings, for what turns text into its tokens."""
+"""Facts about a loaded embedding model, for tokenizing its input."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class EmbeddingInfo:
     mask: TensorSpec | None
     """The input with 1 for each real token and 0 for padding; None where nothing is padded."""
     types: TensorSpec | None
-    """An input that is 0 for every token: the types of BERT; None for none."""
+    """An input of zeros, the token types of BERT; None for none."""
     output: TensorSpec
     """The output, FP32 [batch, size]."""
     lengths: tuple[int, ...]
@@ -25,21 +25,21 @@ class EmbeddingInfo:
     max_tokens: int
     """The most tokens of one input."""
     vocab: int | None = None
-    """Number of tokens; a token id is below it. None where nobody says."""
+    """Vocabulary size, above every token id; None if unknown."""
     pad: int = 0
-    """The token id of padding, which the mask hides."""
+    """The token id of padding, hidden by the mask."""
     cuts: tuple[int, ...] | None = None
-    """Sizes that an embedding may be cut to, ascending (Matryoshka); None for any, () for none."""
+    """Sizes to which an embedding may be cut, ascending (Matryoshka); None for any, () for none."""
     prompt: str = ""
-    """The beginning of every text, which clients do not write."""
+    """Prefix of every text."""
     text: Tokens | None = None
-    """Its tokenizer; None where it takes token ids only."""
+    """Its tokenizer; None if it takes token ids only."""
     no_text: str = ""
-    """Why it has none, behind the name of the model; empty where there is no such file."""
+    """Why it has no text, following the model's name; empty without a tokenizer file."""
     written_at: int = 0
-    """When its version directory was written, in seconds since the epoch."""
+    """Modification time of its version directory, in seconds since the epoch."""
     files: TextFiles | None = None
-    """Those of `text`; None without it."""
+    """Files of `text`; None without it."""
 
     @property
     def size(self) -> int:
@@ -47,19 +47,19 @@ class EmbeddingInfo:
         return self.output.shape[-1]
 
     def length_for(self, count: int) -> int:
-        """Return how many tokens an input of so many is executed with: padding is hidden."""
+        """Return the padded number of tokens of an input."""
         if self.mask is None:
             return count
         at = bisect_left(self.lengths, count)
         return self.lengths[at] if at < len(self.lengths) else min(_power(count), self.max_tokens)
 
     def may_cut_to(self, size: int) -> bool:
-        """Tell whether an embedding may be cut to so many elements, or has them."""
+        """Tell whether an embedding may be cut to a size, or has it."""
         if size == self.size:
             return True
         return 0 < size < self.size and (self.cuts is None or size in self.cuts)
 
 
 def _power(count: int) -> int:
-    """Return the power of two that is not below a number."""
+    """Return the next power of two."""
     return 1 << max(0, count - 1).bit_length()

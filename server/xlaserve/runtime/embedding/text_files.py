@@ -1,4 +1,4 @@
-"""The tokenizer of an embedding model: where it is, and that it has not changed."""
+"""The tokenizer files of an embedding model, and their identity."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from xlaserve.language.tokenizing import Tokens
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """The place of a tokenizer that was read, for a process that reads it again."""
+    """The place of a tokenizer, for processes that read it again."""
 
     version: Path
-    """The version directory, or the file that is the version."""
+    """The version directory, or the file of a single-file version."""
     roots: Roots
     digest: str
-    """The SHA-256 of the file that was read."""
+    """The SHA-256 of the tokenizer's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """Tokenizer of a version, or the reason why it cannot be used; neither where it has none."""
+    """Tokenizer of a version, or its problem; neither without a file."""
 
     tokens: Tokens | None = None
     problem: str = ""

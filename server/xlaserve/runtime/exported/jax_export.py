@@ -93,7 +93,7 @@ class JaxExportModel:
         self._output_names = tuple(spec.name for spec in info.outputs)
         self._is_accelerated = copies[0].site.is_accelerator
         self.queues = tuple(copy.site.queue for copy in self._by_replica)
-        """The lines that the replicas' work is in, where it is dispatched."""
+        """Queue of each replica, if it is dispatched."""
         self._stock = Stock(model, info, copies, lease, self._take)
 
     def execute(
@@ -176,7 +176,7 @@ class JaxExportModel:
 
     @property
     def dispatching(self) -> "JaxExportModel | None":
-        """Return itself, where it is on accelerators."""
+        """Return itself on accelerators."""
         return self if self._is_accelerated else None
 
     def dispatch(
@@ -233,7 +233,7 @@ class JaxExportModel:
         return self._by_replica[replica].site
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for the bucket that so many rows would run in now."""
+        """Return the warm-up's measurement of the current bucket for this many rows."""
         return sum(piece.seconds for piece in self._copies[0].table.pieces_for(rows))
 
     def padded_rows(self, rows: int) -> int:
@@ -250,7 +250,7 @@ class JaxExportModel:
         dimensions: OpenDimensions,
         context: LoadContext,
     ) -> None:
-        """Compile what has to be there before the first request; the rest too, or later."""
+        """Compile what the first request needs; the rest now or later."""
         self._independent = plan.independent
         self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
@@ -273,7 +273,7 @@ class JaxExportModel:
         self._stock.start(compiler, plan, dimensions, context, on_demand=self.on_demand)
 
     def _take(self, info: ModelInfo) -> None:
-        """Describe what there is now; the stock calls it with every program more."""
+        """Update the description; the stock calls it for each new program."""
         self.info = info
         if self._batched and self._independent and self.on_demand is None:
             # Requests of one batch have the same sizes. Their limit is that of the largest sizes,
@@ -282,7 +282,7 @@ class JaxExportModel:
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next bucket that the load left out may add to each device."""
+        """Return an upper bound of the next remaining bucket's memory per device."""
         return self._stock.next_bucket_bytes
 
     def compile_rest(
@@ -290,11 +290,11 @@ class JaxExportModel:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm the buckets that the load left out, one after the other."""
+        """Compile and warm the remaining buckets, one after the other."""
         self._stock.compile_rest(check_cancelled, on_stage)
 
     def stop(self) -> None:
-        """Compile nothing more: what is compiled for no request ends at its next step."""
+        """Stop background compilation at its next step."""
         self._stock.stop()
 
     def close(self) -> None:
@@ -429,7 +429,7 @@ def _compiled(
     *,
     refuse: Callable[[Verdict], Verdict] | None = None,
 ) -> JaxExportModel:
-    """Compile a model as it is proved, or as `refuse` has it; raises ContradictionError too."""
+    """Compile a model by its proof, or as `refuse` says; raises ContradictionError too."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(
@@ -504,7 +504,7 @@ def _compiled(
 
 
 def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
-    """Return the shapes of the first execution of a warm-up; none where there is no warm-up."""
+    """Return the shapes of a warm-up's first execution; none without a warm-up."""
     if plan.loops_follow_inputs or not plan.dimensions.combinations:
         return []
     specs = plan.dimensions.specs(signature.inputs, plan.dimensions.combinations[0])

@@ -18,7 +18,7 @@ from xlaserve.tensors import Shape, Tensor
 
 @dataclass(frozen=True, slots=True)
 class DeviceTensor:
-    """An output that stayed on its device (a Resident), with the padding of its bucket."""
+    """An output on its device (a Resident), with the padding of its bucket."""
 
     array: jax.Array
     batch: int | None
@@ -28,7 +28,7 @@ class DeviceTensor:
 
     @property
     def rows(self) -> int:
-        """Return how many of its rows are real."""
+        """Return the number of real rows."""
         if self.batch is not None:
             return self.batch
         return self.array.shape[0] if self.array.ndim else 1
@@ -49,27 +49,27 @@ class DeviceTensor:
 
 
 def to_host(array: jax.Array, rows: int | None = None) -> Tensor:
-    """Return the first rows, or all there is, as a read-only array; on the CPU a view. Blocks."""
+    """Return the first rows, or all, as a read-only array; on the CPU a view. Blocks."""
     host = np.asarray(array)
     return host if rows is None else host[:rows]
 
 
 @dataclass(slots=True, eq=False)
 class JaxInFlight:
-    """An execution that a device was given (an InFlight)."""
+    """An execution in flight on a device (an InFlight)."""
 
     model: str
     names: Sequence[str]
     """Names of the outputs."""
     outputs: Sequence[jax.Array]
     arguments: Arrays
-    """Alive for as long as they may be read: copies to the device are not waited for."""
+    """Kept alive as long as they may be read: copies to the device are asynchronous."""
     rows: int | None
     """Real rows of the outputs; None where all are, and without a batch dimension."""
     resident: bool
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for the outputs, and release what the device has. Blocks; raises OutOfMemory."""
+        """Wait for the outputs, and free device memory. Blocks; raises OutOfMemory."""
         # On completion others may use the memory at once, and this may live a little longer.
         outputs, self.outputs = self.outputs, ()
         arguments, self.arguments = self.arguments, []
@@ -88,7 +88,7 @@ class JaxInFlight:
 def left_there(
     model: str, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
 ) -> Sequence[DeviceTensor]:
-    """Return outputs as they lie on the device; the arguments may change then. May block."""
+    """Return device outputs; the arguments may change afterwards. May block."""
     if any(isinstance(argument, np.ndarray) for argument in arguments):
         # XLA may read host arrays in place, and they are the caller's to change again.
         jax.block_until_ready(outputs)

@@ -65,7 +65,7 @@ def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE
 
 
 def read_file(path: Path, roots: Roots = ANYWHERE) -> Exported:
-    """Read a file that `jax.export` wrote, which calls nothing unknown; raises InvalidModel."""
+    """Read a `jax.export` file without unknown calls; raises InvalidModel."""
     limit = LIMIT_ARTIFACT_BYTES
     data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
     return artifact.deserialize(data, name=path.name)
@@ -128,7 +128,7 @@ def _check_no_parameters(exported: Exported, file: str) -> None:
 
 
 def batch_of(exported: Exported) -> str | None:
-    """Return the name of the dimension that may be the batch; None where inputs have none."""
+    """Return the name of the possible batch dimension; None if inputs have none."""
     first = [aval.shape[0] for aval in exported.in_avals if aval.shape]
     symbols = [str(size) for size in first if is_symbolic_dim(size)]
     # An expression such as 2*b is no batch: its tensor is refused, whatever the name is.

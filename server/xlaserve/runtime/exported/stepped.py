@@ -17,7 +17,7 @@ from xlaserve.runtime.wrappers.around import AroundModel
 from xlaserve.tensors import Parameter, Tensor
 
 MAX_STEPS = "max_steps"
-"""The parameter of a configuration that says how many answers a request may have."""
+"""Configuration parameter: maximum of answers per request."""
 
 _DIGITS = 18
 
@@ -44,7 +44,7 @@ class AroundSteps(AroundModel):
     """
 
     batch_limit = 0
-    """Requests are not put together as those with one answer are."""
+    """Not batched like requests of one answer."""
     on_demand = None
     dispatching = None
     """Its answers are asked for in threads."""
@@ -56,7 +56,7 @@ class AroundSteps(AroundModel):
         self._inputs = steps.known(model.info.inputs)
         self._outputs = steps.known(model.info.outputs)
         self._info: tuple[ModelInfo, ModelInfo] | None = None
-        """That of the step, and what is known for it."""
+        """Description of the step, with additions."""
 
     @property
     def info(self) -> ModelInfo:
@@ -67,7 +67,7 @@ class AroundSteps(AroundModel):
         return self._info[1]
 
     def _known(self, info: ModelInfo) -> ModelInfo:
-        """Return what clients know, from what describes the step."""
+        """Return the clients' description of the step's model."""
         raise NotImplementedError
 
     @property
@@ -95,7 +95,7 @@ class SteppedModel(AroundSteps):
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
     ) -> Iterator[Answer]:
-        """Return the outputs of each step; raises TooManyAnswers where it is not done in time."""
+        """Return the outputs of each step; raises TooManyAnswers beyond the limit."""
         state, is_first = self._nothing, True
         for _ in range(self._max_steps):
             tensors = {**inputs, FIRST: np.array(is_first), **state}
@@ -113,7 +113,7 @@ class SteppedModel(AroundSteps):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return the outputs of the first step; for who has no use for more."""
+        """Return the outputs of the first step."""
         answer = next(self.generate(inputs, {}, replica=replica))
         return answer.outputs
 
@@ -127,7 +127,7 @@ class SteppedModel(AroundSteps):
         )
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for a step."""
+        """Return the warm-up's measurement of a step."""
         return self._inner.expected_seconds(rows)
 
 

@@ -32,7 +32,7 @@ _PROGRAMS = 2
 
 
 class Sited(LoadedModel, Protocol):
-    """A model in memory that tells where it is."""
+    """A model in memory with a site."""
 
     def site_of(self, replica: int) -> Site:
         """Return where a replica is."""
@@ -47,11 +47,11 @@ class Row:
         self.replica = replica
         self.inputs = {name: _on_host(value) for name, value in inputs.items()}
         self.steps = 0
-        """The number that was taken."""
+        """The number of steps taken."""
         self.state: tuple[jax.Array, ...] = ()
         """Empty before the first step, and while `batch` has it."""
         self.batch: _Batch | None = None
-        """The batch of the last step, which has its state."""
+        """The batch of the last step, with its state."""
 
     @property
     def has_begun(self) -> bool:
@@ -73,29 +73,29 @@ class Row:
 
 
 class _Batch:
-    """Rows that took their last step together, and what the next one takes."""
+    """Rows that took their last step together, and the next one's arguments."""
 
     def __init__(
         self, rows: Sequence[Row], inputs: Mapping[str, Tensor], states: Sequence[Value]
     ) -> None:
         self.rows = list(rows)
         self.inputs = inputs
-        """With as many rows as the bucket has."""
+        """As many rows as the bucket."""
         self.states = states
 
 
 class _Pool:
-    """The programs of one replica, one step of which is taken at a time."""
+    """The programs of one replica, one step at a time."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.lock = threading.Lock()
         self.programs: dict[int, tuple[Any, Any]] = {}
-        """Batch size -> what makes a batch of rows, and a row of a batch."""
+        """Batch size -> programs that join and split rows."""
 
 
 class SteppedRows(AroundSteps):
-    """A stepped model in memory whose requests may be stepped together (a Stepping)."""
+    """A stepped model in memory with batched steps (a Stepping)."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SteppedRows(AroundSteps):
         max_steps: int,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
-        """`admit` raises OutOfMappings unless so many programs may be compiled."""
+        """`admit` raises OutOfMappings unless the programs may be compiled."""
         super().__init__(context.model, model, steps, max_steps)
         self._admit = admit
         self._options = context.compilation.options
@@ -118,26 +118,26 @@ class SteppedRows(AroundSteps):
 
     @property
     def most_together(self) -> int:
-        """Return how many requests may take a step together."""
+        """Return the most requests per step."""
         return max(1, self._inner.batch_limit)
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
     ) -> Row:
-        """Return the answers to a request, which `advance` can ask for too."""
+        """Return the answers to a request, also advanced by `advance`."""
         return Row(self, inputs, replica)
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return the outputs of the first step; for who has no use for more."""
+        """Return the outputs of the first step."""
         row = self.generate(inputs, {}, replica=replica)
         outputs = next(row).outputs
         row.close()
         return outputs
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for a step."""
+        """Return the warm-up's measurement of a step."""
         return self._inner.expected_seconds(1)
 
     def compile_rest(
@@ -145,7 +145,7 @@ class SteppedRows(AroundSteps):
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
-        """Compile and warm what the load left out. Blocks."""
+        """Compile and warm the rest. Blocks."""
         super().compile_rest(check_cancelled, on_stage)
         self._prepare()
         # Programs were added, whatever the model of the step says.
@@ -186,7 +186,7 @@ class SteppedRows(AroundSteps):
         ]
 
     def _batch(self, pool: _Pool, rows: Sequence[Row]) -> _Batch:
-        """Return the batch of the last step where it has these rows alone, or another one."""
+        """Return the batch of the last step if it has exactly these rows, or a new one."""
         before = rows[0].batch
         if before is not None and before.rows == rows:
             return before
@@ -208,14 +208,14 @@ class SteppedRows(AroundSteps):
         return _Batch(rows, inputs, states)
 
     def leave(self, row: Row) -> None:
-        """Release the state of a request. Those that it was stepped with keep theirs alone."""
+        """Release the state of a request; others of its batch keep theirs."""
         pool = self._pools[row.replica]
         with pool.lock:
             batch, row.batch, row.state = row.batch, None, ()
             self._split(pool, batch)
 
     def _split(self, pool: _Pool, batch: _Batch | None) -> None:
-        """Give each request of a batch that has not ended its own state again."""
+        """Return each unfinished request of a batch its own state."""
         if batch is None:
             return
         left = [(index, row) for index, row in enumerate(batch.rows) if row.batch is batch]
@@ -229,7 +229,7 @@ class SteppedRows(AroundSteps):
     # --- programs ---
 
     def _prepare(self) -> None:
-        """Compile what steps of every size take besides the model."""
+        """Compile the programs of steps of every size, besides the model."""
         for bucket in self._inner.info.buckets:
             for pool in self._pools:
                 self._programs(pool, max(1, bucket.rows))
@@ -291,7 +291,7 @@ class SteppedRows(AroundSteps):
 
 
 def _row(spec: TensorSpec, size: int) -> Tensor:
-    """Return states of requests that have none: the artifact does not look at them."""
+    """Return states of padding rows, which the artifact ignores."""
     return np.zeros((size, *spec.shape[1:]), spec.datatype.dtype)
 
 

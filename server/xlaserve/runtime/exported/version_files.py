@@ -20,16 +20,16 @@ from xlaserve.runtime.devices.sites import Layout
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """The contents of a version's files, but for the values of its parameters."""
+    """Contents of a version's files, without the values of its parameters."""
 
     config: ModelConfig
-    """The configuration, with what the manifest says where it is silent."""
+    """The configuration, completed by the manifest."""
     signature: Signature
     placement: Placement
     computation: Keyed
     entries: Sequence[WeightEntry] = ()
     described: Manifest | None = None
-    """None for a model that is one file, without parameters."""
+    """None for a single-file model, without parameters."""
 
     def check_layout(self, layout: Layout) -> None:
         """Raise InvalidModel unless every partition rule fits the parameters."""

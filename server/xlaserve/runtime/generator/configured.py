@@ -1,4 +1,4 @@
-"""The sizes of a generator that its configuration decides, and the memory that they take."""
+"""Configured sizes of a generator, and their memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,9 +20,9 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.generator.info import TEXT, GenerationInfo, mask_words
 
 PREFIX_CACHE = "prefix_cache"
-"""The parameter that says whether rows of prompts are kept for others."""
+"""Parameter that enables the prefix cache."""
 STEP_SIZES = "step_sizes"
-"""The parameter that says how many rows a step may compute, besides all slots."""
+"""Parameter with the rows of a step, besides all slots."""
 DEFAULT_SLOTS = 8
 DEFAULT_CHUNK = 128
 MOST_SLOTS = 1024
@@ -144,7 +144,7 @@ def predict_slots(
 
 
 def host_bytes(info: GenerationInfo, *, has_text: bool) -> int:
-    """Return the bytes beside its device: of tokenizer, grammars, and the tokens of kept rows."""
+    """Return the host memory of tokenizer, grammars, and the tokens of kept rows."""
     tokenizer = info.vocab * TOKENIZER_BYTES if has_text else 0
     grammars = info.vocab * GRAMMAR_BYTES if info.has_grammars else 0
     kept = info.slots * info.max_length * _TOKEN_BYTES if info.keeps_prefixes else 0
@@ -152,7 +152,7 @@ def host_bytes(info: GenerationInfo, *, has_text: bool) -> int:
 
 
 def _may_have_text(directory: Path, config: ModelConfig) -> bool:
-    """Tell whether a load will read a tokenizer, unless that is not valid."""
+    """Tell whether a load may read a tokenizer."""
     wanted = config.parameters.get(TEXT, "true").strip().lower() != "false"
     return wanted and (directory / files.TOKENIZER).exists()
 
@@ -167,7 +167,7 @@ def _windows(config: ModelConfig, length: int) -> tuple[int, ...]:
 
 
 def _step_sizes(config: ModelConfig, slots: int) -> tuple[int, ...]:
-    """Return the rows of steps that have fewer than all slots."""
+    """Return the step sizes below the number of slots."""
     written = config.parameters.get(STEP_SIZES)
     if written is None:
         powers = (_LEAST_GAIN**power for power in range(MOST_STEP_SIZES))

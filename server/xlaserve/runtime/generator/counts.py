@@ -1,4 +1,4 @@
-"""Counters of a generator: its thread writes them, and anybody reads them."""
+"""Counters of a generator, written by its thread and read by any."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BOUNDS_NS = tuple(
         *(1000, 2500, 5000, 10_000, 30_000, 60_000),
     )
 )
-"""Largest time of each bucket; a last bucket holds what is longer."""
+"""Upper bounds of the buckets; a last bucket has the rest."""
 
 
 class Times:
@@ -26,7 +26,7 @@ class Times:
         self.total_ns = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """Count a time, as often as there were such."""
+        """Add a number of equal times."""
         self.buckets[bisect_left(BOUNDS_NS, ns)] += count
         self.total_ns += ns * count
 
@@ -44,36 +44,36 @@ class GenerationCounts:
     """
 
     slots: int = 0
-    """Slots that there are."""
+    """Number of slots."""
     positions: int = 0
-    """Positions of the cache that there are, of all slots."""
+    """Capacity of the cache in positions, all slots together."""
     running: int = 0
-    """Requests that have a slot."""
+    """Requests with a slot."""
     positions_used: int = 0
-    """Positions that hold a token of a request that has a slot."""
+    """Positions in use by requests with a slot."""
     prompt_tokens: int = 0
-    """Tokens of the prompts of the requests that were given a slot."""
+    """Prompt tokens of requests with a slot."""
     cached_tokens: int = 0
-    """Those of them whose rows were there, and were not computed."""
+    """Prompt tokens found in the prefix cache, and not computed."""
     prefix_lookups: int = 0
-    """Prompts for which rows of others were looked for."""
+    """Prefix cache lookups."""
     prefix_hits: int = 0
-    """Those of them for which some were found."""
+    """Prefix cache hits."""
     output_tokens: int = 0
-    """Tokens that were generated."""
+    """Generated tokens."""
     preemptions: int = 0
-    """Slots that requests have given up to others of a better priority."""
+    """Preempted requests."""
     steps: int = 0
     step_rows: int = 0
     """Rows that steps computed: those without a request too."""
     chunks: int = 0
-    """Parts of prompts that were computed."""
+    """Computed chunks of prompts."""
     host_ns: int = 0
-    """Time of the thread outside the programs: what a step costs besides its computation."""
+    """Time of the thread outside of programs, in nanoseconds."""
     first_token: Times = field(default_factory=Times)
-    """From when a request was submitted to its first token."""
+    """Time from submission to the first token."""
     token: Times = field(default_factory=Times)
-    """From each token of a request to the next."""
+    """Time between tokens of a request."""
 
     @classmethod
     def sum_of(cls, counts: "Sequence[GenerationCounts]") -> "GenerationCounts":
@@ -98,5 +98,5 @@ class CountsTokens(Protocol):
 
     @property
     def counts(self) -> GenerationCounts:
-        """Return its counters, which go on."""
+        """Return its live counters."""
         ...

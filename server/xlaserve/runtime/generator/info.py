@@ -1,4 +1,4 @@
-"""The description of a loaded generator, for what turns text into its tokens and back."""
+"""Facts about a loaded generator, for converting between text and tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,36 +25,36 @@ class GenerationInfo:
     vocab: int
     """Number of tokens; a token id is below it."""
     max_length: int
-    """The most positions of one request, prompt and answer together, as the server has them."""
+    """Context length: the most positions of one request, prompt and answer together."""
     stop_tokens: tuple[int, ...]
     """Token ids that end an answer."""
     directory: Path
-    """The version directory, in which the files of its tokenizer are."""
+    """The version directory, with the files of its tokenizer."""
     slots: int
-    """Requests that are generated side by side."""
+    """Number of concurrent requests."""
     windows: tuple[int, ...]
-    """Attention windows that are compiled, in positions, ascending; the last is `max_length`."""
+    """Compiled attention windows in positions, ascending; the last is `max_length`."""
     chunk: int
-    """Tokens of a prompt that are computed at a time."""
+    """Tokens per chunk of a prompt."""
     written_at: int = 0
-    """When its description was written, in seconds since the epoch."""
+    """Modification time of its description, in seconds since the epoch."""
     roots: Roots = ANYWHERE
-    """The directories that files beside it may lie in."""
+    """Directories that may hold its files."""
     text: LanguageText | None = None
-    """Its tokenizer and template; None where it takes token ids only."""
+    """Its tokenizer and template; None if it takes token ids only."""
     no_text: str = ""
-    """Why it has no text, where that is not for want of a tokenizer."""
+    """Why it has no text, unless it lacks a tokenizer."""
     is_text_offered: bool = False
-    """Whether `text` is one of its inputs and outputs."""
+    """Whether it has the input and output `text`."""
     tool_family: str = ""
-    """The way in which it writes calls of tools, one of FAMILIES; empty for none."""
+    """Its format of tool calls, one of FAMILIES; empty for none."""
     has_grammars: bool = False
-    """Whether answers may be asked to follow a grammar."""
+    """Whether requests may have a grammar."""
     keeps_prefixes: bool = False
-    """Whether prompts are given the rows of others that begin with the same tokens."""
+    """Whether prompts reuse rows of the prefix cache."""
     step_sizes: tuple[int, ...] = ()
-    """Rows that a step may compute, ascending, besides all slots: those of fewer."""
+    """Step sizes below the number of slots, ascending."""
 
     def step_size(self, active: int) -> int:
-        """Return the rows of the smallest step that holds so many requests."""
+        """Return the smallest step size for a number of requests."""
         return next((size for size in self.step_sizes if size >= active), self.slots)

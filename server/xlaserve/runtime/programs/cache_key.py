@@ -37,7 +37,7 @@ _MAX_TARGET_CHARACTERS = 100
 
 
 def target_of(platform: str, device_kind: str) -> str:
-    """Return what is the same for all machines that may share programs, as a file name."""
+    """Return a file name for all machines that may share programs."""
     if platform == "cpu":
         return f"cpu-{processor()}"
     return _SEVERAL.sub("-", f"{platform}-{device_kind}")[:_MAX_TARGET_CHARACTERS]

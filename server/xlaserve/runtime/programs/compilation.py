@@ -25,10 +25,10 @@ from xlaserve.storage.stores import StoreLimits, open_store
 from xlaserve.storage.urls import check_url
 
 AUTO, NO_CACHE = "auto", "none"
-"""Values that may stand for a directory in `compilation_cache_directory`."""
+"""Keywords in place of a directory in `compilation_cache_directory`."""
 
 AUTOTUNE_OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
-"""The one option that changes no program that is compiled already."""
+"""The only option that does not change compiled programs."""
 
 _FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _WITHOUT_EFFECT = (
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = (
 """Prefixes of flags that change no program."""
 
 URL = "://"
-"""Within what is no directory, but the URL of a store."""
+"""Part of a store's URL, and of no directory's name."""
 
 _CLOSING_SECONDS = 2.0
 """Seconds that the end of a server waits for programs that are not in the store yet."""
@@ -55,7 +55,7 @@ _OF_PLATFORMS: Mapping[str, tuple[str, ...]] = {
 _DAY_SECONDS = 86_400.0
 DEFAULT_PRECISION = MatmulPrecision.DEFAULT.of_xla
 _NEVER = 2**31 - 1
-"""Fewest operations of a command buffer, where there is to be none."""
+"""Minimum of operations in a command buffer that disables these."""
 
 CompilerOptions: TypeAlias = dict[str, Any]
 """Options of a program by XLA's names: booleans, integers and texts, which the types of JAX list
@@ -139,18 +139,18 @@ class Compilation:
     conversions: Conversions = field(default_factory=Conversions)
     """Models that loads convert."""
     processes: CompilerProcesses | None = None
-    """Those that compile for loads; None where the server does."""
+    """Compiling processes for loads; None if the server compiles itself."""
     is_ahead: bool = False
-    """Whether it is for devices that are not there."""
+    """Whether it compiles for absent devices."""
     server_flags: str = ""
     """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
     To compile for what is not there takes others."""
     tries_here: bool = False
-    """Whether a model's rows are tried in this process, which may itself be ended for it."""
+    """Whether row trials run in this process, which they may end."""
     store: ProgramStore | None = None
-    """The store in which servers share programs; None where they share none."""
+    """The shared program store; None without one."""
     trial_seconds: float = 60.0
-    """Of the processor, for a trial of declared rows where there are no `processes`."""
+    """Processor time of a declared model's row trial without `processes`."""
 
     @property
     def is_kept(self) -> bool:
@@ -159,7 +159,7 @@ class Compilation:
 
     @property
     def has_no_programs(self) -> bool:
-        """Tell whether each program has to be compiled; a store may have some. Blocks."""
+        """Tell whether each program must be compiled; a store may have some. Blocks."""
         return self.store is None and (self.cache is None or self.cache.is_empty)
 
     @property
@@ -169,7 +169,7 @@ class Compilation:
         return {name: place.counts for name, place in places.items() if place is not None}
 
     def close(self) -> None:
-        """End the processes, and what is put into the store, which is waited for briefly."""
+        """End the processes and the uploads, after a short wait."""
         if self.processes is not None:
             self.processes.close()
         if self.store is not None:

@@ -62,12 +62,12 @@ class Entry:
     """Its compiler and its target: versions, flags, kind of device."""
     executable: bytes
     is_ahead: bool = False
-    """Whether it was compiled where there was no such device, and never ran."""
+    """Whether it was compiled without such a device, and never ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """An entry that is there and cannot be used."""
+    """An existing entry that cannot be used."""
 
     reason: str
 
@@ -96,7 +96,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def problem(self) -> str:
-        """Say why it is no key of ours; empty where it is one."""
+        """Return why it is no key of ours; empty if it is."""
         is_ours = self.format == FORMAT and _SHA256.fullmatch(self.sha256)
         return "" if is_ours else f"it is of format {self.format}, expected {FORMAT}"
 
@@ -109,7 +109,7 @@ def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
 
 
 def count_lookup(counts: ProgramCounts, found: Entry | Unusable | None, seconds: float) -> None:
-    """Count a lookup of so many seconds by what it has found."""
+    """Count a lookup by its result and duration."""
     if found is None:
         counts.add(misses=1, seconds=seconds)
     elif isinstance(found, Entry):
@@ -125,7 +125,7 @@ class CompilationCache:
         self.directory = directory
         self.max_bytes = max_bytes
         self.max_age_seconds = max_age_seconds
-        """Seconds for which a program is kept that is not used."""
+        """Lifetime of unused programs, in seconds."""
         self.counts = ProgramCounts()
         self._lock = threading.Lock()
         """Held for what follows."""
@@ -267,7 +267,7 @@ def name_of(described: Mapping[str, str]) -> str:
 
 
 def processor() -> str:
-    """Return what tells processors apart that cannot run each other's programs."""
+    """Return an identity of the processor: programs of another one may not run."""
     return _described(_CPU_INFO)
 
 

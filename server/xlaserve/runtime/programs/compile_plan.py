@@ -87,7 +87,7 @@ def _known(sizes: Mapping[str, int]) -> Hashable:
 
 
 def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:
-    """Return what is compiled, and the numbers of rows where each has a program of its own."""
+    """Return the compiled batch sizes, and the numbers of rows with programs of their own."""
     if rows.is_exact:
         return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
     return buckets.plan(rows.max_batch_size, config), ()

@@ -35,10 +35,10 @@ _log = structlog.get_logger("conversions")
 
 @dataclass(frozen=True, slots=True)
 class ConversionLimits:
-    """The limits of conversions, and of those that are kept."""
+    """Limits of conversions and of their cache."""
 
     kept_bytes: int = 0
-    """Most bytes of all that are kept; with 0 each load converts anew."""
+    """Size of the cache; with 0 every load converts again."""
     model_bytes: int = 8 << 30
     """Most bytes of one model that is converted, with its external data."""
 
@@ -58,10 +58,10 @@ class Conversions:
         *,
         compare: bool = False,
     ) -> None:
-        """Without a cache nothing is kept, and `scratch` has what a load needs while it goes on."""
+        """Without a cache nothing is kept, and `scratch` holds the files of a running load."""
         self.limits = limits or ConversionLimits()
         self.compare = compare
-        """Whether what is converted is compared with onnxruntime, where that is installed."""
+        """Whether conversions are compared with onnxruntime, if it is installed."""
         self.converted = 0
         """Conversions that this process has made; changed by any thread that loads."""
         self._cache = cache
@@ -90,7 +90,7 @@ class Conversions:
             yield made
 
     def drop(self, key: str) -> None:
-        """Remove an entry that turned out to be damaged, so that it is converted anew."""
+        """Remove a damaged entry, so that it is converted again."""
         if self._cache is not None:
             _log.warning("a converted model is damaged, it is converted anew", entry=key)
             shutil.rmtree(self._cache.directory / DIRECTORY / key, ignore_errors=True)
@@ -144,7 +144,7 @@ class Conversions:
         return staging, made
 
     def _keep(self, made: Path, parent: Path | None, key: str) -> Path:
-        """Rename what was made to its entry, if it fits; return where it is now."""
+        """Move a conversion to its entry, if it fits; return its place."""
         if parent is None or not made.is_relative_to(parent):
             return made
         size = _size(made)

@@ -30,7 +30,7 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One program: where it runs, and on what."""
+    """A program to compile: its site and its shapes."""
 
     site: Site
     leaves: Sequence[Any]
@@ -144,7 +144,7 @@ class Executables:
         self._kept.log_dropped()
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
-        """Return what XLA compiles. The devices need not be there."""
+        """Return the module for XLA; the devices may be absent."""
         # A jitted function keeps what it lowered: one for each program.
         model = function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
@@ -219,7 +219,7 @@ class Executables:
         return self._compilation.options.key(site.platform, len(site.devices))
 
     def key(self, wanted: Wanted) -> Hashable:
-        """Return what tells a program from others of its computation, in this process."""
+        """Return a key of the program among those of its computation, in this process."""
         site = wanted.site
         # Without rules they follow from the computation, the packing and the device.
         leaves = wanted.leaves if site.rules else ()

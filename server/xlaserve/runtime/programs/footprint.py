@@ -30,9 +30,9 @@ class Footprint:
     """Bytes of the outputs that lie in the memory of arguments."""
     temporaries_bytes: int = 0
     constants_bytes: int = 0
-    """Bytes that it has besides for as long as it is there."""
+    """Permanent bytes besides the code."""
     code_bytes: int = 0
-    """0 where nobody says, as on the CPU."""
+    """0 if unknown, as on the CPU."""
     workspace_bytes: int = 0
     """Bytes among the temporaries that a library takes for a call, on accelerators."""
     spared_bytes: int = 0
@@ -81,7 +81,7 @@ class Footprint:
         return max(0, inputs + self.outputs_bytes - self.aliased_bytes + temporaries)
 
     def or_larger(self, other: "Footprint") -> "Footprint":
-        """Return what to reserve where either may be executed: the larger scratch and code."""
+        """Return the reservation for either: the larger scratch and code."""
         larger = max(self, other, key=lambda one: one.scratch_bytes)
         return replace(
             larger,
@@ -98,7 +98,7 @@ def _workspace(executable: Any) -> int:
 
 
 def _code(executable: Any, said: int) -> int:
-    """Return the size of the code; that of the whole executable where only that is known."""
+    """Return the size of the code, or of the whole executable if unknown."""
     if said > 0:
         return said
     # A GPU's compiler does not say it of what was never loaded.

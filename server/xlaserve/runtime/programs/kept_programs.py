@@ -22,11 +22,11 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The key of a program in the cache, and what has to be the same."""
+    """A program's key in the cache, and its requirements."""
 
     target: str
     name: str
-    """That of the program, whatever it was compiled by."""
+    """Name of the program, independent of its compiler."""
     program: Mapping[str, str]
     environment: Mapping[str, str]
 
@@ -59,7 +59,7 @@ class Place:
 
 
 class KeptPrograms:
-    """The compilation cache, as the programs of one model use it; nothing where there is none."""
+    """The compilation cache as used by one model; empty without a cache."""
 
     def __init__(self, compilation: Compilation, model: str, version: str) -> None:
         self._compilation = compilation
@@ -97,7 +97,7 @@ class KeptPrograms:
         )
 
     def has(self, place: Place) -> bool:
-        """Tell whether the cache has a program, which may be of devices that are not there."""
+        """Tell whether the cache has a program, possibly of absent devices."""
         assert self._compilation.cache is not None
         there = self._compilation.cache.read(place.target, *place.names)
         return isinstance(there, Entry) and not _difference(place, there)
@@ -132,7 +132,7 @@ class KeptPrograms:
         return found
 
     def _drop_others(self, cache: CompilationCache, place: Place) -> None:
-        """Note what of the environment differs where only others have compiled a program."""
+        """Record the differing environment of a program compiled by others only."""
         other = cache.latest(place.target, f"{place.name}-")
         if other is not None:
             difference = cache_key.first_difference(place.environment, other.environment)
@@ -226,6 +226,6 @@ def _difference(place: Place, entry: Entry) -> str:
 def _recount(
     counts: ProgramCounts, read: Entry | Unusable | None, found: jax.stages.Compiled | None
 ) -> None:
-    """Count a lookup as unusable that was counted as a hit: there was an entry, of another make."""
+    """Recount a hit as unusable: the entry was of another environment."""
     if found is None and isinstance(read, Entry):
         counts.add(hits=-1, unusable=1)

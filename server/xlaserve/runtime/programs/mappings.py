@@ -19,7 +19,7 @@ _FIRST_GUESS = 40
 
 _AT_LEAST = 8
 _AT_MOST = 200
-"""Most of one program; what is counted beyond that is not of programs."""
+"""Maximum per program; larger counts have other causes."""
 
 _COUNTED_EVERY = 16
 """Programs between two counts while many more fit: a count takes about a microsecond for each
@@ -57,7 +57,7 @@ class Mappings:
             return self._count() if self.is_counted else 0
 
     def admit(self, model: str, programs: int = 1) -> None:
-        """Return if so many programs may be compiled, or raise OutOfMappings."""
+        """Return if the programs may be compiled, or raise OutOfMappings."""
         if not self.is_counted:
             return
         with self._lock:

@@ -91,7 +91,7 @@ class Shaped:
 
 
 class OnDemandShapes:
-    """The shapes that are compiled beside those of the load (an OnDemand)."""
+    """Shapes compiled on demand (an OnDemand)."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class OnDemandShapes:
         self._dimensions = dimensions
         self._limit = limit
         self._kept: OrderedDict[Wanted, Shaped] = OrderedDict()
-        """The one that was asked for last comes last."""
+        """In order of use, the last used one last."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held during one compilation; lookups do not wait for it."""
@@ -130,7 +130,7 @@ class OnDemandShapes:
         return self._buckets[bisect_left(self._buckets, rows)], sizes
 
     def find(self, shape: Hashable) -> Shaped | None:
-        """Return a program that is there, which is then the last to be dropped."""
+        """Return a compiled program, marking it as used."""
         wanted = cast(Wanted, shape)
         with self._lock:
             found = self._kept.get(wanted)
@@ -139,7 +139,7 @@ class OnDemandShapes:
             return found
 
     def compile(self, shape: Hashable) -> Shaped:
-        """Compile a program, and drop another if there are too many. Raises as OnDemand says."""
+        """Compile a program, and drop another beyond the limit. Raises as OnDemand does."""
         wanted = cast(Wanted, shape)
         with self._turn:
             # Those who asked first may all have left while it was compiled.

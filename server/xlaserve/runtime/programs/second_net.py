@@ -29,7 +29,7 @@ from xlaserve.runtime.programs.trials import Outcome, Subject
 from xlaserve.tensors import Shape, Tensor
 
 MAX_SECONDS = 2.0
-"""Of executions that a load adds to those of its warm-up; larger batches are left out beyond."""
+"""Limit of executions added to a load's warm-up; larger batches are left out beyond."""
 
 _BATCH_RUNS = 2
 """Executions of each batch size: with padding, and with other rows."""
@@ -57,7 +57,7 @@ class Net:
     copy: Copy
     compilation: Compilation
     is_proved: bool
-    """Whether rows of different requests are to be put together for a proof."""
+    """Whether requests are batched because of a proof."""
     check_cancelled: Callable[[], None]
 
     def check_ends(self, first: Sequence[Shape]) -> None:
@@ -95,7 +95,7 @@ class Net:
 
     @property
     def _key(self) -> tuple[object, ...]:
-        """Return what the outcome follows from, beside the module that the lease is of."""
+        """Return the key of the outcome, besides the lease's module."""
         inputs = tuple((spec.name, spec.shape) for spec in self.subject.inputs)
         outputs = tuple(spec.name for spec in self.subject.outputs)
         return "trial", self.is_proved, inputs, outputs, self.copy.site.platform
@@ -140,7 +140,7 @@ class Net:
     # --- what another start has found ---
 
     def _remembered(self, find: Callable[[], Outcome]) -> Outcome:
-        """Return what the compilation cache has of a trial, or keep there what `find` returns."""
+        """Return a trial's outcome from the compilation cache, or store the result of `find`."""
         cache, site = self.compilation.cache, self.copy.site
         if cache is None:
             return find()

@@ -34,7 +34,7 @@ class ServedRows:
     """Whether each number of rows has a program of its own, most of them compiled on demand: no row
     is added to a request."""
     notice: str = ""
-    """Why requests are not put together, where that is for the log; else empty."""
+    """Why requests are not batched, if the log should say; else empty."""
 
 
 def served_rows(

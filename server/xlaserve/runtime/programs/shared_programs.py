@@ -53,15 +53,15 @@ class _Computation:
     def __init__(self, key: str, exported: Any, file_hash: str) -> None:
         self.key = key
         self.file_hash = file_hash
-        """Hash of the file that has its module; empty where that has more than the module."""
+        """Hash of its module's file; empty if the file has more than the module."""
         self.frame = replace(exported, mlir_module_serialized=b"")
         """The artifact without its module, which is checked."""
         self.exported: Any = None
         """The artifact, while some model may have it compiled."""
         self.compilers: set[Lease] = set()
-        """Those models."""
+        """Models that can compile."""
         self.leases: dict[Lease, None] = {}
-        """All models; the first one carries the module in the books."""
+        """All models; the first accounts for the module."""
         self.programs: dict[Hashable, SharedProgram] = {}
         self.facts: dict[Hashable, Any] = {}
 
@@ -174,7 +174,7 @@ class Lease:
     def _made(
         self, key: Hashable, found: SharedProgram, make: Callable[[SharedProgram], None]
     ) -> tuple[SharedProgram, bool]:
-        """Make a program that others may wait for, and tell them."""
+        """Compile a program that others may wait for, and tell them."""
         made = SharedProgram()
         try:
             make(made)
@@ -192,19 +192,19 @@ class Lease:
         return found, True
 
     def announce(self) -> None:
-        """Tell the other models of the computation that there are more programs, with times."""
+        """Notify the computation's other models of new programs."""
         with self._pool.changed:
             others = [lease for lease in self._of.leases if lease is not self]
         _tell(others)
 
     def find(self, key: Hashable) -> SharedProgram | None:
-        """Return a program that is there, and does not stay for it."""
+        """Return an existing program, without keeping it."""
         with self._pool.changed:
             found = self._of.programs.get(key)
             return found if found is not None and found.is_compiled else None
 
     def take(self, keys: Iterable[Hashable]) -> list[SharedProgram] | None:
-        """Return programs, which stay from now on; None unless all of them are there."""
+        """Return programs and keep them; None unless all exist."""
         with self._pool.changed:
             wanted = {key: self._of.programs.get(key) for key in keys}
             found = {key: one for key, one in wanted.items() if one and one.is_compiled}
@@ -242,7 +242,7 @@ class Lease:
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no other model has a program: nobody's requests are disturbed."""
+        """Tell whether no other model has a program, so that nobody's requests are disturbed."""
         with self._pool.changed:
             return all(
                 user is self
@@ -277,7 +277,7 @@ class Lease:
             self._stop_compiling()
 
     def leave(self) -> None:
-        """Know that the model is on its way out; `release` follows once its requests have ended."""
+        """Mark the model as leaving; `release` follows once its requests have ended."""
         with self._pool.changed:
             self.is_leaving = True
 

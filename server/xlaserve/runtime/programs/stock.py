@@ -62,7 +62,7 @@ class Stock:
         *,
         on_demand: OnDemandShapes | None,
     ) -> None:
-        """Compile what has to be there before the first request; the rest too, or later."""
+        """Compile what the first request needs; the rest now or later."""
         self._compiler = compiler
         self._dimensions = dimensions
         self._is_exact = dimensions.has_rows
@@ -161,7 +161,7 @@ class Stock:
             return self._compiler.compile_one(bucket, sizes, self._check_open)
 
     def keep(self, programs: Sequence[tuple[Program, ...]]) -> None:
-        """Take into `info` what there is on demand now: one program more was compiled."""
+        """Update `info` after an on-demand compilation."""
         with self._compiling:
             if self._compiler is None:
                 return
@@ -174,7 +174,7 @@ class Stock:
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next bucket that the load left out may add to each device."""
+        """Return an upper bound of the next remaining bucket's memory per device."""
         if not self._rest:
             return {}
         combinations = len(self._dimensions.combinations) if self._dimensions else 1

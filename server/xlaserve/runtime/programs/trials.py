@@ -30,14 +30,14 @@ from xlaserve.runtime.programs.trying import FIRST, Tried
 from xlaserve.tensors import Shape, TensorSpec
 
 SECONDS = 60.0
-"""Of the processor, for one trial; what it compiles is part of it."""
+"""Processor time of one trial, compilation included."""
 
 _JOB_TIMES = 20.0
 """Times as many seconds, on the clock, for a whole job outside of a server, which has its
 `load_seconds` for it."""
 
 MEMORY_BYTES = 4 << 30
-"""Of the process, outside of a server, which has `compile_process_bytes`."""
+"""Memory of the process outside of a server, which has `compile_process_bytes`."""
 
 _IDLE_SECONDS = 30.0
 _PARAMETERS_PART = 4
@@ -52,7 +52,7 @@ _log = structlog.get_logger("proof")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     difference: Difference | None = None
     unfinished: str = ""
@@ -163,7 +163,7 @@ def of_declared(
 
 
 def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdict:
-    """Return what is left of a proof that a trial contradicts, which the log says of the model."""
+    """Return the verdict after a contradicting trial, for the log."""
     _log.error(
         "a proof of rows is wrong",
         **of,
@@ -188,7 +188,7 @@ def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:
 
 @lru_cache(1)
 def _own_processes(seconds: float) -> CompilerProcesses:
-    """Return processes for who has none: one, which ends once it was idle."""
+    """Return a process of its own, which ends when idle."""
     limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_told=False)
     return CompilerProcesses(limits)
 

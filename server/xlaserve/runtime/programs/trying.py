@@ -1,4 +1,4 @@
-"""Trials of an artifact, inside the process that may be killed for them."""
+"""Trials of an artifact, in a process that may be killed."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

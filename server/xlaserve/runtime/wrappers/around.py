@@ -12,7 +12,7 @@ class AroundModel:
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add, in bytes by device."""
+        """Return an upper bound of the next step of `compile_rest`, in bytes by device."""
         return self._inner.next_bucket_bytes
 
     def compile_rest(

@@ -34,7 +34,7 @@ class Reshape:
     those of the source."""
 
     def __call__(self, value: Value) -> Tensor:
-        """Return a tensor in the other shape, as a view where that is possible."""
+        """Return a tensor in the other shape, as a view if possible."""
         tensor = value if isinstance(value, np.ndarray) else value.numpy()
         lead = self.lead
         open_sizes = iter(
@@ -114,7 +114,7 @@ class ReshapedModel(AroundModel, _ReshapedExecutable):
 
     @property
     def on_demand(self) -> OnDemand | None:
-        """Return what compiles other shapes."""
+        """Return the compiler of other shapes."""
         inner = self._inner.on_demand
         return None if inner is None else _ReshapedOnDemand(inner, self._shapes)
 
@@ -167,7 +167,7 @@ class _ReshapedDispatching:
 
     @property
     def queues(self) -> Sequence[str]:
-        """Return for each replica in which line its work is."""
+        """Return the queue of each replica."""
         return self._inner.queues
 
     def dispatch(

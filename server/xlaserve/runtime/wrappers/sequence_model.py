@@ -22,14 +22,14 @@ from xlaserve.runtime.wrappers.states import States
 from xlaserve.tensors import BYTES, Tensor, TensorSpec, describe
 
 INITIAL_STATE = "initial_state"
-"""The directory beside the versions of a model with the files of its initial states."""
+"""Directory of initial states, beside the versions of a model."""
 
 
 class SequenceModel(AroundModel):
     """A model whose clients see neither its controls nor its states (a SequentialModel)."""
 
     on_demand = None
-    """A shape that is missing would have to be compiled between two requests of a sequence."""
+    """None: a missing shape would be compiled between two requests of a sequence."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class SequenceModel(AroundModel):
     # --- the rest of a loaded model ---
 
     def prepare(self) -> None:
-        """Compile what reads and writes the states of batches of every size that there is."""
+        """Compile the programs that read and write states, for every batch size."""
         if self._states is not None:
             sizes = {bucket.rows for bucket in self._inner.info.buckets if bucket.rows}
             for rows in sorted(sizes) if self._inner.batch_limit else [1]:

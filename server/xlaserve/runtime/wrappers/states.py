@@ -61,7 +61,7 @@ class States:
         options: XlaOptions,
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
-        """`admit` raises OutOfMappings unless so many programs may be compiled."""
+        """`admit` raises OutOfMappings unless the programs may be compiled."""
         self._admit = admit
         self._model = model
         self._inner = inner
@@ -108,7 +108,7 @@ class States:
                 self._programs(pool, rows)
 
     def prepared(self, rows: int) -> int:
-        """Return the smallest size that is prepared and holds so many rows."""
+        """Return the smallest prepared size for this many rows."""
         scatters = self._pools[-1].scatters  # the last that is prepared
         # A copy: another thread may prepare more meanwhile.
         return rows if rows in scatters else min(size for size in list(scatters) if size >= rows)
@@ -157,7 +157,7 @@ class States:
         return StepInFlight(self, pool, generation, in_flight)
 
     def lose(self, pool: _Pool, generation: int, error: Exception) -> None:
-        """Raise StatesLost, and start with none; or the error, where that was known before."""
+        """Raise StatesLost after a reset; or the error, if they were lost before."""
         with pool.lock:
             if pool.generation != generation:
                 raise error
@@ -222,7 +222,7 @@ class States:
         ]
 
     def _programs(self, pool: _Pool, rows: int) -> tuple[Any, Any]:
-        """Return what gathers and what scatters so many rows, compiled if it has to be."""
+        """Return the programs that gather and scatter these rows, compiled if needed."""
         if rows not in pool.scatters:
             pool.gathers[rows] = self._gather(pool, rows)
             pool.scatters[rows] = self._scatter(pool, rows)

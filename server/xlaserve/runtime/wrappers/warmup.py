@@ -27,7 +27,7 @@ from xlaserve.tensors import (
 )
 
 DIRECTORY = "warmup"
-"""The directory beside the versions of a model with the files of its samples."""
+"""Directory of samples, beside the versions of a model."""
 
 MOST_BYTES = 64 << 20
 """The most bytes of one input of a sample."""
@@ -115,7 +115,7 @@ def _zeros(datatype: Datatype, shape: Shape) -> Tensor:
 
 
 def _random(datatype: Datatype, shape: Shape) -> Tensor:
-    """Return elements that are the same each time: a load succeeds again where it did before."""
+    """Return random elements from a fixed seed, so that a load is reproducible."""
     random = np.random.default_rng(0)
     if datatype is BYTES:
         return np.array([random.bytes(8) for _ in range(prod(shape))], object).reshape(shape)

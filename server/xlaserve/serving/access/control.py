@@ -1,4 +1,4 @@
-"""The check of the permission gate: who asks, may they, and not too much."""
+"""The permission gate: authenticates callers, and checks permissions and quotas."""
 
 import asyncio
 import time
@@ -28,9 +28,9 @@ from xlaserve.serving.standing import Standing, State
 from xlaserve.settings import Settings
 
 _AGAIN_SECONDS = 5.0
-"""Time between two attempts to read keys where there are none."""
+"""Time between two attempts to read keys while none could be read."""
 _KEYS_SECONDS = 1.0
-"""Time that a reload waits for keys, which are taken later too."""
+"""Time that a reload waits for keys; later ones are taken as well."""
 _MAX_GRANTED = 16
 """Tokens of one connection whose permissions are remembered; each is known, and short."""
 _MAX_CHARACTERS = 4096
@@ -65,9 +65,9 @@ class _Permission:
     """The permission for one operation."""
 
     found: Found
-    """The first caller that allows it, which counts for the name and for quotas."""
+    """The first caller that allows it; names it, and has its quotas."""
     sight: Sight | None
-    """The models that it is for, of all callers that allow it; None for all models."""
+    """Models of all callers that allow it; None for all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class _Granted:
     by_operation: Mapping[Operation, _Permission]
     is_known: bool
     until: float | None = None
-    """When its token expires; None for never."""
+    """Expiry of its token; None for never."""
 
 
 class Wait(Protocol):
-    """Runs what waits for the disk in a thread."""
+    """Runs disk I/O in a thread."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Return the result of a call."""
@@ -128,7 +128,7 @@ class AccessControl:
     def of(
         cls, settings: Settings, quotas: Admits | None = None, standing: Standing | None = None
     ) -> "AccessControl":
-        """Return what the settings say; raises InvalidSettings for what cannot be used."""
+        """Return the control for the settings; raises InvalidSettings."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
@@ -144,13 +144,13 @@ class AccessControl:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether there is anything that it refuses."""
+        """Tell whether any rule or restriction exists."""
         return self._state is not None or self._restrictions is not None
 
     # --- the check ---
 
     def check(self, call: Call) -> None:
-        """Know who asks; raise for a call that may not pass, with nothing that tells what is there.
+        """Identify the caller; raise for a refused call, without revealing what exists.
 
         A part of another call is of the same client, which was permitted that; what nobody asked
         for the server does by itself.
@@ -202,7 +202,7 @@ class AccessControl:
         return self.sees(call, operation)
 
     def sees(self, call: Call | None, operation: Operation) -> Sees:
-        """Return with which models the client of a permitted call may do something else too."""
+        """Return the models for which the client of a permitted call also has another operation."""
         if self._state is None or call is None or call.peer is NOBODY:
             return everything
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
@@ -240,13 +240,13 @@ class AccessControl:
     # --- the files ---
 
     def _read(self) -> _Files:
-        """Read the files; raises InvalidSettings for those that cannot be used."""
+        """Read the files; raises InvalidSettings for unusable ones."""
         assert self._path is not None
         rules = read_rules(self._path)
         return _Files(rules, self._keys_of(rules))
 
     def _keys_of(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys of signed tokens; those of a URL that does not answer may come later."""
+        """Return the keys of signed tokens; keys of a URL that does not answer are read later."""
         signed = rules.signed
         if signed is None:
             return ()
@@ -261,7 +261,7 @@ class AccessControl:
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:
-        """Return the keys that are known for rules: those of the same place."""
+        """Return the cached keys of rules with the same source."""
         old = _NO_FILES if self._state is None else self._state.files
         if rules.signed is None or old.rules.signed is None:
             return ()
@@ -293,7 +293,7 @@ class AccessControl:
         await asyncio.wait([reading], timeout=_KEYS_SECONDS)
 
     async def _read_keys(self, wait: Wait) -> None:
-        """Read the keys of signed tokens again, for the rules that there are by then."""
+        """Read the keys of signed tokens again, for the current rules."""
         rules = self._rules
         if rules.signed is None:
             return
@@ -322,7 +322,7 @@ class AccessControl:
 
 
 def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, _Permission]:
-    """Return what callers may do together, each with its own models."""
+    """Return the combined permissions of callers, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
         for operation in one.caller.allow:

@@ -25,7 +25,7 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class IssuerKey:
-    """One public key, and the one algorithm that it verifies: a token cannot choose another."""
+    """A public key with its one algorithm: a token cannot choose another."""
 
     id: str | None
     algorithm: str
@@ -92,7 +92,7 @@ def read_keys(keys: str) -> tuple[IssuerKey, ...]:
 
 
 def parse_keys(data: bytes, name: str) -> tuple[IssuerKey, ...]:
-    """Return the keys that verify RS256 or ES256; the log names those that do not."""
+    """Return the keys that verify RS256 or ES256; the others are logged."""
     value = json.loads(data)
     entries = value.get("keys") if type(value) is dict else None
     if type(entries) is not list:

@@ -1,4 +1,4 @@
-"""Models that a caller may do something with: by exact names, and by patterns."""
+"""Sets of permitted models: exact names and patterns."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from xlaserve.serving.standing import Standing
 OF_MODELS = frozenset(
     {Operation.INFER, Operation.METADATA, Operation.MANAGE, Operation.READINESS, Operation.HEALTH}
 )
-"""Operations that may be allowed for some models; health names none."""
+"""Operations that rules may allow for some models; health names none."""
 MOST_CHARACTERS = 1024
 """Longer names are of no model. Patterns are not compared with them: that takes time."""
 _PATTERN = re.compile(r"[*?\[]")
@@ -69,9 +69,9 @@ class CallerSight:
         return model in self._permitted
 
     def absent(self, model: str, version: str, *, detail: str) -> Exception:
-        """Return the error for a model that it may not see."""
+        """Return the error for a hidden model."""
         return self._standing.absent(model, version, detail=detail)
 
     def refuse_server(self) -> None:
-        """Raise NotPermitted: what it may do, it may with some models alone."""
+        """Raise NotPermitted: its permissions are for some models alone."""
         raise NotPermitted(self._principal, f"{self._operation.value} the whole server")

@@ -1,4 +1,4 @@
-"""Whose everything is that callers reach: objects, their doors, and what each caller finds."""
+"""Ownership of objects that callers reach, their APIs, and results per caller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Found(StrEnum):
     WORKS = "works"
     ITS_OWN = "its own alone"
     NOT_THERE = "not there"
-    """The answer to a name that nobody knows, before anything is looked up."""
+    """The answer to an unknown name, given before a lookup."""
     REFUSED = "refused"
     """PERMISSION_DENIED or 403."""
     UNKNOWN = "unknown"
@@ -23,20 +23,20 @@ class Found(StrEnum):
 
 
 class Callers(NamedTuple):
-    """What four callers find at the doors of a tenant's object."""
+    """Results of an operation on a tenant's object for four kinds of callers."""
 
     nobody: Found
-    """Who shows no credentials."""
+    """A caller without credentials."""
     owner: Found
-    """A caller of some models, of whom the object is."""
+    """A caller of some models, the owner."""
     other: Found
     """A caller of other models."""
     operator: Found
-    """A caller that may do everything."""
+    """A caller with every permission."""
 
 
 class Rule(StrEnum):
-    """Rules that decide what callers find."""
+    """Rules of ownership."""
 
     OF_A_MODEL = "of a model"
     LIST = "a list"
@@ -63,12 +63,12 @@ RULES: Mapping[Rule, Callers] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The doors by which something is done with objects of one kind."""
+    """The APIs for an operation on one kind of object."""
 
     thing: str
     """The object."""
     deed: str
-    """What is done with it."""
+    """The operation on it."""
     rule: Rule
     operation: Operation
     paths: tuple[str, ...]
@@ -349,7 +349,7 @@ A door may lead to several objects, by what a request says.
 
 
 class Owner(StrEnum):
-    """Whom something is of that has no door of its own."""
+    """Owner of an object without an API of its own."""
 
     CALLER = "the caller"
     MODEL = "its model"
@@ -357,12 +357,12 @@ class Owner(StrEnum):
 
 
 class Beside(NamedTuple):
-    """Something that requests leave behind or come upon, which has no door of its own."""
+    """Side effect of requests, or object met by them, without an API of its own."""
 
     thing: str
     owner: Owner
     others: str
-    """What another caller of the same model finds, or one that may not see the model."""
+    """The result for another caller of the same model, or one without access to the model."""
 
 
 BESIDE: tuple[Beside, ...] = (
@@ -378,4 +378,4 @@ BESIDE: tuple[Beside, ...] = (
     Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
     Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
 )
-"""What stands beside models, and whose it is."""
+"""Objects besides models, and their owners."""

@@ -8,21 +8,21 @@ class KnownBy(Enum):
     """Credentials that a caller can be known by."""
 
     NOTHING = "nothing"
-    """It is one of those that anybody may be."""
+    """By nothing: the entry is for anybody."""
     TOKEN = "token"
     """A token of the rules, in `authorization`."""
     SIGNED_TOKEN = "signed token"
     """A JSON Web Token that an issuer of the rules signed."""
     TLS = "tls"
-    """The certificate of its connection, which was verified."""
+    """The verified certificate of its connection."""
     UNIX_USER = "unix user"
     """The user of the process at the other end of a unix socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """One caller: what the log, the quotas and the models may know of who asks."""
+    """One caller, as the log, the quotas and the models know it."""
 
     name: str
-    """Its name in the rules; of a signed token, with the subject of the token behind it."""
+    """Its name in the rules, followed by the subject of a signed token."""
     known_by: KnownBy = KnownBy.NOTHING

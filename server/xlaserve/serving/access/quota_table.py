@@ -17,11 +17,11 @@ from struct import Struct
 _WAYS = 16
 """Rows of a set: a principal has one of those of the set that its name chooses."""
 _SPARE = 2
-"""Rows for each principal that is to be counted: names do not fill all sets alike."""
+"""Rows per counted principal: hashed names do not fill all sets alike."""
 _WORD_BYTES = 8
 _KEY = Struct("=qq")
 _ASKED, _USED, _IN_FLIGHT = 2, 3, 4
-"""Words of a row behind the two of its key: the last has one for each process from there on."""
+"""Words of a row after the two of its key; from the last on there is one per process."""
 _LOCK_SECONDS = 0.05
 """Longest wait for another process, which holds a set for microseconds unless it is stopped."""
 _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -38,7 +38,7 @@ class Place:
     key: tuple[int, int]
     set: int
     row: int
-    """The index of the first word of its row, where it was last."""
+    """Index of the first word of its row, as last seen."""
 
 
 class QuotaTable:
@@ -57,19 +57,19 @@ class QuotaTable:
 
     @classmethod
     def create(cls, processes: int, max_principals: int) -> "QuotaTable":
-        """Return a table of nobody, for the parent; raises OSError."""
+        """Return an empty table, in the parent; raises OSError."""
         descriptor = os.memfd_create("xlaserve-quotas")
         os.ftruncate(descriptor, _size(processes, max_principals))
         return cls(descriptor, processes, max_principals)
 
     def place_of(self, name: str) -> Place:
-        """Return the place of a principal, which may not have a row yet."""
+        """Return the place of a principal, with or without a row."""
         key = _KEY.unpack(blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest())
         number = key[0] % self._sets
         return Place(key, number, number * _WAYS * self._width)
 
     def clear(self, process: int) -> None:
-        """Count nothing as in flight of a process that is gone."""
+        """Reset the requests in flight of a dead process."""
         column = self._words[_IN_FLIGHT + process :: self._width]
         column[:] = memoryview(array("q", bytes(len(column) * _WORD_BYTES)))
 

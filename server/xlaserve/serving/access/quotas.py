@@ -1,4 +1,4 @@
-"""How much each principal may ask: a rate, and requests in flight."""
+"""Quotas of principals: a rate, and requests in flight."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from xlaserve.serving.access.rules import Quota
 from xlaserve.serving.call import Call
 
 BUSY_SECONDS = 1.0
-"""When a caller is told to come again that has too many requests in flight."""
+"""Retry-After for callers with too many requests in flight."""
 _LOOKS = 16
-"""Principals that are looked at, of those that asked longest ago, for one to be forgotten."""
+"""Least recently used principals considered for eviction."""
 
 
 class Admits(Protocol):
-    """Counts what principals ask."""
+    """Counts requests of principals."""
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
         ...
 
 
@@ -54,7 +54,7 @@ class Quotas:
         return len(self._usage)
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
         now = self._clock()
         usage = self._usage.get(principal.name)
         if usage is None:

@@ -1,4 +1,4 @@
-"""Rules: who is known by what, and may do what."""
+"""Rules: how callers are recognised, and their permissions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ from xlaserve.serving.call import Operation, Peer
 IMPLIED: Mapping[Operation, frozenset[Operation]] = MappingProxyType(
     dict.fromkeys((Operation.INFER, Operation.METADATA), frozenset((Operation.READINESS,)))
 )
-"""Operations that a permission includes: a caller that may use or read a model sees readiness."""
+"""Operations that a permission includes: using or reading a model includes its readiness."""
 
 ANY_SUBJECT = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much a principal may ask; None is without a limit."""
+    """The quota of a principal; None is unlimited."""
 
     requests_per_second: float | None = None
     burst: float = 1.0
-    """Requests that may come at once after a while without any."""
+    """Requests admitted at once after an idle time."""
     concurrent_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One entry of the rules: a caller, or several that are treated alike."""
+    """One entry of the rules: a caller, or several treated alike."""
 
     name: str
     allow: frozenset[Operation]
@@ -40,15 +40,15 @@ class Caller:
     subjects: frozenset[str] = frozenset()
     """Subjects of its signed tokens."""
     models: frozenset[str] | None = None
-    """Names and patterns of the models that it may do something with; None for all."""
+    """Names and patterns of its permitted models; None for all."""
     anyone: bool = False
     """Whether everybody is this caller."""
     listeners: frozenset[str] = frozenset()
-    """Endpoints that it comes to; empty for all."""
+    """Its allowed endpoints; empty for all."""
     quota: Quota | None = None
 
     def known_by_peer(self, peer: Peer) -> KnownBy | None:
-        """Return what of a connection shows that it is this caller; None where nothing does."""
+        """Return which property of a connection identifies this caller; None for none."""
         if peer.tls_identity is not None and not self.tls.isdisjoint(
             (f"subject:{peer.tls_identity}", *peer.tls_names)
         ):
@@ -60,21 +60,21 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class SignedTokens:
-    """An issuer of signed tokens, and the claims that they must have."""
+    """An issuer of signed tokens, and required claims."""
 
     keys: str
     """File of the issuer's keys (RFC 7517), or a URL of this machine."""
     issuer: str
     audience: str
     leeway_seconds: float = 30.0
-    """How much the clocks of issuer and server may differ."""
+    """Allowed difference between the clocks of issuer and server."""
     refresh_seconds: float = 300.0
     """Time after which the keys are read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A caller that a call was found to be of."""
+    """A caller identified for a call."""
 
     caller: Caller
     principal: Principal
@@ -82,7 +82,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All entries of a file."""
+    """All entries of a file of rules."""
 
     callers: tuple[Caller, ...] = ()
     signed: SignedTokens | None = None
@@ -114,7 +114,7 @@ class Rules:
                 yield Found(caller, Principal(name, KnownBy.SIGNED_TOKEN))
 
     def of_peer(self, peer: Peer) -> Iterator[Found]:
-        """Find the callers that a connection is of, with those that anybody is at the end."""
+        """Find the callers of a connection, with those for anybody at the end."""
         found = [
             Found(caller, Principal(caller.name, known_by))
             for caller in self.callers

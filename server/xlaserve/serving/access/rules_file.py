@@ -77,7 +77,7 @@ def parse_rules(data: bytes, *, is_json: bool) -> Rules:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; JSON may say a key twice, and the second would count in silence."""
+    """Return an object without duplicate keys, which JSON allows."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"a key is there twice in {', '.join(key for key, _ in pairs)}"[:_SHOWN])
@@ -139,7 +139,7 @@ def _count(where: str, value: Any) -> int:
 
 
 def _many(expected: str, check: Callable[[Any], bool]) -> Read:
-    """Return a reader of one value, or a list of them that is not empty."""
+    """Return a reader of one value or a non-empty list."""
 
     def read(where: str, value: Any) -> frozenset[Any]:
         values = value if type(value) is list else [value]

@@ -15,7 +15,7 @@ _SECOND_NS = 1e9
 _LONGEST_NS = 1 << 62
 """The time of a burst, at most: 146 years. Times are words of 63 bits."""
 _MOST_PLACES = 1024
-"""Principals whose places are remembered here: to find one takes a digest of its name."""
+"""Cached places of principals: finding one takes a digest of its name."""
 
 
 class SharedQuotas:
@@ -28,14 +28,14 @@ class SharedQuotas:
     def __init__(
         self, table: QuotaTable, process: int, now_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """The clock is that of all processes."""
+        """The clock is common to all processes."""
         self._table = table
         self._process = process
         self._now_ns = now_ns
         self._places: dict[str, Place] = {}
 
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
-        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        """Count a call; raises QuotaExceeded beyond the quota, without counting."""
         table, name = self._table, principal.name
         place = self._places.get(name) or self._remember(name)
         try:

@@ -13,7 +13,7 @@ from xlaserve.errors.access import HIDDEN
 from xlaserve.serving.call import Call, current_call
 
 Sees: TypeAlias = Callable[[str], bool]
-"""Tells whether a model may be seen."""
+"""Tells whether a model is visible."""
 
 NOT_IN_REPOSITORY = "is not in the model repository, failed to load it"
 """Detail of ModelNotFound for a load."""
@@ -32,7 +32,7 @@ def nothing(model: str) -> bool:
 def require_seen(
     call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
 ) -> None:
-    """Raise what a model that is nowhere is answered with, for one that a call may not see.
+    """Raise the error of a missing model, for one hidden from a call.
 
     A call of nobody sees all. While models may still come, that is StillStarting, else
     ModelNotFound.
@@ -43,7 +43,7 @@ def require_seen(
 
 
 def require_seen_now(model: str, version: str = "", *, detail: str = "is not found") -> None:
-    """Do as `require_seen` for the call that is answered now."""
+    """Like `require_seen`, for the current call."""
     require_seen(current_call.get(), model, version, detail=detail)
 
 
@@ -55,7 +55,7 @@ def require_all_seen() -> None:
 
 
 def step_now(model: str) -> str:
-    """Return how a text names a step to the call that is answered now: a hidden one not at all."""
+    """Return the name of a step for the current caller, without a hidden name."""
     return f"'{model}'" if seen_now()(model) else HIDDEN
 
 
@@ -107,6 +107,6 @@ def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> B
 
 
 def seen_now() -> Sees:
-    """Return which models the call that is answered now may see."""
+    """Return the model visibility of the current call."""
     call = current_call.get()
     return everything if call is None or call.sight is None else call.sight.shows

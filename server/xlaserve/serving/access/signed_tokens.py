@@ -10,17 +10,17 @@ from xlaserve.serving.access.rules import SignedTokens
 _MAX_CHARACTERS = 8192
 """Longer tokens are not read."""
 _MAX_CACHED = 1024
-"""Tokens that were verified, whose subjects are remembered."""
+"""Limit of cached subjects of verified tokens."""
 _SUBJECT_CHARACTERS = 256
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 
 class Subject(NamedTuple):
-    """The subject of a token that was verified."""
+    """The subject of a verified token."""
 
     name: str
     until: float
-    """When the token expires, by the clock of the wall, leeway included."""
+    """Expiry of the token in wall-clock time, leeway included."""
 
 
 class Verifier:
@@ -38,7 +38,7 @@ class Verifier:
         self._known: dict[str, Subject] = {}
 
     def subject_of(self, token: str) -> Subject | None:
-        """Return the subject of a token; None for one that is not valid now."""
+        """Return the subject of a token; None for an invalid one."""
         known = self._known.get(token)
         if known is not None:
             return known if self._clock() < known.until else None
@@ -75,7 +75,7 @@ class Verifier:
         return subject if is_usual else None
 
     def _key_for(self, header: dict[str, Any]) -> IssuerKey | None:
-        """Return the one key that a token may be signed with; none where it is not told which."""
+        """Return the one key that may have signed a token; None if it is ambiguous."""
         if "crit" in header:
             # RFC 7515 4.1.11: extensions that are not understood; old libraries pass over them.
             return None

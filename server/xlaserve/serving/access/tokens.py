@@ -12,21 +12,21 @@ _DIGEST = re.compile(f"{PREFIX}[0-9a-f]{{64}}")
 
 
 def new_token() -> str:
-    """Return a token that nobody guesses: 256 random bits."""
+    """Return a random token of 256 bits."""
     return f"xla_{secrets.token_urlsafe(_TOKEN_BYTES)}"
 
 
 def digest_of(token: str) -> str:
-    """Return what rules keep of a token; of 256 random bits a plain digest tells nothing."""
+    """Return the digest kept in rules; of 256 random bits a plain one reveals nothing."""
     return PREFIX + hashlib.sha256(token.encode()).hexdigest()
 
 
 def is_digest(text: str) -> bool:
-    """Tell whether a text is what `digest_of` returns."""
+    """Tell whether a text has the form of `digest_of`."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the token of a request; None where there is none, or something else."""
+    """Return the bearer token of a request; None for a missing or different scheme."""
     found = None if authorization is None else _BEARER.fullmatch(authorization)
     return None if found is None else found[1]

@@ -1,1 +1,1 @@
-"""Inputs that are no plain tensors: images, shared memory, classifications."""
+"""Special inputs and outputs: images, shared memory, classifications."""

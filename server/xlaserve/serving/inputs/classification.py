@@ -9,13 +9,13 @@ from xlaserve.serving.inference import InferOutput
 from xlaserve.tensors import BYTES, Tensor, TensorSpec
 
 MOST_ELEMENTS = 1_000_000
-"""Elements of an output up to which it is classified: the event loop does it, in some 10 ms."""
+"""Limit of elements of a classified output: some 10 ms on the event loop."""
 MOST_CLASSES = 16_384
-"""Classes up to which an output is answered, of all rows together, for the same reason."""
+"""Limit of classes of all rows together, for the same reason."""
 
 
 def check_classes(model: str, spec: TensorSpec) -> None:
-    """Raise InvalidTensor for an output whose elements are no scores."""
+    """Raise InvalidTensor for an output without scores."""
     if not spec.datatype.is_number:
         got = f"{spec.datatype}"
         raise InvalidTensor(model, "output", spec.name, "numbers to be classified", got)
@@ -59,7 +59,7 @@ def _best(scores: Tensor, count: int, labels: Sequence[bytes]) -> list[bytes]:
 
 
 def _order(numbers: Tensor, count: int) -> list[int]:
-    """Return the indices of the best, without sorting the others where there are many."""
+    """Return the indices of the best, without sorting a long rest."""
     if numbers.dtype.kind == "f":
         numbers = np.where(np.isnan(numbers), -np.inf, numbers)
     candidates = np.arange(len(numbers))

@@ -37,7 +37,7 @@ class Driver(Protocol):
 
     @property
     def device_count(self) -> int:
-        """Return how many devices there are."""
+        """Return the number of devices."""
         ...
 
     def open(self, device: int, handle: bytes) -> int:
@@ -45,7 +45,7 @@ class Driver(Protocol):
         ...
 
     def size(self, device: int, address: int) -> int:
-        """Return how many bytes are mapped there."""
+        """Return the size of the mapping at an address."""
         ...
 
     def read(self, device: int, address: int, memory: Octets) -> None:
@@ -53,7 +53,7 @@ class Driver(Protocol):
         ...
 
     def write(self, device: int, address: int, data: Buffer) -> None:
-        """Copy bytes of the host there."""
+        """Copy bytes of the host to a device."""
         ...
 
     def close(self, device: int, address: int) -> None:
@@ -62,7 +62,7 @@ class Driver(Protocol):
 
 
 class CudaRegion:
-    """Memory of a device. It stays mapped for as long as anybody refers to this."""
+    """Device memory, mapped while there are references."""
 
     kind = KIND
     can_map = False
@@ -71,7 +71,7 @@ class CudaRegion:
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int
     ) -> None:
-        """`address` is of memory that was opened, which it closes at its end."""
+        """`address` is opened memory, closed at the end of the region."""
         self.name = name
         self.device = device
         self.byte_size = byte_size
@@ -80,7 +80,7 @@ class CudaRegion:
         weakref.finalize(self, driver.close, device, address).atexit = False
 
     def check(self, offset: int, size: int) -> None:
-        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        """Raise InvalidRegion unless the range is within the region."""
         check_within(self.name, self.byte_size, offset, size)
 
     def read(self, offset: int, memory: Octets) -> None:
@@ -134,7 +134,7 @@ class CudaRegions:
         return [r for r in self._regions.of_kind(KIND, name) if isinstance(r, CudaRegion)]
 
     def unregister(self, peer: Peer, name: str = "") -> None:
-        """Forget the region of a name, or all; one that is not there is no error."""
+        """Forget the region of a name, or all; unknown names are ignored."""
         self._regions.drop(peer, KIND, name)
 
     def _opened(

@@ -1,4 +1,4 @@
-"""JPEG and PNG files: told apart, bounded, and decoded from their essential parts alone."""
+"""JPEG and PNG files: detected, bounded, and decoded from their essential parts alone."""
 
 import io
 import re
@@ -31,7 +31,7 @@ _JPEG_MARKER = re.compile(rb"\xff[\x01-\xfe]", re.DOTALL)
 _JPEG_SCAN = 0xDA
 _JPEG_WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _JPEG_LEFT_OUT = frozenset((*range(0xE1, 0xEE), 0xEF, 0xFE))
-"""Comments, and what applications add, but for JFIF (E0) and Adobe (EE), which tell the colours."""
+"""Comments and application data, except JFIF (E0) and Adobe (EE), which define the colours."""
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK = struct.Struct(">I4s")
@@ -78,7 +78,7 @@ class Picture:
         return self.file.size[1]
 
     def seen(self, fit: Fit) -> tuple[int, int]:
-        """Return width and height as one is to see it."""
+        """Return width and height after the EXIF orientation."""
         return (self.height, self.width) if self._is_sideways(fit) else (self.width, self.height)
 
     def _is_sideways(self, fit: Fit) -> bool:

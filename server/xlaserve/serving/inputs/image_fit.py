@@ -9,12 +9,12 @@ from PIL import Image
 
 
 class Resize(Enum):
-    """The ways in which an image becomes as large as a model wants it."""
+    """Methods of resizing an image to a model's input."""
 
     STRETCH = "stretch"
     """Height and width by themselves."""
     CROP = "crop"
-    """Until the shorter side has a length, of which the middle is taken."""
+    """Resize the shorter side to a length, then crop the middle."""
     PAD = "pad"
     """Until it fits, with a border around it."""
 
@@ -34,7 +34,7 @@ SAMPLINGS: Mapping[str, Image.Resampling] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The way in which an image becomes as large as a model wants it."""
+    """How an image is resized to a model's input."""
 
     resize: Resize = Resize.STRETCH
     shorter: int = 0
@@ -67,7 +67,7 @@ def fitted(
     end: tuple[float, float],
     fit: Fit,
 ) -> Image.Image:
-    """Resize what lies before `end` to `size`, and cut or frame it to what is wanted."""
+    """Resize what precedes `end` to `size`, and crop or pad it."""
     if fit.resize is Resize.CROP:
         return _cropped(image, size, wanted, end, fit.sampling)
     found = _resized(image, size, end, fit.sampling)
@@ -103,7 +103,7 @@ def _resized(
     end: tuple[float, float],
     sampling: Image.Resampling,
 ) -> Image.Image:
-    """Resize what lies before `end`."""
+    """Resize what precedes `end`."""
     (width, height), (right, bottom) = size, end
     if image.width * height < width * image.height:
         # Pillow before 13 resizes the rows first, which makes a narrow, high image very large.

@@ -1,4 +1,4 @@
-"""The form in which a model wants images, as the parameters of its configuration say."""
+"""A model's image format: size, channels and scaling from its configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ class Form:
     spec: TensorSpec
     channels: int
     height: int
-    """-1 for that of the image, as for the width."""
+    """-1 for the image's own, as for the width."""
     width: int
     channels_first: bool
     """Whether a tensor has [C,H,W] for each image, else [H,W,C] or, in grey, [H,W]."""
     bounded: bool
     """Whether the model says how large a tensor can become."""
     order: Sequence[int]
-    """Which channel of the image each one comes from."""
+    """Source channel of each channel."""
     levels: Sequence[Tensor]
     """Input of the model for each of the values 0 to 255, by channel; one where all are alike."""
     fit: Fit
@@ -126,7 +126,7 @@ class _Parameters:
     given: Mapping[str, str]
 
     def one_of(self, name: str, known: Sequence[str]) -> str:
-        """Return a word, the first of those that are known where none is given."""
+        """Return a keyword; the first known one is the default."""
         word = self.given.get(name, known[0])
         if word not in known:
             raise self.bad(name, " or ".join(known), word)
@@ -202,7 +202,7 @@ def _table(
 
 
 def _culprit(read: _Parameters, mean: float, deviation: float) -> tuple[str, str]:
-    """Return the parameter that makes pixels infinite, as it is given."""
+    """Return the parameter that makes pixels infinite, as given."""
     name = "image_scale"
     if not np.isfinite(mean):
         name = "image_mean"

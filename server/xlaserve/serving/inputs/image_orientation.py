@@ -23,7 +23,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Turns of an image that was taken otherwise than upright, by its orientation (EXIF 4.6.4)."""
+"""Rotations and flips by EXIF orientation (EXIF 4.6.4)."""
 SIDEWAYS = frozenset((5, 6, 7, 8))
 
 

@@ -26,7 +26,7 @@ from xlaserve.tensors import (
 )
 
 AT_NO_COST_BYTES = 4 << 20
-"""Bytes that images may take without a check that there is memory."""
+"""Image bytes that need no check of the memory budget."""
 _PIXEL_BYTES = 12
 """Bytes while an image is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
 
@@ -89,7 +89,7 @@ def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
 
 
 class EncodedImages:
-    """The inputs of one request that are images, to be checked first and then decoded."""
+    """The images of one request, validated first and then decoded."""
 
     def __init__(self, request: InferRequest, images: "Mapping[str, _Images]") -> None:
         self._request = request

@@ -12,10 +12,10 @@ from xlaserve.serving.inputs.shared_memory import Regions
 from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
 
 CLASSES = "classification"
-"""Parameter of an output: how many of its best classes are wanted, in the place of scores."""
+"""Parameter of an output: number of best classes wanted instead of scores."""
 
 Labels: TypeAlias = Callable[[str], Sequence[bytes]]
-"""Returns the names of the classes of an output, by index; empty where there are none."""
+"""Returns the class names of an output, by index; empty without labels."""
 
 
 def asks_for_form(outputs: Sequence[RequestedOutput]) -> bool:

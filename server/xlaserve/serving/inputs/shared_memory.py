@@ -40,16 +40,16 @@ DIRECTORY = Path("/dev/shm")
 """Directory of the files of POSIX shared memory."""
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""A link is not followed; what is no file is opened without a wait, and refused then."""
+"""Links are not followed; special files open without blocking, and are refused then."""
 _LONGEST_NAME = 255
 _SEMAPHORE = "sem."
-"""Start of the files of POSIX semaphores, which lie in the same directory."""
+"""Name prefix of POSIX semaphores, which lie in the same directory."""
 _SHOWN_CHARACTERS = 80
 _LARGEST = 2**63 - 1
 """The largest offset that a system call takes."""
 _LOOPBACK = "127."
 _THE_SERVER = Peer(address=UNIX)
-"""Another process of the server, which has admitted the client."""
+"""Peer of requests that another process of the server has admitted."""
 _MOST_BUFFERS = 512
 """Buffers of one system call; POSIX allows 1024 on Linux."""
 
@@ -60,7 +60,7 @@ class SharedMemoryPolicy:
 
     clients: SharedMemoryClients = SharedMemoryClients.LOCAL
     in_place: bool = False
-    """Whether inputs are read where they are."""
+    """Whether inputs are read in place."""
     max_regions: int = 256
     max_bytes: int = 64 << 30
     """Most bytes of all regions together."""
@@ -68,7 +68,7 @@ class SharedMemoryPolicy:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return what the settings say."""
+        """Return the policy of the settings."""
         return cls(
             settings.shared_memory,
             settings.shared_memory_in_place,
@@ -92,11 +92,11 @@ class SharedRegion(Protocol):
 
     @property
     def can_map(self) -> bool:
-        """Tell whether `view` may be asked for."""
+        """Tell whether `view` is supported."""
         ...
 
     def check(self, offset: int, size: int) -> None:
-        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        """Raise InvalidRegion unless the range is within the region."""
         ...
 
     def read(self, offset: int, memory: Octets) -> None:
@@ -117,14 +117,14 @@ class SharedRegion(Protocol):
 
 
 class Region:
-    """A part of a shared memory file. The file stays open for as long as anybody refers to this."""
+    """A part of a shared memory file, which stays open while there are references."""
 
     kind = KIND
     can_map = True
     owner: str = ""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
-        """`file` is a descriptor, which it closes at its end."""
+        """`file` is a descriptor, closed at the end of the region."""
         self.name = name
         self.key = key
         """The name of the file as the client gave it."""
@@ -204,7 +204,7 @@ class Regions:
         plane: ControlPlane | None = None,
         sees: Callable[[Call, Operation], Sees] = lambda call, operation: everything,
     ) -> None:
-        """`sees` tells with which models the client of a call may do something."""
+        """`sees` returns the models for which the client of a call has a permission."""
         self._sees = sees
         self.policy = policy or SharedMemoryPolicy()
         self._plane = plane or OneProcess()
@@ -258,11 +258,11 @@ class Regions:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Return the extensions of the protocol that are there since the device is known."""
+        """Return the protocol extensions, which depend on the device."""
         return () if self.driver is None or not self.is_on else ("cuda_shared_memory",)
 
     def admit(self, peer: Peer, name: str, *, byte_size: int, offset: int = 0) -> None:
-        """Raise what `register` raises before anything is opened."""
+        """Raise like `register`, before anything is opened."""
         require_all_seen()
         self._permit(peer)
         if not name:
@@ -351,7 +351,7 @@ class Regions:
         self._regions.clear()
 
     def _permit(self, peer: Peer, call: Call | None = None) -> None:
-        """Raise NotLocal or SwitchedOff; the call is `current_call` unless it is given."""
+        """Raise NotLocal or SwitchedOff; the call is by default `current_call`."""
         if self.policy.clients is SharedMemoryClients.NONE:
             raise SwitchedOff("shared memory", "shared_memory")
         if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(
@@ -361,7 +361,7 @@ class Regions:
 
 
 def check_within(name: str, byte_size: int, offset: int, size: int) -> None:
-    """Raise InvalidRegion unless so many bytes at an offset are within a region."""
+    """Raise InvalidRegion unless the range is within a region."""
     if offset + size > byte_size:
         expected = f"offset and size within its {byte_size} bytes"
         raise InvalidRegion(name, expected, f"{size} bytes at {offset}")
@@ -373,7 +373,7 @@ def shown(name: str) -> str:
 
 
 def _is_local(peer: Peer, call: Call | None) -> bool:
-    """Tell whether a client is on this machine: not one that comes through a proxy there."""
+    """Tell whether a client is on this machine, and not behind a proxy."""
     if not peer.listener:
         return True  # inside the process there is none
     if peer.proxy or (call is not None and came_through_a_proxy(call.root.headers)):
@@ -419,7 +419,7 @@ def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -
 
 
 def _file_name(region: str, key: str) -> str:
-    """Return the name of the file of a key: a slash, which may be left out, and no other one."""
+    """Return the file name of a key: one leading slash is optional, others are refused."""
     name = key.removeprefix("/")
     is_wrong = not name or "/" in name or "\0" in name or name in (".", "..")
     try:

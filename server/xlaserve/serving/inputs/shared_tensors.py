@@ -1,4 +1,4 @@
-"""Request inputs in shared memory, and outputs to be written there."""
+"""Request inputs and outputs in shared memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _OFFSET = "shared_memory_offset"
 _SIZE = "shared_memory_byte_size"
 
 AT_ONCE_BYTES = 256 << 10
-"""Bytes of inputs up to which they are read on the event loop."""
+"""Size of inputs up to which they are read on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class _Finder:
 
 
 class SharedInputs:
-    """The inputs of one request that are in shared memory, found and not read yet."""
+    """Inputs of a request in shared memory, located and not yet read."""
 
     def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
-        """Raises an InvalidRequest for what is not within a region, or cannot be the tensor."""
+        """Raises an InvalidRequest for a range outside of a region, or of a wrong size."""
         self._request = request
         self._places: dict[int, tuple[Place, bool]] = {}
         """Where each input is, and whether it is read in place."""
@@ -143,7 +143,7 @@ class OutputPlaces:
     def __init__(
         self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, call: Call
     ) -> None:
-        """Raises an InvalidRequest for a place that is not within a region."""
+        """Raises an InvalidRequest for a place outside of a region."""
         self._model = model
         finder = _Finder(model, regions, call)
         self._places = {

@@ -15,7 +15,7 @@ _STANDARD = {"stdout": 1, "stderr": 2}
 _DESCRIPTOR = "fd:"
 _MODE = 0o640
 _PIPE_BYTES = select.PIPE_BUF
-"""A pipe that can be written to takes so many without waiting."""
+"""Atomic write size of a pipe."""
 _PATIENCE_MS = 1000
 _LOOK_SECONDS = 1.0
 """Seconds between two looks whether the file was renamed or removed, as log rotation does it."""
@@ -25,12 +25,12 @@ class AccessFile:
     """Writes whole lines. For one thread at a time; it blocks."""
 
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open the target. Raises InvalidSettings where that is impossible."""
+        """Open the target; raises InvalidSettings if that fails."""
         self._clock = clock
         self._looked = clock()
         self._path: Path | None = None
         self._torn = False
-        """Whether half a line is there, which what follows must not complete."""
+        """Whether the file ends in half a line, which the next write must not complete."""
         if target in _STANDARD or target.startswith(_DESCRIPTOR):
             self._descriptor = _descriptor(target)
             return
@@ -43,7 +43,7 @@ class AccessFile:
             ) from error
 
     def parts(self, lines: bytes) -> Iterator[bytes]:
-        """Return what is written at once: all lines, or as many whole ones as a pipe takes."""
+        """Return what is written at once: all lines, or the whole ones that a pipe takes."""
         start, end = 0, len(lines)
         while self._path is None and end - start > _PIPE_BYTES:
             cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
@@ -53,7 +53,7 @@ class AccessFile:
         yield lines[start:]
 
     def write(self, line: bytes) -> bool:
-        """Write a line, or many; false where it, or a part of it, could not be written."""
+        """Write lines; false after a failed or partial write."""
         data = memoryview(b"\n" + line if self._torn else line)
         rest = data
         while rest and self._takes_more():
@@ -66,7 +66,7 @@ class AccessFile:
         return not rest
 
     def look(self) -> None:
-        """Open the file anew if another one, or none, has its name now; looks once a second."""
+        """Reopen the file if it was renamed or removed; checks once a second."""
         now = self._clock()
         if self._path is None or now - self._looked < _LOOK_SECONDS:
             return
@@ -80,7 +80,7 @@ class AccessFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the file by its name again. Raises OSError, and goes on with the old one."""
+        """Reopen the file by its name; raises OSError, keeping the old one."""
         if self._path is not None:
             opened = _open(self._path)
             os.close(self._descriptor)
@@ -88,7 +88,7 @@ class AccessFile:
             self._torn = False
 
     def close(self) -> None:
-        """Close the file; a descriptor that was given is left open."""
+        """Close the file; a given descriptor stays open."""
         if self._path is not None:
             os.close(self._descriptor)
 

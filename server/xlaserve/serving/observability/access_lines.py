@@ -18,9 +18,9 @@ from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.infer_call import ServedVersion
 
 MAX_RECORD_BYTES = 8192
-"""Most bytes of one line: ids and texts of errors are what clients send."""
+"""Limit of a line: ids and texts of errors come from clients."""
 MAX_NAME = 128
-"""Characters that are kept of an id, and of the name of a model, a version or a principal."""
+"""Kept characters of an id and of a name."""
 
 _MAX_ERROR = 512
 _MAX_KNOWN = 1024
@@ -28,12 +28,12 @@ _MAX_KNOWN = 1024
 _MILLISECOND_NS = 1_000_000
 
 StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]
-"""Names the status that a client was told, of the error, its listener, and a status of HTTP."""
+"""Returns the client's status from the error, its listener, and an HTTP status."""
 
 
 # Entries refer to nothing that refers to them, and thousands wait: the collector need not look.
 class ExecutedEntry(msgspec.Struct, gc=False):
-    """An inference that was executed, as it waits to be written; made for most calls."""
+    """An executed inference to be written; made for most calls."""
 
     record: CallRecord
     found: ServedVersion
@@ -49,7 +49,7 @@ class ExecutedEntry(msgspec.Struct, gc=False):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Any call that has ended, as it waits to be written."""
+    """Any other ended call to be written."""
 
     record: CallRecord
     ended_ns: int
@@ -85,23 +85,23 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_us: int | None = None
     execute_us: int | None = None
     batch: int | None = None
-    """Rows of the execution that it was answered from, with those of other calls."""
+    """Rows of its execution, with those of other calls."""
     error: str | None = None
 
 
 # Constant members are one raw value: of a line, only numbers are formatted.
 class _ExecutedLine(msgspec.Struct, gc=False):
-    """The line of an inference that was executed."""
+    """The line of an executed inference."""
 
     time: str
     operation: msgspec.Raw
-    """With `status`, `peer` and `listener` behind it."""
+    """Followed by `status`, `peer` and `listener`."""
     total_us: int
     bytes_in: int
     bytes_out: int
     id: str | msgspec.UnsetType
     model: msgspec.Raw
-    """With `version` and `principal` behind it."""
+    """Followed by `version` and `principal`."""
     queue_us: int
     execute_us: int
     batch: int
@@ -131,12 +131,12 @@ class Lines:
     def __init__(
         self, status_of: StatusOf, clock: Callable[[], int], now: Callable[[], int]
     ) -> None:
-        """`clock` is that of the engine, `now` the time since the epoch."""
+        """`clock` is the engine's, `now` the time since the epoch."""
         self._status_of = status_of
         self._clock = clock
         self._now = now
         self._known: dict[tuple[int, int], _Constants] = {}
-        """The key is the identity of connection and version, which each value keeps alive."""
+        """The key is the identity of connection and version, which the value keeps alive."""
 
     def of(self, entries: Sequence[Entry | ExecutedEntry]) -> bytes:
         """Return a line of each entry, in their order."""
@@ -187,7 +187,7 @@ class Lines:
         return _encoder.encode_lines(lines)
 
     def of_dropped(self, count: int) -> bytes:
-        """Return the line that stands where so many records are missing."""
+        """Return the line in place of dropped records."""
         return json.dumps({"time": _iso(self._now()), "dropped": count}).encode() + b"\n"
 
     def _constants(
@@ -237,7 +237,7 @@ def _members(names: Sequence[str], values: Sequence[str]) -> msgspec.Raw:
 
 
 def shortened(text: str, most: int = MAX_NAME) -> str:
-    """Return a text of which so many characters are kept."""
+    """Return a text cut to a number of characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 

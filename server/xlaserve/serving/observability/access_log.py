@@ -53,7 +53,7 @@ _log = structlog.get_logger("access")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which calls have a record; those that failed always have one."""
+    """Sampling of calls for the log; failed calls are always logged."""
 
     rate: float = 1.0
     """Part of the others that has one.
@@ -62,7 +62,7 @@ class Sampling:
     drawn for each record and not for each call.
     """
     slow_ns: int = 1_000_000_000
-    """Calls that took so long have one too."""
+    """Slower calls are always logged."""
 
 
 class AccessLog:
@@ -79,7 +79,7 @@ class AccessLog:
         now: Callable[[], int] = time.time_ns,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """At most `max_pending` records may wait to be written."""
+        """At most `max_pending` records are queued."""
         self._file = file
         self._status_of = status_of
         self._rate = sampling.rate
@@ -87,12 +87,12 @@ class AccessLog:
         self._clock = clock
         self._chance = chance
         self._left_out: float = self._next_gap()
-        """Calls that have no record before the next that has one."""
+        """Unlogged calls before the next sampled one."""
         self._max_pending = max_pending
         self._pending: list[Entry | ExecutedEntry] = []
         self._lines = Lines(status_of, clock, now)
         self._made: list[bytes] = []
-        """Lines that are ready to be written."""
+        """Formatted lines, ready to be written."""
         self._made_count = 0
         self._thread = BatchThread[bytes]("access-log", self._write, max_pending)
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +100,7 @@ class AccessLog:
         self._unwritten = 0
         """Records that the file did not take; counted by the thread alone."""
         self._untold = 0
-        """Those of them that no line of the log names yet."""
+        """Dropped records that no line of the log reports yet."""
         self._told_at = -_TOLD_SECONDS
         self._told = 0
 
@@ -175,7 +175,7 @@ class AccessLog:
         return True
 
     def _next_gap(self) -> float:
-        """Return how many calls are left out next: as many as if each was drawn by itself."""
+        """Return the number of calls to skip, geometrically distributed."""
         if self._rate >= 1.0:
             return 0
         if self._rate <= 0.0:
@@ -215,7 +215,7 @@ class AccessLog:
             self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
 
     def _flush(self) -> None:
-        """Hand over the lines of what was written to its client, or need not wait for that."""
+        """Hand over lines whose answers were written, or need not wait for that."""
         self._timer = None
         if self._make_some():
             loop = asyncio.get_running_loop()
@@ -227,7 +227,7 @@ class AccessLog:
         self._warn()
 
     def _make_some(self) -> bool:
-        """Make lines of the next entries; tell whether there are others behind them."""
+        """Format the next entries; tell whether more are queued."""
         ready, rest = self._pending[:_BATCH], self._pending[_BATCH:]
         self._pending = rest
         # A list is made in half the time of a generator.
@@ -271,7 +271,7 @@ class AccessLog:
         self._thread.call(self._reopen)
 
     async def close(self, in_thread: InThread) -> None:
-        """Write what is pending, and wait for that a bounded time; `in_thread` runs the wait."""
+        """Write pending records within a time limit; `in_thread` runs the wait."""
         if self._timer is not None:
             self._timer.cancel()
         self._make(self._pending)
@@ -301,5 +301,5 @@ class AccessLog:
 
 
 def _is_early(entry: Entry | ExecutedEntry, due: int) -> bool:
-    """Tell whether the answer of a call may still be written, so that its record waits for it."""
+    """Tell whether a call's answer may still be unwritten, so that its record waits."""
     return entry.record.bytes_out < 0 and entry.error is None and entry.ended_ns > due

@@ -1,4 +1,4 @@
-"""Notes what changes in this process as events, with who asked for it."""
+"""Records changes of this process as events, with the caller."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,13 +34,13 @@ _cause: ContextVar[Cause] = ContextVar("cause", default=Cause.NONE)
 
 
 def cause_now() -> Cause:
-    """Return the cause of what happens here."""
+    """Return the cause of the current change."""
     return _cause.get()
 
 
 @contextmanager
 def because(cause: Cause) -> Iterator[None]:
-    """Note the cause of what happens within a block, tasks that begin in it included."""
+    """Set the cause of changes within a block, new tasks included."""
     token = _cause.set(cause)
     try:
         yield
@@ -49,7 +49,7 @@ def because(cause: Cause) -> Iterator[None]:
 
 
 def asker_now() -> Asker:
-    """Return who asked for what is done now; NOBODY for what the server does by itself."""
+    """Return the caller of the current change; NOBODY for the server's own."""
     call = current_call.get()
     if call is None:
         return NOBODY
@@ -58,12 +58,12 @@ def asker_now() -> Asker:
 
 
 def origin_now() -> Origin:
-    """Return who asks now, and why."""
+    """Return caller and cause of the current change."""
     return Origin(time.time_ns(), asker_now(), _cause.get())
 
 
 class EventNotes:
-    """Makes the events of one process; one of several leaves out what another one notes as well."""
+    """Makes the events of one process, without those that another one records."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class EventNotes:
         self._worker = worker
         self._now = now
         self.failed_loads: dict[str, int] = {}
-        """Failed loads of each model that came to no version; of names beyond many, together."""
+        """Failed loads by model without a version; names beyond a limit share a count."""
 
     async def load(self, model: str, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model, and note a failure that no version has; raises what `load` does."""
+        """Load a model, and record a failure without a version; raises like `load`."""
         try:
             await load()
         except XlaserveError as error:
@@ -90,7 +90,7 @@ class EventNotes:
             raise
 
     def _count_failed(self, model: str, reason: str) -> None:
-        """Count and log a load that came to no version: its files say what is wrong, or a store."""
+        """Count and log a load that failed before a version was known."""
         counted = model
         if model not in self.failed_loads and len(self.failed_loads) >= _MAX_FAILED:
             counted = OTHER_MODELS
@@ -113,7 +113,7 @@ class EventNotes:
         self._note(kind, model, version, failed=True, text=reason)
 
     def unloaded(self, model: str, version: str, *, for_model: str = "") -> None:
-        """Note that a version was unloaded; `for_model` is the one that it was evicted for."""
+        """Record an unload; `for_model` is the model that it was evicted for."""
         kind = EventKind.EVICTION if for_model else EventKind.UNLOAD
         self._note(kind, model, version, for_model=for_model)
 
@@ -155,7 +155,7 @@ class EventNotes:
         )
 
     def _is_of_another(self, cause: Cause) -> bool:
-        """Tell whether another process notes what this one does too, for both."""
+        """Tell whether another process records this change for both."""
         if cause is Cause.OTHER_WORKER:
             return True
         return cause in (Cause.START, Cause.FILES) and self._worker != 0

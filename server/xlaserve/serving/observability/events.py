@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 MAX_NAME = 256
-"""Characters that are kept of the name of a model or a caller."""
+"""Kept characters of the name of a model or a caller."""
 MAX_TEXT = 1024
-"""Characters that are kept of a text."""
+"""Kept characters of a text."""
 
 
 class EventKind(StrEnum):
@@ -35,22 +35,22 @@ class Cause(StrEnum):
     NONE = ""
     """A client asked for it."""
     START = "start"
-    """It was part of the start."""
+    """Part of the start."""
     REPOSITORY = "repository"
     """The files of the repository have changed."""
     FILES = "files"
-    """Files of the server have changed, or it was told to read them again."""
+    """Changed files of the server, or a request to read them again."""
     OTHER_WORKER = "other worker"
     """Another process of the server was asked for it, and this one follows."""
 
 
 class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The caller that asked for a change; empty where it was nobody."""
+    """The caller of a change; empty for the server itself."""
 
     principal: str = ""
     """Its name in the access rules."""
     peer: str = ""
-    """The address that it asked from."""
+    """Its address."""
     protocol: str = ""
     """gRPC, gRPC-Web, REST, ModelMesh or SageMaker."""
 
@@ -59,7 +59,7 @@ NOBODY = Asker()
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The beginning of something that is there: when, and who asked for it."""
+    """Time and caller of a load."""
 
     at_ns: int
     """Since the epoch."""
@@ -68,7 +68,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of the server that was made, or that failed."""
+    """One change of the server, done or failed."""
 
     kind: EventKind
     at_ns: int
@@ -78,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str = ""
     version: str = ""
     subject: str = ""
-    """The file, worker or rule that it happened to, where that is no model."""
+    """The affected file, worker or rule, if it is no model."""
     failed: bool = False
     text: str = ""
     """Why it failed, or why it was done."""
@@ -87,17 +87,17 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     asker: Asker = NOBODY
     cause: Cause = Cause.NONE
     worker: int | None = None
-    """The process that it happened in; None where the server is one, or of the parent."""
+    """Its process; None for a single one, or the parent."""
 
 
 class Events(Protocol):
     """The event log of the server, wherever it is kept."""
 
     def note(self, event: Event) -> None:
-        """Keep an event; its number is given to it."""
+        """Keep an event, and number it."""
 
     async def read(self) -> "Kept":
-        """Return the events that are kept."""
+        """Return the kept events."""
         ...
 
 
@@ -105,15 +105,15 @@ class Kept(msgspec.Struct, frozen=True):
     """The content of the log at one moment."""
 
     began_ns: int
-    """When the log began, since the epoch: with it the numbers begin anew."""
+    """Start of the log, since the epoch; numbers restart with it."""
     events: Sequence[Event]
     """The oldest first."""
     dropped: int
-    """Events that were dropped, as newer ones needed their bytes."""
+    """Events dropped for newer ones."""
 
 
 class EventLog:
-    """Keeps the last events, of so many bytes of JSON. Of the event loop."""
+    """Keeps the last events, up to a size in JSON. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int, *, now: Callable[[], int] = time.time_ns) -> None:
         """`now` is the time since the epoch; with 0 bytes none is kept."""
@@ -126,7 +126,7 @@ class EventLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of what is kept, as JSON."""
+        """Return the size of the kept events in JSON."""
         return self._bytes
 
     def note(self, event: Event) -> None:
@@ -142,11 +142,11 @@ class EventLog:
             self._dropped += 1
 
     async def read(self) -> Kept:
-        """Return the events that are kept."""
+        """Return the kept events."""
         return self.kept()
 
     def kept(self) -> Kept:
-        """Return the events that are kept."""
+        """Return the kept events."""
         return Kept(self._began_ns, tuple(event for event, _ in self._kept), self._dropped)
 
 
@@ -171,6 +171,6 @@ def _parts(event: Event) -> Sequence[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of which so many characters are kept, without what is no character."""
+    """Return a text cut to a number of characters, without invalid ones."""
     kept = text if len(text) <= most else f"{text[:most]}…"
     return kept.encode(errors="replace").decode()

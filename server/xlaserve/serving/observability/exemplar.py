@@ -9,4 +9,4 @@ class Exemplar(NamedTuple):
     trace_id: int
     seconds: float
     at: float
-    """When it ended, in seconds since the epoch."""
+    """End of the request, in seconds since the epoch."""

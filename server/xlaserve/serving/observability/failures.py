@@ -1,4 +1,4 @@
-"""The calls that failed: how many for which reason, and the last of them."""
+"""Failed calls: counts by reason, and the latest."""
 
 import asyncio
 from collections import deque
@@ -10,10 +10,10 @@ from xlaserve.errors import XlaserveError
 from xlaserve.serving.call import Call
 
 KEPT = 50
-"""Failures that are kept one by one."""
+"""Limit of kept failures."""
 
 MAX_REASONS = 256
-"""Reasons that are counted by their name: more than there are classes of errors."""
+"""Reasons counted by name: more than there are classes of errors."""
 
 OTHER = "Other"
 CANCELLED = "Cancelled"
@@ -34,15 +34,15 @@ class Failure(NamedTuple):
     version: str
     id: str
     text: str
-    """Text of the error as its client was told it; empty where that was told nothing."""
+    """Error text sent to its client; empty if none was."""
 
 
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]
-"""Names the reason of an error of a call that came to an endpoint."""
+"""Names the reason of a call's error at an endpoint."""
 
 
 def reason_name(error: BaseException, listener: str = "") -> str:
-    """Name the reason of a failure where no transport knows errors of its own."""
+    """Name the reason of a failure without a transport."""
     if isinstance(error, XlaserveError):
         return type(error).__name__
     return CANCELLED if isinstance(error, asyncio.CancelledError) else UNEXPECTED
@@ -58,7 +58,7 @@ class Failures:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return how many there were, by reason."""
+        """Return the counts by reason."""
         return MappingProxyType(self._counts)
 
     @property
@@ -67,7 +67,7 @@ class Failures:
         return tuple(reversed(self._last))
 
     def note(self, call: Call, error: BaseException, now_ns: int) -> None:
-        """Count a call that failed; one that is part of another is counted with that alone."""
+        """Count a failed call; a nested one counts with its parent only."""
         if call.parent is not None:
             return
         reason = self._reason_of(error, call.peer.listener)

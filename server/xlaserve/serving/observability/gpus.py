@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs that this process may use, asked at an interval."""
+"""GPU readings from NVML, polled at an interval."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ _log = structlog.get_logger("gpus")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST = 3
-"""Intervals after which a reading is too old to be told: the driver does not answer."""
+"""Intervals after which a reading is stale: the driver does not answer."""
 
 
 def _utilization(nvml: Any, device: Any) -> float:
@@ -63,7 +63,7 @@ QUANTITIES: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU, or an instance of MIG, at one time, with the quantities that it knows of itself."""
+    """One GPU, or an instance of MIG, at one time, with its supported quantities."""
 
     uuid: str
     values: Mapping[str, float]
@@ -79,14 +79,14 @@ class Gpus:
     interval_seconds: float
     """0 never asks."""
     is_expected: bool = False
-    """Whether the log says that NVML is not there: the settings ask for a GPU."""
+    """Whether the log reports a missing NVML: the settings ask for a GPU."""
     clock: Callable[[], float] = time.monotonic
     _read: tuple[float, Sequence[GpuReading]] = (0.0, ())
     _over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def readings(self) -> Sequence[GpuReading]:
-        """Return what was read last, nothing where it is too old."""
+        """Return the last readings, none if stale."""
         at, found = self._read
         return found if self.clock() - at <= OLDEST * self.interval_seconds else ()
 

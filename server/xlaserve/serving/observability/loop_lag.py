@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Longest lag of each bucket, in seconds; a last bucket holds what is longer."""
+"""Upper bounds of the buckets, in seconds; a last bucket has the rest."""
 
 _EVERY_SECONDS = 0.1
 

@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry: made and exported beside the requests, by its SDK (`xlaserve[otel]`)."""
+"""OpenTelemetry spans, made and exported in the background (`xlaserve[otel]`)."""
 
 import importlib
 import random
@@ -97,7 +97,7 @@ class OpenTelemetry:
         self._losses.add(sum(map(_spans_of, calls)))
 
     def close(self, seconds: float) -> bool:
-        """Export what there is, for so long at most; return whether that is done. It blocks."""
+        """Export pending spans, within a time limit; return whether all were. Blocks."""
         self._thread.call(self._provider.shutdown)
         if self._thread.close(seconds):
             return True
@@ -187,7 +187,7 @@ def _ids(module: Any) -> Any:
         next_trace_id = 0
 
         def generate_trace_id(self) -> int:
-            """Return the id that was chosen, or another one."""
+            """Return the chosen id, or another one."""
             chosen, self.next_trace_id = self.next_trace_id, 0
             return chosen or int(super().generate_trace_id())
 
@@ -195,7 +195,7 @@ def _ids(module: Any) -> Any:
 
 
 def new_trace_id() -> int:
-    """Return the id of a trace that begins here (W3C Trace Context, 3.2.2.3)."""
+    """Return the id of a new trace (W3C Trace Context, 3.2.2.3)."""
     return random.getrandbits(128) or 1
 
 

@@ -9,7 +9,7 @@ from xlaserve.serving.call import UNIX, host_of
 from xlaserve.serving.observability.spans import CallSpan
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-"""The version of the conventions that has all of these names."""
+"""The version of the conventions with all of these names."""
 GRPC = "grpc"
 PROVIDER = "xlaserve"
 CHAT, TEXT, EMBEDDINGS = "chat", "text_completion", "embeddings"
@@ -19,7 +19,7 @@ _OPERATIONS: Mapping[str, str] = {
     "/completions": TEXT,
     "/embeddings": EMBEDDINGS,
 }
-"""End of a route -> its operation; any other request of a generator continues a text."""
+"""Suffix of a route -> its operation; any other request of a generator continues a text."""
 
 _CLIENTS_FAULTS = frozenset(
     {
@@ -43,16 +43,16 @@ Value: TypeAlias = str | int | float
 
 
 class Of(Enum):
-    """The spans that have an attribute."""
+    """Spans with an attribute."""
 
     EVERY = auto()
-    """Those of requests and of steps."""
+    """Spans of requests and of steps."""
     RPC = auto()
     HTTP = auto()
     ASKED = auto()
     """Requests of clients, by either."""
     GENERATED = auto()
-    """The span of what a generator or a model of embeddings does."""
+    """The span of a generation or of embeddings."""
 
 
 class Row(NamedTuple):
@@ -61,13 +61,13 @@ class Row(NamedTuple):
     name: str
     of: Of
     value: Callable[[CallSpan], Value | None]
-    """Its value; None and an empty text stand for a span that has none."""
+    """Its value; None and an empty text omit the attribute."""
     since: str
-    """The version of the conventions from which on it has that name, empty for one of ours."""
+    """First version of the conventions with that name, empty for one of ours."""
 
 
 def is_rpc(call: CallSpan) -> bool:
-    """Tell whether a call came over gRPC or gRPC-Web, by the name of what was asked."""
+    """Tell from its method whether a call came over gRPC or gRPC-Web."""
     return call.method.startswith("/")
 
 
@@ -114,7 +114,7 @@ def _status_code(call: CallSpan) -> int | None:
 
 
 def _path(call: CallSpan) -> str:
-    """Return the path that was asked for, with the names of model and version in their places."""
+    """Return the requested path, with model and version filled in."""
     path = call.method.partition(" ")[2]
     for place, named in (("{model}", call.asked), ("{version}", call.version)):
         path = path.replace(place, quote(named, safe=""))

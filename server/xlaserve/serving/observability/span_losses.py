@@ -1,4 +1,4 @@
-"""Counts spans that come to no collector, whoever loses them."""
+"""Counts spans that are lost before they reach a collector."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ class Losses:
         self._sending = 0
         self._is_over = False
         self.count = 0
-        """Spans that were lost by now."""
+        """Lost spans so far."""
 
     def add(self, count: int) -> None:
-        """Count spans that were never made."""
+        """Count unmade spans."""
         with self._lock:
             self.count += count
 
     def give_up(self) -> None:
-        """Count what is queued or being sent: nobody waits for it any longer."""
+        """Count queued and unsent spans as lost."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
                 self.count += self._queued + self._sending
 
     def watching(self, processor: Callable[[Any], Any], exporter: Any) -> Any:
-        """Return the SDK's processor of spans, with what it and its exporter lose counted."""
+        """Return the SDK's span processor, counting its and its exporter's losses."""
         inner = processor(_Exporter(self, exporter))
         queue = inner.on_end
 
@@ -89,7 +89,7 @@ class _Exporter:
             self._losses.end(len(spans), is_sent=is_sent)
 
     def shutdown(self) -> None:
-        """End it: what it is asked for later fails."""
+        """End it: later requests fail."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -12,7 +12,7 @@ from xlaserve.serving.infer_call import Executed, InferCall
 from xlaserve.tensors import Parameter
 
 MAX_PARTS = 256
-"""Parts of one call that have spans: the code of a model may ask others without end."""
+"""Nested calls with spans per call: a model's code may make any number."""
 
 TRACEPARENT = "traceparent"
 """The header that names the span of a client (W3C Trace Context, 3.2)."""
@@ -21,7 +21,7 @@ SAID = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed"})
 """Parameters of requests to generators that spans tell."""
 _MAX_TEXT = 256
 _MAX_STATE = 512
-"""Characters of a tracestate that are passed on (W3C Trace Context, 3.3.1.5)."""
+"""Forwarded characters of a tracestate (W3C Trace Context, 3.3.1.5)."""
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
     re.ASCII,
@@ -30,12 +30,12 @@ _SAMPLED = 1
 
 
 class Telling(NamedTuple):
-    """What clients are told by the listeners."""
+    """Status codes that clients get, by listener."""
 
     status_of: Callable[[BaseException | None, str, int], str]
     """Names the status for an error, if any, a listener, and the HTTP status of an answer."""
     scheme: str
-    """The scheme by which they are asked over HTTP."""
+    """The scheme of its URLs over HTTP."""
 
 
 class TraceParent(NamedTuple):
@@ -45,7 +45,7 @@ class TraceParent(NamedTuple):
     span_id: int
     sampled: bool
     state: str = ""
-    """Its `tracestate`, which is passed on."""
+    """Its `tracestate`, passed on."""
 
 
 def _not_counted() -> Tokens:
@@ -57,7 +57,7 @@ def _untold(_record: CallRecord) -> str:
 
 
 class CallSpan(NamedTuple):
-    """Times of a call, by the clock of the engine; those that are not known are 0."""
+    """Times of a call, by the clock of the engine; unknown ones are 0."""
 
     name: str
     """Its model."""
@@ -75,30 +75,30 @@ class CallSpan(NamedTuple):
     error: str | None
     parent: TraceParent | None
     parts: "Sequence[CallSpan]"
-    """Calls within it: steps of an ensemble, and what the code of a model asked."""
+    """Nested calls: steps of an ensemble, and calls of a model's code."""
     trace_id: int = 0
-    """Trace that it is in; 0 for one that its whole is in."""
+    """Its trace; 0 for a nested call, which shares its parent's."""
     method: str = ""
-    """What was asked, as `Call.method` has it."""
+    """The method or route, as `Call.method`."""
     asked: str = ""
     """The model that the client named."""
     told: Callable[[CallRecord], str] = _untold
-    """Names the status that its client was told, once its answer has been written."""
+    """Names the client's status, after the answer was written."""
     host: str = ""
     """The authority that its client asked."""
     user_agent: str = ""
     scheme: str = ""
-    """Of its listener; what a proxy told is that of its peer."""
+    """Of its listener; a proxy's is that of its peer."""
     generates: bool = False
     """Whether its model generates texts."""
     said: Mapping[str, Parameter] = MappingProxyType({})
     """Parameters of a request to a model that generates texts."""
     count_tokens: Callable[[], Tokens] = _not_counted
-    """Counts the tokens that came and that were generated, once its answer has been written."""
+    """Counts tokens of prompt and answer, after the answer was written."""
 
     @property
     def status(self) -> str:
-        """Return the status that its client was told, by name or by number."""
+        """Return the client's status, by name or number."""
         return self.told(self.record)
 
 
@@ -133,7 +133,7 @@ def span_of(
     trace_id: int = 0,
     told_by: Telling | None = None,
 ) -> CallSpan:
-    """Return what is known of a call that has ended; `told_by` is for those of clients."""
+    """Return the span of an ended call; `told_by` is for calls of clients."""
     executed = outcome if type(outcome) is Executed else None
     found = call.found if call.is_found else None
     parts = cast("Sequence[CallSpan]", record.trace or ())
@@ -159,7 +159,7 @@ def span_of(
 
 
 def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) -> CallSpan:
-    """Add what is known of the request of a client."""
+    """Add what is known of a client's request."""
     # gRPC-Web comes to a listener of HTTP, and its clients are told the status of gRPC.
     listener = "" if call.method.startswith("/") else call.peer.listener
     headers = call.headers
@@ -189,7 +189,7 @@ def _told(status: str, told_by: Telling, listener: str, record: CallRecord) -> s
 
 
 def add_part(whole: Call, part: CallSpan) -> None:
-    """Keep the span of a part with the call that it is part of, which ends after it."""
+    """Add the span of a nested call to its parent, which ends later."""
     record = whole.record
     if record is not None and record.trace is not None and len(record.trace) < MAX_PARTS:
         record.trace.append(part)

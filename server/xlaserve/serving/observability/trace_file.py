@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Trace: TypeAlias = Sequence[Mapping[str, Any]]
-"""The objects of one request: what it was, and its times."""
+"""The objects of one request: its description and its times."""
 
 
 class TraceFile:

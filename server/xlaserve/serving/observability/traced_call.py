@@ -1,4 +1,4 @@
-"""One call that is traced, in the form of Triton's files of traces."""
+"""A traced call in Triton's file format."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,7 +33,7 @@ _STAMPS: Mapping[str, _Stamps] = MappingProxyType(
 
 
 class TracedCall(NamedTuple):
-    """One call that is traced; its transport may still have to say when the answer was written."""
+    """A traced call; its transport may still report when the answer was written."""
 
     head: dict[str, Any]
     times: list[tuple[str, int]]
@@ -57,7 +57,7 @@ class TracedCall(NamedTuple):
 
 
 def traced(call: InferCall, outcome: Outcome, now_ns: int, number: int) -> TracedCall:
-    """Return what is known of a call that has ended, under the number of its trace."""
+    """Return the record of an ended call with a trace number."""
     found = call.found
     head: dict[str, Any] = {"id": number, "model_name": found.model}
     head["model_version"] = int(found.number) if found.number.isdigit() else found.number

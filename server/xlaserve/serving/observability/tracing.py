@@ -39,13 +39,13 @@ T = TypeVar("T")
 MODE = "triton"
 """The mode of files of Triton's form."""
 OPENTELEMETRY = "opentelemetry"
-"""The mode of spans, which are exported."""
+"""The mode of exported spans."""
 OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
 
 _LARGEST = 2**31 - 1
 _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
-"""Traces that may wait to be written; beyond them, others are lost."""
+"""Limit of unwritten traces; further ones are lost."""
 _FLUSH_SECONDS = 0.5
 _CLOSING_SECONDS = 5.0
 _SHOWN_CHARACTERS = 80
@@ -55,18 +55,18 @@ _log = structlog.get_logger("tracing")
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """The trace settings of a model; None in one of a model stands for that of all models."""
+    """The trace settings of a model; None in one of a model inherits that of all models."""
 
     level: str | None = None
     rate: int | None = None
-    """One of so many requests is traced."""
+    """One of this many requests is traced."""
     count: int | None = None
-    """Requests that are still to be traced; -1 for any number."""
+    """Requests still to be traced; -1 for any number."""
     log_frequency: int | None = None
-    """Traces of each file, which has a number; 0 for one file."""
+    """Traces per numbered file; 0 for a single file."""
 
     def over(self, below: "TraceSetting") -> "TraceSetting":
-        """Return it with what the one below says, where it says nothing."""
+        """Return it with unset values inherited."""
         given = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -118,7 +118,7 @@ class Tracing:
         self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
         self._told = 0
-        """The lost spans that the log has told of."""
+        """Lost spans already reported in the log."""
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -128,13 +128,13 @@ class Tracing:
     # --- the settings ---
 
     def get(self, model: str = "") -> TraceSetting:
-        """Return what is traced of a model, or of all that have no setting of their own."""
+        """Return the settings of a model, or of all others."""
         own = self._models.get(model)
         # Looked at for every request while something is traced: most models say nothing.
         return self._all if own is None else own.over(self._all)
 
     def texts(self, model: str = "") -> dict[str, str | list[str]]:
-        """Return what is traced as clients of Triton know it: texts, and the level in a list."""
+        """Return the settings in Triton's form: texts, and the level in a list."""
         setting = self.get(model)
         return {
             "trace_level": [str(setting.level)],
@@ -202,7 +202,7 @@ class Tracing:
 
     @property
     def exports_spans(self) -> bool:
-        """Tell whether traces are spans that are exported."""
+        """Tell whether traces are exported spans."""
         return self._spans is not None
 
     def dropped(self) -> int:
@@ -211,11 +211,11 @@ class Tracing:
 
     @property
     def began(self) -> Callable[[Call], None] | None:
-        """Return what decides when a call begins whether it has a span."""
+        """Return the sampler of calls at their start."""
         return None if self._spans is None else self._begin
 
     def _begin(self, call: Call) -> None:
-        """Have a call noted that is traced, or may be; of the others nothing is."""
+        """Record a call that is traced, or may be."""
         if not isinstance(call, InferCall):
             return
         if call.parent is not None:
@@ -375,7 +375,7 @@ class Tracing:
         _log.warning("tracing has ended", reason=reason, file=str(self.path))
 
     async def close(self) -> None:
-        """Observe nothing more, and write what is pending."""
+        """Stop observing, and write pending traces."""
         self._all, self._models = DEFAULT, {}
         self._observe()
         if self._timer is not None:
@@ -421,4 +421,4 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str, Sequence[str]], Any]]] = {
     "trace_count": ("count", partial(_number, -1)),
     "log_frequency": ("log_frequency", partial(_number, 0)),
 }
-"""Name of a setting -> its field, and what reads its values."""
+"""Name of a setting -> its field and its parser."""

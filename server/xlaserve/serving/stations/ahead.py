@@ -21,16 +21,16 @@ class Computed:
 
     answers: deque[Answer] = field(default_factory=deque)
     is_done: bool = False
-    """Whether there are no more; they are closed then."""
+    """Whether the answers are complete, and closed."""
     error: BaseException | None = None
-    """Why there are no more."""
+    """The error that ended them."""
     has_failed_alone: bool = False
-    """Whether it failed by itself behind an execution with others that failed."""
+    """Whether it failed alone, after a failed shared execution."""
     size_bytes: int = 0
     """Bytes of all of them."""
 
     def add(self, answer: Answer | BaseException) -> None:
-        """Note one more answer, or why there is none."""
+        """Record an answer, or the error that ends them."""
         if isinstance(answer, BaseException):
             self.error = answer
             return
@@ -39,12 +39,12 @@ class Computed:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the last one is known to be the last, or failed."""
+        """Tell whether the last answer is final or failed."""
         return self.error is not None or (bool(self.answers) and self.answers[-1].is_last)
 
 
 class Ahead:
-    """The bound of one request: more and more for a client that reads, one behind a pause."""
+    """Prefetch limit of a request: grows for a reading client, restarts after a pause."""
 
     __slots__ = ("_call", "_most")
 
@@ -57,15 +57,15 @@ class Ahead:
         self._most = min(max(1, 2 * self._most), _AHEAD_ANSWERS)
 
     def pause(self) -> None:
-        """Begin anew with one, since the client does not read."""
+        """Restart with one, since the client does not read."""
         self._most = 0
 
     def allows(self, computed: Computed) -> bool:
-        """Tell whether another answer may be computed beside these."""
+        """Tell whether another answer may be computed."""
         is_enough = len(computed.answers) >= self._most or computed.size_bytes >= _AHEAD_BYTES
         return not is_enough and not self._call.has_ended
 
     @staticmethod
     def until(now_ns: int) -> float:
-        """Return until when a thread may go on that begins now, in nanoseconds."""
+        """Return the deadline of a thread that starts now, in nanoseconds."""
         return now_ns + _AHEAD_SECONDS * _SECOND_NS

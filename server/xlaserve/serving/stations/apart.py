@@ -1,4 +1,4 @@
-"""Batches that failed, and the clients whose requests are kept from the batches of others."""
+"""Isolation of clients whose requests failed batches of others."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from xlaserve.errors.sequence import StatesLost
 from xlaserve.serving.infer_call import Executed, InferCall
 
 APART_SECONDS = 10
-"""Seconds that the requests of a client are executed without others behind one that failed them."""
+"""Seconds of isolation after a failure."""
 
 MOST_APART = 256
-"""Clients of one model that are known to have done so; the one that did so first is forgotten."""
+"""Limit of isolated clients per model; the oldest is forgotten."""
 
 OTHERS_FIRST = 3
 """Batches of others that go before the next request that is executed apart, while they wait: at
@@ -37,23 +37,23 @@ _NOT_REPEATED = (
 it again could end that of others too."""
 
 _MARK = "apart"
-"""Part of the key of requests that are apart: they are put together with their client's alone."""
+"""Part of an isolated request's batching key, next to its client."""
 
 
 def may_be_repeated(error: Exception) -> bool:
-    """Tell whether requests whose batch failed so may be executed again, each by itself."""
+    """Tell whether requests of a failed batch may be retried, each by itself."""
     return not isinstance(error, _NOT_REPEATED)
 
 
 class FailedBatch:
-    """Requests that were executed together and failed, and are executed again one by one."""
+    """A failed batch, whose requests are retried one by one."""
 
     __slots__ = ("error", "failed", "requests")
 
     def __init__(self, requests: Sequence[InferCall], error: Exception) -> None:
         self.requests = requests
         self.error = error
-        """What the batch failed with."""
+        """The batch's error."""
         self.failed: list[InferCall] = []
         """Requests that failed by themselves too, and were not judged yet."""
 
@@ -69,18 +69,18 @@ class Apart:
     def __init__(self) -> None:
         self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0
-        """Batches of others that go before the next request that is apart."""
+        """Batches of other clients due before the next isolated request."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     @property
     def is_owed(self) -> bool:
-        """Tell whether others go before the next request that is apart."""
+        """Tell whether other clients go before the next isolated request."""
         return self._owed > 0
 
     def mark(self, request: InferCall, now_ns: int) -> None:
-        """Have a request executed without those of others where its client is apart."""
+        """Isolate a request if its client is isolated."""
         until = self._until
         while until and next(iter(until.values())) <= now_ns:
             until.popitem(last=False)
@@ -90,7 +90,7 @@ class Apart:
             request.key = (*request.key, (_MARK, client))
 
     def began(self, request: InferCall) -> None:
-        """Know of the first request of a batch that begins."""
+        """Record the first request of a batch that begins."""
         self._owed = OTHERS_FIRST if request.is_apart else max(0, self._owed - 1)
 
     def repeated(
@@ -100,7 +100,7 @@ class Apart:
         result: Executed | BaseException,
         now_ns: int,
     ) -> None:
-        """Know how a request went that was executed again by itself."""
+        """Record the outcome of a retried request."""
         if isinstance(result, Exception) and may_be_repeated(result):
             batch.failed.append(request)
         self.judge(batch, now_ns)
@@ -116,7 +116,7 @@ class Apart:
             batch.failed.clear()
 
     def add(self, request: InferCall, now_ns: int) -> None:
-        """Have what the client of a request asks from now on executed without others."""
+        """Isolate the client of a request from now on."""
         client = client_of(request)
         self._until[client] = now_ns + APART_SECONDS * _SECOND_NS
         self._until.move_to_end(client)

@@ -14,11 +14,11 @@ class Around:
         self.within = within
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits to begin was submitted."""
+        """Yield the submission times of queued executions."""
         return self.within.pending_since()
 
     def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
+        """Replace the inner station; queued calls move to the new one."""
         before, self.within = self.within, within
         for relay in before.retire():
             try:
@@ -29,5 +29,5 @@ class Around:
                 relay.fail(error)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: it is never replaced, what is within is."""
+        """Return nothing: only the inner station is replaced."""
         return ()

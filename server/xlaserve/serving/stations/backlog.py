@@ -8,16 +8,16 @@ _SECOND_NS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The executions that wait to begin."""
+    """Queued executions."""
 
     pending: int = 0
     """The number of them."""
     oldest_seconds: float = 0.0
-    """Seconds that the oldest one has waited; 0 where none waits."""
+    """Age of the oldest in seconds; 0 without any."""
 
     @classmethod
     def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":
-        """Return the figures of executions that were submitted then."""
+        """Return the figures for submission times."""
         times = list(pending_since)
         # One that was submitted after the clock was read has not waited a negative time.
         return cls(len(times), max(0, now_ns - min(times, default=now_ns)) / _SECOND_NS)

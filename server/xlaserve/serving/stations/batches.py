@@ -11,7 +11,7 @@ from xlaserve.serving.stations.host import Inline
 from xlaserve.serving.stations.station import Station
 
 _RESIDENT = ("resident",)
-"""Part of the key of calls whose tensors are on a device: nothing is put together with them."""
+"""Part of the key of calls with device tensors, which are not batched."""
 
 
 class Batches:
@@ -35,11 +35,11 @@ class Batches:
         self._inline = inline
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call and each execution that waits was submitted."""
+        """Yield the submission times of queued calls and executions."""
         return chain(self._batcher.pending_since(), self._alone.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call at once, or with others; raises Overloaded."""
+        """Answer a call at once, or in a batch; raises Overloaded."""
         inline, batcher = self._inline, self._batcher
         if call.resident and not self._is_ruled:
             self._alone.begin(call)
@@ -58,12 +58,12 @@ class Batches:
             batcher.submit(call)
 
     def retire(self) -> Sequence[InferCall]:
-        """Begin no more batches; return the calls that wait."""
+        """Start no more batches; return the queued calls."""
         return self._batcher.retire()
 
 
 class LoopClock:
-    """The time of the engine, and what happens later in the event loop."""
+    """The engine's time, and timers of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
         self._loop = loop
@@ -71,11 +71,11 @@ class LoopClock:
         """Returns the time of the engine."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Schedule a call after everything that is ready now."""
+        """Schedule a call after all currently ready ones."""
         self._loop.call_soon(call)
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time, as part of no request; returns what cancels that."""
+        """Call at a time, outside of any request; returns a function that cancels it."""
         context = outside_call() if current_call.get() is not None else None
         seconds = (time_ns - self.now_ns()) / 1e9
         return self._loop.call_later(seconds, call, context=context).cancel

@@ -18,13 +18,13 @@ from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
-"""A smaller batch is copied in the time that it takes to align it."""
+"""Smaller batches are copied as quickly as they are aligned."""
 
 APART_NS = 50_000
-"""Requests with so much time between them are not of one pass of the event loop."""
+"""Gap between requests of different event-loop iterations."""
 
 ALONE_IN_A_ROW = 3
-"""After so many requests that came by themselves the next is expected to do so too."""
+"""Consecutive requests without company after which the next is expected alone too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class BatchPolicy:
     """Rules of gathering requests (ModelDynamicBatching)."""
 
     max_requests: int
-    """Most requests that may wait."""
+    """Limit of queued requests."""
     setting: str = "max_requests_per_model"
     """Source of `max_requests`, for the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()
     """Sizes that need not wait for the delay; ascending."""
     delay_ns: int = 0
-    """Longest wait of a request for others, while nothing else holds it up."""
+    """The batch delay, while a lane is free."""
     timeout_ns: int = 0
     """Longest wait of a request at all; 0 for as long as its client does."""
     timeouts_differ: bool = False
-    """Whether a request may expire before others that came earlier."""
+    """Whether a request may expire before earlier ones."""
 
 
 class BatchQueue:
-    """Requests in the order in which they came."""
+    """Requests in arrival order."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BatchQueue:
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -120,7 +120,7 @@ class BatchQueue:
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the requests that have expired in the queue."""
+        """Dequeue and return expired requests."""
         expired = []
         while self.policy.timeout_ns and self._waiting and self._late(now_ns):
             expired.append(self._waiting.popleft())
@@ -130,7 +130,7 @@ class BatchQueue:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return how long a request may wait; 0 for as long as its client does."""
+        """Return the queue timeout of a request; 0 for none."""
         return self.policy.timeout_ns
 
     def due_ns(self, *, could_leave: bool) -> int | None:
@@ -146,7 +146,7 @@ class BatchQueue:
 
 
 Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall], bool]]
-"""Chooses from those that wait the requests of a batch of so many rows at most, as `fitting`."""
+"""Selects requests for a batch of at most a number of rows, like `fitting`."""
 
 
 def fitting(
@@ -203,7 +203,7 @@ def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
 
 
 def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
-    """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    """Split an output into views of each request's rows."""
     if isinstance(output, Parts):
         return output.parts
     if len(requests) == 1:
@@ -228,12 +228,12 @@ class Runner(Protocol):
 
     @property
     def lanes(self) -> int:
-        """Return how many batches may be started at first."""
+        """Return the number of lanes at first."""
         ...
 
     @property
     def is_inline(self) -> bool:
-        """Tell whether it executes where the event loop is, if that is quick enough."""
+        """Tell whether it executes on the event loop when quick."""
         ...
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
@@ -245,23 +245,23 @@ class Runner(Protocol):
 
 
 class Clock(Protocol):
-    """Time, and what happens later."""
+    """A clock with timers."""
 
     def now_ns(self) -> int:
-        """Return a time that only goes on."""
+        """Return a monotonic time."""
         ...
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Schedule a call after everything that is ready now."""
+        """Schedule a call after all currently ready ones."""
         ...
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time; returns what cancels that."""
+        """Call at a time; returns a function that cancels it."""
         ...
 
 
 class RequestQueue(Protocol):
-    """Requests that wait, and the rule by which they make batches."""
+    """Queued requests, and the rule by which they form batches."""
 
     @property
     def policy(self) -> BatchPolicy:
@@ -277,7 +277,7 @@ class RequestQueue(Protocol):
         ...
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         ...
 
     def clear(self) -> list[InferCall]:
@@ -292,15 +292,15 @@ class RequestQueue(Protocol):
         ...
 
     def expire(self, now_ns: int) -> Sequence[InferCall]:
-        """Remove and return the requests that have expired in the queue."""
+        """Dequeue and return expired requests."""
         ...
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when to look at the queue again though nothing else happened."""
+        """Return the time of the next check without other events."""
         ...
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return how long a request may wait; 0 for as long as its client does."""
+        """Return the queue timeout of a request; 0 for none."""
         ...
 
 
@@ -323,7 +323,7 @@ class Batcher:
         deliver: Deliver,
         overtakes: Callable[[], bool] | None = None,
     ) -> None:
-        """`overtakes` says whether the next batch may be started though no lane is free."""
+        """`overtakes` tells whether the next batch may start without a free lane."""
         self._queue = queue
         self._overtakes = overtakes
         self._policy = queue.policy
@@ -332,26 +332,26 @@ class Batcher:
         self._now_ns = clock.now_ns
         self._deliver = deliver
         self._free = runner.lanes
-        """Batches that may be started; less than none where some have overtaken others."""
+        """Batches that may start; negative while some have overtaken others."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
-        """Whether a request may be executed without having been here."""
+        """Whether a request may be executed without being queued."""
         self.in_a_row = 0
-        """Requests that came by themselves since some came together."""
+        """Requests without company since the last that had some."""
         self._ended_ns = 0
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
         self._apart = Apart()
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
-        """Requests of batches that failed, which are executed next, each by itself."""
+        """Requests of failed batches, retried next, each by itself."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each request that waits was submitted."""
+        """Yield the submission times of queued requests."""
         yield from (request.submitted_ns for request in self._queue)
         yield from (request.submitted_ns for request, _ in self._again)
 
     def is_alone(self, now_ns: int) -> bool:
-        """Tell whether a request that comes now is likely to be the only one of its pass."""
+        """Tell whether a new request is likely to be the only one of its iteration."""
         return (
             self.in_a_row >= ALONE_IN_A_ROW
             and self._may_pass
@@ -361,7 +361,7 @@ class Batcher:
         )
 
     def passed(self, now_ns: int) -> None:
-        """Know of a request that was alone, and did not wait."""
+        """Record a request that was alone and did not wait."""
         self._ended_ns = now_ns
 
     def submit(self, request: InferCall) -> None:
@@ -397,7 +397,7 @@ class Batcher:
         return self._queue.clear()
 
     def resume(self) -> None:
-        """Look at the queue again: what `overtakes` says may have changed."""
+        """Look at the queue again: the result of `overtakes` may have changed."""
         if len(self._queue):
             self._look_soon()
 
@@ -437,13 +437,13 @@ class Batcher:
             self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
 
     def _others_go_first(self) -> bool:
-        """Tell whether batches of others are owed before requests that are apart are repeated."""
+        """Tell whether batches of other clients are due before retries of isolated requests."""
         if not (self._apart.is_owed and self._again[0][0].is_apart):
             return False
         return any(not one.is_apart for one in self._queue)
 
     def _start_again(self) -> None:
-        """Execute the next request of a batch that failed by itself, where a lane is free."""
+        """Retry the next request of a failed batch, if a lane is free."""
         while self._again and self._may_start:
             request, batch = self._again.popleft()
             if not request.has_ended:

@@ -1,4 +1,4 @@
-"""Calls that are executed by themselves, in threads of the host or on a device."""
+"""Unbatched calls, in threads of the host or on a device."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ class Work(Protocol):
     """Executes somewhere else than on the event loop."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits to begin was submitted."""
+        """Yield the submission times of queued executions."""
         ...
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> Cancellable:
@@ -26,7 +26,7 @@ class Work(Protocol):
 
 
 class ByItself:
-    """Executes each call by itself; a shape that is missing is compiled first (a Station)."""
+    """Executes each call alone, after compiling a missing shape (a Station)."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ByItself:
         self._now_ns = now_ns
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits to begin was submitted."""
+        """Yield the submission times of queued executions."""
         return self.work.pending_since()
 
     def begin(self, call: InferCall) -> None:
@@ -56,11 +56,11 @@ class ByItself:
             self._run(call, found)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: the threads have what waits."""
+        """Return nothing: queued calls are with the threads."""
         return ()
 
     def run(self, call: InferCall, over: Callable[[], None], ended: Ended) -> None:
-        """Execute a call that waited in a queue; `over` is called when another one may be."""
+        """Execute a dequeued call; `over` is called when another may start."""
 
         def completed(result: Executed | BaseException) -> None:
             over()

@@ -106,7 +106,7 @@ class Caching(Around):
     # --- as flights call it ---
 
     def relay(self, call: InferCall, flight: "_Flight") -> Relay:
-        """Return a call that is executed in the place of others."""
+        """Return a call that is executed on behalf of others."""
         return Relay(call, self._counting, flight.completed)
 
     def keep(self, key: Key, outputs: Sequence[InferOutput]) -> int:
@@ -116,12 +116,12 @@ class Caching(Around):
         return self._now_ns() - begun
 
     def landed(self, flight_key: Key) -> None:
-        """Know that a flight has ended."""
+        """Record the end of a flight."""
         del self._flights[flight_key]
 
 
 class _Flight:
-    """One execution, and the calls that wait for it (a Place)."""
+    """One execution, and its waiting calls (a Place)."""
 
     def __init__(
         self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int
@@ -130,7 +130,7 @@ class _Flight:
         self._key = key
         self._flight_key = flight_key
         self._waiting: dict[InferCall, int] = {}
-        """Calls in the order in which they came, the leader first: how long each looked, in ns."""
+        """Waiting calls in arrival order, the leader first: lookup time of each, in ns."""
         self._has_landed = False
         self.relay = station.relay(leader, self)
         self.join(leader, looked)
@@ -156,7 +156,7 @@ class _Flight:
         self._station.landed(self._flight_key)
 
     def completed(self, relay: Relay, result: InferResponse | BaseException) -> None:
-        """Answer all that wait, and keep the answer."""
+        """Answer all waiting calls, and cache the answer."""
         if self._has_landed:
             return
         waiting = tuple(self._waiting.items())
@@ -177,6 +177,6 @@ class _Flight:
 def answer_again(
     call: InferCall, outputs: tuple[InferOutput, ...], begun_ns: int, ended_ns: int
 ) -> None:
-    """Answer a call in the pass of the event loop in which it came, from what is kept."""
+    """Answer a call from the cache, in the same iteration of the event loop."""
     call.executed = Executed({}, ended_ns, ended_ns)
     answer_with(call, outputs, Relayed(hit_ns=ended_ns - begun_ns))

@@ -20,11 +20,11 @@ MOST_SECONDS = 1.0
 
 
 class Executing(Protocol):
-    """A station whose copies may wait for calls that they make."""
+    """A station whose copies may wait for nested calls."""
 
     @property
     def lanes(self) -> int:
-        """Return how many executions there may be at a time."""
+        """Return the number of concurrent executions."""
         ...
 
     @property
@@ -34,13 +34,13 @@ class Executing(Protocol):
 
 
 class Waits:
-    """The nested calls that wait for a copy, and where."""
+    """Nested calls waiting for a copy, by place."""
 
     def __init__(self) -> None:
         self._places: dict[InferCall, Executing] = {}
 
     def watch(self, call: InferCall, place: Executing) -> None:
-        """Look at a call that is part of another until its code has begun with it, or it ends."""
+        """Watch a nested call until its code starts or it ends."""
         self._places[call] = place
         asyncio.get_running_loop().call_later(
             FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
@@ -69,7 +69,7 @@ class Waits:
         return len(begun) >= place.lanes and all(self._is_blocked(call, seen) for call in begun)
 
     def _is_blocked(self, call: InferCall, seen: set[int]) -> bool:
-        """Tell whether a call waits for nested ones, all of which wait for stuck stations."""
+        """Tell whether a call waits only for nested calls of stuck stations."""
         nested = call.nested or ()
         return bool(nested) and all(self._waits(one, seen) for one in nested)
 

@@ -1,4 +1,4 @@
-"""The queue of a model that is not batched."""
+"""The queue of an unbatched model."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ from xlaserve.serving.infer_call import InferCall
 
 
 class Copies(Protocol):
-    """Takes calls, each for an execution of its own."""
+    """Takes calls, each for its own execution."""
 
     @property
     def room(self) -> int:
@@ -29,7 +29,7 @@ class Copies(Protocol):
 
 
 class Order(Protocol):
-    """Calls that wait, in some order: a deque is one."""
+    """Queued calls in some order: a deque is one."""
 
     def __len__(self) -> int: ...
 
@@ -44,7 +44,7 @@ class Order(Protocol):
         ...
 
     def remove(self, call: InferCall, /) -> None:
-        """Remove a call; raises ValueError where it is not there."""
+        """Remove a call; raises ValueError if it is missing."""
         ...
 
     def clear(self) -> None:
@@ -53,7 +53,7 @@ class Order(Protocol):
 
 
 class ByPrincipal:
-    """Takes the calls of different principals by turns, those of each as they came (an Order)."""
+    """Serves principals in rotation, each in arrival order (an Order)."""
 
     def __init__(self) -> None:
         self._calls: dict[str, deque[InferCall]] = {}
@@ -66,11 +66,11 @@ class ByPrincipal:
         return chain.from_iterable(self._calls.values())
 
     def append(self, call: InferCall, /) -> None:
-        """Add a call behind the others of its principal."""
+        """Append a call to those of its principal."""
         self._calls.setdefault(call.owner, deque()).append(call)
 
     def popleft(self) -> InferCall:
-        """Remove and return the next call; its principal is the last to have another turn."""
+        """Remove and return the next call; its principal goes last."""
         name = next(iter(self._calls))
         calls = self._calls.pop(name)
         call = calls.popleft()
@@ -79,7 +79,7 @@ class ByPrincipal:
         return call
 
     def remove(self, call: InferCall, /) -> None:
-        """Remove a call; raises ValueError where it is not there."""
+        """Remove a call; raises ValueError if it is missing."""
         name = call.owner
         calls = self._calls.get(name, deque())
         calls.remove(call)
@@ -105,7 +105,7 @@ class DirectQueue:
         now_ns: Callable[[], int],
         order: Order | None = None,
     ) -> None:
-        """Calls are in the order in which they come unless there is another one."""
+        """Calls are in arrival order unless `order` says otherwise."""
         self._copies = copies
         self._max_requests = max_requests
         self._now_ns = now_ns
@@ -113,7 +113,7 @@ class DirectQueue:
         self._is_looking = False
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call that waits was submitted."""
+        """Yield the submission times of queued calls."""
         return (call.submitted_ns for call in self._calls)
 
     def submit(self, call: InferCall) -> None:
@@ -136,7 +136,7 @@ class DirectQueue:
             return
 
     def retire(self) -> list[InferCall]:
-        """Hand on nothing more; return the calls that wait."""
+        """Stop handing over; return the queued calls."""
         calls = list(self._calls)
         self._calls.clear()
         return calls

@@ -22,7 +22,7 @@ Dispatch: TypeAlias = Callable[[int], InFlight]
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One replica, and what it has to do."""
+    """One replica and its load."""
 
     index: int
     threads: DeviceThreads
@@ -31,12 +31,12 @@ class _Replica:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Return what its device has to do, for all models, and what it has itself."""
+        """Return its device's load of all models, and its own."""
         return self.threads.in_flight, self.in_flight
 
 
 class Job:
-    """One execution, from when it may begin to its completion."""
+    """One execution, from its admission to its completion."""
 
     __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "since_ns", "work")
 
@@ -50,11 +50,11 @@ class Job:
     ) -> None:
         self._dispatcher = dispatcher
         self.since_ns = since_ns
-        """When the oldest of its requests was submitted."""
+        """Submission time of its oldest request."""
         self.dispatch = dispatch
         self.ended = ended
         self.freed = freed
-        """Called when the next batch may come; None for what is not a batch."""
+        """Called when the next batch may come; None if it is no batch."""
         self.is_dispatched = False
         self.work: ReferenceType[Future[Callable[[], Executed]]] | None = None
         """The dispatch; None before it has a slot. Its thread owns it, and it owns the completion,
@@ -85,7 +85,7 @@ class Dispatcher:
         *,
         watch: Watch | None = None,
     ) -> None:
-        """Without `watch` an execution may take any time."""
+        """Without `watch` an execution has no time limit."""
         self._user = user
         self._watch = watch or Watch(Health(0))
         self._replicas = [_Replica(index, threads) for index, threads in enumerate(devices)]
@@ -93,21 +93,21 @@ class Dispatcher:
         self._most = in_flight
         self._waiting: deque[Job] = deque()
         self._expected = len(devices)
-        """Batches that may come."""
+        """Announced batches."""
         self._held: deque[Callable[[], None]] = deque()
-        """Callbacks for more that may come, once there are slots for them."""
+        """Callbacks for announced batches, called once slots are free."""
 
     @property
     def lanes(self) -> int:
-        """Return how many batches may come at first."""
+        """Return the number of batches that may start at first."""
         return len(self._replicas)
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits for a slot was submitted."""
+        """Yield the submission times of executions waiting for a slot."""
         return (job.since_ns for job in self._waiting)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> Job:
-        """Execute for one call by itself."""
+        """Execute a single call."""
         dispatching, inputs, resident = executable.dispatching, call.inputs, call.resident
         assert dispatching is not None
         return self.submit(
@@ -138,7 +138,7 @@ class Dispatcher:
         return job
 
     def dequeue(self, job: Job) -> bool:
-        """Cancel a job that waits for a slot; tell whether it did."""
+        """Cancel a job waiting for a slot; tell whether it was."""
         if job not in self._waiting:
             return False
         self._waiting.remove(job)
@@ -146,7 +146,7 @@ class Dispatcher:
         return True
 
     def _go_on(self) -> None:
-        """Fill the free slots: with what waits, and then with batches that may come."""
+        """Fill the free slots: first with queued jobs, then with announced batches."""
         while self._waiting:
             free = [replica for replica in self._replicas if replica.in_flight < self._most]
             if not free:
@@ -157,7 +157,7 @@ class Dispatcher:
             self._held.popleft()()
 
     def _free_slots(self) -> int:
-        """Return how many batches may come now."""
+        """Return the number of batches that may start now."""
         free = sum(replica.in_flight < self._most for replica in self._replicas)
         # Where others wait, a batch has to queue behind them.
         return free or bool(self._waiting)
@@ -185,7 +185,7 @@ class Dispatcher:
         self._go_on()
 
     def _given_up(self, job: Job, error: BaseException) -> None:
-        """Answer a job that does not end, and all that waits behind it."""
+        """Fail a stalled job, and all that are queued after it."""
         failed = [job, *self._waiting]
         self._waiting.clear()
         for one in failed:
@@ -223,7 +223,7 @@ class Dispatcher:
 
 
 def _begun() -> bool:
-    """Say that a device has it: how long others there take is seen by their ends."""
+    """Note a start on a device; its progress is measured by completions."""
     return True
 
 
@@ -234,7 +234,7 @@ def _ignore(result: Executed | BaseException) -> None:
 def _dispatched(
     now_ns: Callable[[], int], dispatch: Dispatch, replica: int
 ) -> Callable[[], Executed]:
-    """Start an execution, and return what waits for its end."""
+    """Start an execution, and return a function that waits for its end."""
     begun = now_ns()
     in_flight = dispatch(replica)
 
@@ -259,7 +259,7 @@ class DeviceRunner:
         self._dispatching = dispatching
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch as soon as there is a slot."""
+        """Start a batch when a slot is free."""
         dispatch, since_ns = partial(self._dispatch, requests), requests[0].submitted_ns
         self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 

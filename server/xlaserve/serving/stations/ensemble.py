@@ -35,12 +35,12 @@ class Steps(Protocol):
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Answer a step, now or later; what its model is given was checked with the plan."""
+        """Start a step; its inputs were validated with the plan."""
         ...
 
 
 class Ensemble:
-    """Runs the steps of a plan one after the other, for each call by itself (a Station)."""
+    """Runs the steps of a plan for each call (a Station)."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Ensemble:
             deliver([call], running.result())
 
     def _answer(self, call: InferCall, executed: Executed) -> None:
-        """Answer with what there is: steps may leave outputs out, or give others."""
+        """Answer with the outputs there are: steps may omit or replace some."""
         try:
             response = _respond(call, _asked(call), executed.outputs)
         except InvalidRequest as error:
@@ -147,7 +147,7 @@ class _Run:
     async def _from(
         self, start: int, tensors: dict[str, Value]
     ) -> "AsyncGenerator[dict[str, Value], None]":
-        """Yield the tensors behind the last step, from one step on."""
+        """Yield the tensors after the last step, starting at one."""
         for at, planned in enumerate(self._plan.steps[start:], start):
             if planned.is_decoupled:
                 async with aclosing(self._many(planned, tensors)) as answers:
@@ -160,7 +160,7 @@ class _Run:
         yield tensors
 
     async def _one(self, planned: PlannedStep, tensors: Mapping[str, Value]) -> dict[str, Value]:
-        """Execute a step, and return the tensors that it makes."""
+        """Execute a step, and return its outputs."""
         one = AwaitedInfer.within(self._call)
         await self._begin(one, planned, tensors)
         response = await one.answered()
@@ -172,7 +172,7 @@ class _Run:
     async def _many(
         self, planned: PlannedStep, tensors: Mapping[str, Value]
     ) -> "AsyncGenerator[dict[str, Value], None]":
-        """Execute a decoupled step, and yield the tensors of each answer that has any."""
+        """Execute a decoupled step, and yield the outputs of each answer with any."""
         one = StepAnswers.within(self._call)
         await self._begin(one, planned, tensors)
         async with aclosing(one.answers()) as answers:
@@ -238,7 +238,7 @@ def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: i
 
 
 def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
-    """Raise an InvalidRequest for what a step before has given, and the model does not take."""
+    """Raise an InvalidRequest if a step's outputs do not fit the next model."""
     specs = {spec.name: spec.datatype for spec in info.inputs}
     inputs = [
         InferInput(name, _datatype(value) or specs[name], cast(Tensor, value))
@@ -258,7 +258,7 @@ def _asked(call: InferCall) -> list[str]:
 
 
 def _respond(call: InferCall, asked: Sequence[str], outputs: Mapping[str, Value]) -> InferResponse:
-    """Return an answer with those of the outputs that there are, as they are."""
+    """Return an answer with the requested outputs that exist."""
     found = cast(Tensors, outputs)
     call.chosen = specs_of({name: found[name] for name in asked if name in found})
     return respond(call, found)

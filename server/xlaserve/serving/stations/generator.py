@@ -24,11 +24,11 @@ from xlaserve.serving.stations.unending import Unending
 
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
-"""Four months: a longer timeout is none that anybody waits for."""
+"""Four months: longer timeouts are treated as none."""
 
 
 class Job(Protocol):
-    """Answers that are to be computed."""
+    """Answers to be computed."""
 
     def cancel(self) -> bool:
         """Cancel it unless it was begun; `Generation.computed` is called in any case."""
@@ -48,13 +48,13 @@ class Computing(Protocol):
 
 
 class Alone:
-    """Computes the answers of each request by itself (a Computing)."""
+    """Computes each request's answers separately (a Computing)."""
 
     def __init__(self, work: HostWork) -> None:
         self._work = work
 
     def start(self, waiting: "Generation", /) -> Job:
-        """Compute in any thread that is idle."""
+        """Compute in any idle thread."""
         return self._work.in_thread(waiting.compute, waiting.computed)
 
     def pending_since(self) -> Iterator[int]:
@@ -63,7 +63,7 @@ class Alone:
 
 
 class Generator:
-    """Computes one answer after the other in threads, as quickly as the client reads them."""
+    """Computes answers in threads, one after the other, at the client's pace."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Generator:
         """Shares the requests: all answers to one are computed by one replica."""
         self._unending = Unending(instance)
         self.queue: Batcher | None = None
-        """Requests that wait, where the configuration has rules for them."""
+        """Queued requests, if the configuration has queue rules."""
 
     def pending_since(self) -> Iterator[int]:
         """Yield since when each request waits, and each answer for a thread."""
@@ -110,7 +110,7 @@ class Generator:
 
     @property
     def lanes(self) -> int:
-        """Return how many requests are answered side by side at most, where they queue."""
+        """Return the maximum of concurrent requests, if they queue."""
         model = self.model
         if isinstance(self.computing, Together) and isinstance(model, Stepping):
             return model.replicas * model.most_together
@@ -136,7 +136,7 @@ class Generator:
             call.hold(loop.call_later(seconds, expire, context=outside_call()).cancel)
 
     def _reserve(self, call: InferCall) -> None:
-        """Count what a call holds between its answers; raises BudgetExhausted."""
+        """Charge a call's state between answers; raises BudgetExhausted."""
         account, size = call.peer.account, self.instance.info.state_bytes
         if not size or account is None:
             return
@@ -145,7 +145,7 @@ class Generator:
         call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:
-        """Return the calls that wait."""
+        """Return the queued calls."""
         return () if self.queue is None else self.queue.retire()
 
 
@@ -159,7 +159,7 @@ class GeneratorRunner:
         self.lanes = station.lanes
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Begin with a request, which is answered by itself; `freed` is called at its end."""
+        """Start a request, answered alone; `freed` is called at its end."""
         (call,) = requests
         call.place = None
         try:
@@ -182,7 +182,7 @@ class Generation:
         self._station = station
         self._over = over
         self.call = call
-        """The call that is answered."""
+        """The call."""
         self._begun_ns = station.now_ns()
         self.replica = station.replicas.take()
         """The program that computes all answers."""
@@ -192,9 +192,9 @@ class Generation:
         self.answers: Answers | None = None
         """None until a thread has begun, and once they are closed. Of the thread that computes."""
         self._ready = Computed()
-        """Those that were not written yet."""
+        """Computed answers that were not written yet."""
         self.ahead = Ahead(call)
-        """The most that may be computed in one go."""
+        """Limit of answers computed in one go."""
         self._job: Job | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
@@ -213,14 +213,14 @@ class Generation:
         self.call.wait_at(self)
 
     def leave(self, call: InferCall) -> None:
-        """Compute no more, since the call has ended; what goes on with it sees that."""
+        """Stop computing for an ended call."""
         if self._job is not None:
             self._job.cancel()
 
     # --- on the event loop ---
 
     def computed(self, found: Computed | BaseException) -> None:
-        """Take what was computed, or why no thread ran it, and go on."""
+        """Take computed answers, or the reason why no thread ran, and continue."""
         self._job = None
         if isinstance(found, Computed):
             self._ready = found
@@ -232,7 +232,7 @@ class Generation:
             deliver([self.call], found)
 
     def _go_on(self) -> None:
-        """Write answers, or have more computed, while the client may be sent one (backpressure)."""
+        """Write answers, or compute more, while the client reads (backpressure)."""
         call, ready = self.call, self._ready
         while not call.has_ended:
             if ready.is_done and not ready.answers:
@@ -286,7 +286,7 @@ class Generation:
         return Executed({}, self._begun_ns, self._station.now_ns(), self.call.rows)
 
     def _close(self) -> None:
-        """Close the answers, in a thread; where there is none, nobody needs what they hold."""
+        """Close the answers in a thread; without a thread, do nothing."""
         if self.answers is None:
             self._finish()
             return
@@ -319,7 +319,7 @@ class Generation:
     # --- in a thread ---
 
     def compute(self, replica: int) -> Computed:
-        """Return the next answer, and those behind it that take next to no time; raises nothing."""
+        """Return the next answer, and following quick ones; raises nothing."""
         computed = Computed()
         try:
             if not self._fill(computed, self.opened()):
@@ -336,7 +336,7 @@ class Generation:
         return self.answers
 
     def _fill(self, computed: Computed, answers: Answers) -> bool:
-        """Compute answers, and tell whether there are no more."""
+        """Compute answers, and tell whether they are complete."""
         now_ns = self._station.now_ns
         until = Ahead.until(now_ns())
         while (found := next(answers, None)) is not None:
@@ -348,7 +348,7 @@ class Generation:
         return True
 
     def close_answers(self, computed: Computed) -> None:
-        """Note that there are no more, and close them."""
+        """Note the end of the answers, and close them."""
         computed.is_done = True
         try:
             self._end()

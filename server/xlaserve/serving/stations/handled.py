@@ -1,4 +1,4 @@
-"""Models that are handed requests and answer them in threads of their own (a Station)."""
+"""Models that answer requests from their own threads (a Station)."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ from xlaserve.serving.stations.unending import Unending
 from xlaserve.tensors import Parameter, Tensor, specs_of
 
 AHEAD = 32
-"""Executions that a copy may have been handed: waking its thread takes longer than many a model."""
+"""Executions handed to a copy ahead: waking its thread takes longer than many a model."""
 
 _QUICK_NS = 2_000_000
-"""The most that an execution takes which is quick. Most of that may be a wait for Python's lock."""
+"""Limit of a quick execution; most of it may be a wait for Python's lock."""
 
 WINDOW = 16
-"""Answers of one request that may be on their way to its client before the model pauses."""
+"""Unsent answers of one request before its model pauses."""
 
 
 class Handed:
@@ -49,11 +49,11 @@ class Handed:
         self._waits = waits
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call that waits for a copy was submitted."""
+        """Yield the submission times of calls waiting for a copy."""
         return chain(self._queue.pending_since(), self._runner.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
+        """Enqueue a call; raises Overloaded, or Decoupled if it accepts one answer only."""
         if isinstance(self._runner.model, Slotted):
             many = call.takes_many and not call.wants_whole
             call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
@@ -66,7 +66,7 @@ class Handed:
             self._waits.watch(call, self._runner)
 
     def retire(self) -> Sequence[InferCall]:
-        """Begin nothing more; return the calls that wait."""
+        """Start nothing more; return the queued calls."""
         return self._queue.retire()
 
 
@@ -100,11 +100,11 @@ class CopiesRunner:
         self.lanes = model.replicas * model.concurrency
         self._in_flight = 0
         self._exchanges: set[Exchange] = set()
-        """Those that copies have."""
+        """Exchanges of the copies."""
         self._owed: list[Callable[[], None]] = []
-        """Callbacks that say that another batch may start."""
+        """Callbacks that announce a free place for another batch."""
         self._calls_others = False
-        """Whether its code calls other models: what waits for them holds up what is behind it."""
+        """Whether its code calls other models, so that queued calls would wait for them."""
         self._recent_ns = _QUICK_NS
         """Time of an execution, as a moving average."""
         self.on_late: Callable[[InferCall], None] = lambda call: None
@@ -133,7 +133,7 @@ class CopiesRunner:
 
     @property
     def room(self) -> int:
-        """Return how many executions may be handed over now."""
+        """Return the number of executions that may be handed over now."""
         return max(0, max(self.lanes, self._ahead) - self._in_flight)
 
     @property
@@ -153,7 +153,7 @@ class CopiesRunner:
         return self.model.replicas * AHEAD if may_wait and not self._calls_others else 0
 
     def hand(self, calls: Sequence[InferCall]) -> None:
-        """Hand calls to the copy with the least to do, each for an execution of its own."""
+        """Hand each call as an execution of its own to the least busy copy."""
         self._hand(calls, together=False)
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
@@ -205,20 +205,20 @@ class CopiesRunner:
 def exchanges(
     calls: Sequence[InferCall], outbox: Outbox, now_ns: Callable[[], int], *, together: bool
 ) -> "list[Exchange]":
-    """Return calls as a model is handed them, for one execution or each for one of its own."""
+    """Return calls as exchanges, batched or one by one."""
     is_shared = together and len(calls) > 1
     return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
 
 
 def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
-    """Return what an execution failed with: that of its one request, or of all as a whole."""
+    """Return the failure of an execution, common to all its requests."""
     if len(handed) == 1:
         return handed[0].failure
     return next((one.failure for one in handed if one.has_failed_with_others), None)
 
 
 class Exchange:
-    """One call, as the model has it (a ModelRequest)."""
+    """One call, as seen by its model (a ModelRequest)."""
 
     __slots__ = (
         "_answers",
@@ -249,12 +249,12 @@ class Exchange:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` says whether others are executed with it."""
+        """`is_shared` tells whether others are executed with it."""
         self.call = call
         self._is_shared = is_shared
         self._has_answered = False
         self.failure: BaseException | None = None
-        """What the model failed with."""
+        """The error of its model."""
         self.has_failed_with_others = False
         """Whether that was the failure of all that were executed together, and its call was given
         nothing: who handed it over has it executed again by itself."""
@@ -267,13 +267,13 @@ class Exchange:
         self.has_ended = False
         """Whether the model has said its last word; set in its thread."""
         self.has_failed = False
-        """Whether that was an error, or nothing at all."""
+        """Whether it failed, or returned nothing."""
         self.is_again = False
-        """Whether it is to be executed once more, as its model has said."""
+        """Whether its model has rescheduled it."""
         self.is_late = False
         """Whether it is answered after its execution, as its model has said."""
         self._answers = 0
-        """Answers that are on their way to the event loop, or to a client that does not read."""
+        """Answers on their way to the event loop, or to a slow client."""
         self._resume: Callable[[], None] | None = None
         self._lock = threading.Lock()
         """Held for both."""
@@ -302,7 +302,7 @@ class Exchange:
 
     @property
     def sender(self) -> Sender:
-        """Return what is known of who sent the request."""
+        """Return the sender of the request."""
         call = self.call
         takes_many = call.takes_many and not call.wants_whole
         return Sender(call.submitted_ns, call.owner, takes_many, call.caller)
@@ -314,11 +314,11 @@ class Exchange:
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the model may give another answer."""
+        """Tell whether the model may send another answer."""
         return self._answers < WINDOW or self.call.has_ended
 
     def begin(self) -> None:
-        """Take note of the time."""
+        """Record the time."""
         self.begun_ns = self._now_ns()
         if self.call.on_begun is not None:
             self.call.on_begun()
@@ -341,11 +341,11 @@ class Exchange:
         self._outbox.post(partial(self._write, outputs, last, parameters))
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Hand what this thread gives meanwhile to the event loop at once, at the end."""
+        """Collect this thread's answers, and hand them to the event loop at the end."""
         return self._outbox.gathered()
 
     def again(self) -> None:
-        """End this execution of the request, which goes on with another one."""
+        """Finish this execution and reschedule the request (iterative sequences)."""
         self.has_ended = self.is_again = True
         self.ended_ns = self._now_ns()
 
@@ -354,13 +354,13 @@ class Exchange:
         self.is_late = True
 
     def end(self) -> None:
-        """End the request, all of whose answers were given."""
+        """End the request after all of its answers."""
         self.has_ended = True
         self.ended_ns = self._now_ns()
         self._outbox.post(self._finish)
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
-        """End the request with an error, or leave it to be executed again by itself."""
+        """Fail the request, or leave it for a retry by itself."""
         self.failure = error
         self.has_failed_with_others = whole and self._is_shared and not self._has_answered
         self.has_ended = self.has_failed = True
@@ -369,7 +369,7 @@ class Exchange:
             self._outbox.post(partial(deliver, [self.call], error))
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call once when the model may give another answer, or nobody waits."""
+        """Call once when the model may send another answer, or the call has ended."""
         with self._lock:
             if not self.is_writable:
                 self._resume = resume
@@ -379,7 +379,7 @@ class Exchange:
     # --- on the event loop ---
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Call when the call ends, however it does; one that was answered has left by then."""
+        """Call when the call ends for any reason; an answered one has left already."""
         self.call.hold(leave)
 
     def check_answered(self) -> None:
@@ -417,7 +417,7 @@ class Exchange:
             call.holds_anything = True
 
     def _written(self) -> None:
-        """Let the model go on: all that it gave was written, or nobody wants it."""
+        """Resume the model: all its answers were written, or the client has left."""
         with self._lock:
             self._answers = 0
             resume, self._resume = self._resume, None

@@ -18,7 +18,7 @@ Fail = Callable[[BaseException], None]
 
 _MOST_INTERVAL_SECONDS = 1.0
 _LOOKS = 4
-"""How often executions are looked at while they take as long as they may."""
+"""Checks per time limit of an execution."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -29,11 +29,11 @@ DEFAULT_EXECUTION_SECONDS = 60.0
 
 
 def _nobody() -> None:
-    """Stand for an instance that there is not."""
+    """Stand in for a missing instance."""
 
 
 class Execution:
-    """One that was begun, or will be, until it is completed."""
+    """An execution that has started or will, until its completion."""
 
     __slots__ = ("begun", "fail", "line", "since")
 
@@ -43,9 +43,9 @@ class Execution:
         self.fail: Fail | None = fail
         """None once it was called."""
         self.line = line
-        """The line of work that it is in, one behind the other; None where there is none."""
+        """Its queue of executions, one after the other; None without one."""
         self.since: float | None = None
-        """When it was first seen to have begun, or when the one before it ended."""
+        """Start of the execution as first observed, or end of the previous one."""
 
 
 class Watch:
@@ -58,9 +58,9 @@ class Watch:
         self._model = "" if instance is None else instance.model
         self.executions: dict[Execution, None] = {}
         self._stalled = 0
-        """Executions that have not ended, and were given up."""
+        """Abandoned executions that have not ended."""
         self._pause = 0.0
-        """Seconds for which it was not ready when it last failed on its device."""
+        """Seconds of unreadiness after its last device failure."""
         self._failed_at = 0.0
         self._log = structlog.get_logger("execution")
 
@@ -70,7 +70,7 @@ class Watch:
             raise ExecutionStalled(self._model, self._health.seconds)
 
     def begin(self, begun: Callable[[], bool], fail: Fail, line: object = None) -> Execution:
-        """Watch an execution until `over`; where it does not end, `fail` is called in its place."""
+        """Watch an execution until `over`; if it stalls, `fail` is called instead."""
         execution = Execution(begun, fail, line)
         self.executions[execution] = None
         self._health.look_at(self)
@@ -91,7 +91,7 @@ class Watch:
         return False
 
     def saw(self, error: BaseException) -> None:
-        """Know how an execution failed: if its device did, the model is not ready for a while."""
+        """Record a failed execution: after a device failure the model is not ready for a while."""
         reason, instance = device_failure(error), self._instance()
         if reason is None or instance is None:
             return
@@ -112,7 +112,7 @@ class Watch:
         asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
 
     def look(self, now: float, late: float) -> None:
-        """Give up what takes longer than it may; `late` is how long nobody could look."""
+        """Abandon executions beyond their limit; `late` is the delay of this check."""
         for execution in list(self.executions):
             if execution.fail is None:
                 continue
@@ -151,24 +151,24 @@ class Watch:
 
 
 class Health:
-    """Looks at the executions of all instances of a server while there are any."""
+    """Checks the executions of all instances while there are any."""
 
     def __init__(
         self,
         seconds: float = DEFAULT_EXECUTION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` is how long an execution may take; 0 for any time."""
+        """`seconds` is the limit of an execution; 0 for none."""
         self.seconds = seconds
         self.now = clock
         self._interval = min(_MOST_INTERVAL_SECONDS, seconds / _LOOKS)
         self._watches: WeakKeyDictionary[Served, Watch] = WeakKeyDictionary()
         self._looked_at: dict[Watch, None] = {}
-        """Those with executions."""
+        """Instances with executions."""
         self._progress: WeakKeyDictionary[object, float] = WeakKeyDictionary()
-        """When each line of work last completed something."""
+        """Last completion of each queue of executions."""
         self._due: float | None = None
-        """When the next look is due; None while there is nothing to look at."""
+        """Time of the next check; None while nothing runs."""
 
     def watch(self, instance: Served) -> Watch:
         """Return the watch of an instance."""
@@ -184,7 +184,7 @@ class Health:
             self._look_later()
 
     def progressed(self, line: object) -> None:
-        """Know that something in a line of work has ended."""
+        """Record the end of an execution in a queue."""
         if line is not None:
             self._progress[line] = self.now()
 

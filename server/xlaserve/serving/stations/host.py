@@ -37,7 +37,7 @@ class HostWork:
         now_ns: Callable[[], int],
         watch: Watch | None = None,
     ) -> None:
-        """Without `watch` an execution may take any time."""
+        """Without `watch` an execution has no time limit."""
         self.instance = instance
         self.watch = watch or Watch(Health(0))
         """Its executions, in threads and on the event loop."""
@@ -50,7 +50,7 @@ class HostWork:
         own them."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits for a thread was submitted."""
+        """Yield the submission times of executions waiting for a thread."""
         return (since for job, since in self._jobs.items() if job.waits)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
@@ -109,7 +109,7 @@ def _has_begun(found: "ReferenceType[HostJob]") -> bool:
 def executed(
     now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
 ) -> Executed | BaseException:
-    """Run a call, and return what it gave or raised, and when."""
+    """Run a call, and return its outcome and end time."""
     begun = now_ns()
     try:
         outputs = call()
@@ -130,7 +130,7 @@ class Overran(Protocol):
         seconds: float,
         limit: float,
     ) -> None:
-        """Do something about it; the inputs may be gone once this returns."""
+        """React to the overrun; the inputs may be freed once this returns."""
         ...
 
 
@@ -139,12 +139,12 @@ class InlineLimit:
     """Limit of executions on the event loop."""
 
     seconds: float
-    """The most that one call may take there."""
+    """Limit of one call there."""
     overran: Overran
 
 
 class Inline:
-    """Executes on the event loop what is quick there, and the rest in threads (a Station)."""
+    """Executes quick calls on the event loop, others in threads (a Station)."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Inline:
         self._now_ns = now_ns
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each execution that waits for a thread was submitted."""
+        """Yield the submission times of executions waiting for a thread."""
         return self._slower.pending_since()
 
     def begin(self, call: InferCall, slower: Callable[[InferCall], None] | None = None) -> None:

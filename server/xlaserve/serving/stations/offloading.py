@@ -1,4 +1,4 @@
-"""Batches that other workers execute: those that wait while this one computes and another idles."""
+"""Work stealing: queued batches of a busy worker, executed by an idle one."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,16 +17,16 @@ them and to bring the outputs back took 1.6 ns a byte of both workers (perceptro
 
 
 class Helpers(Protocol):
-    """The other workers of the server, as the stations of one worker know them."""
+    """Other workers of the server, as stations see them."""
 
     @property
     def least_seconds(self) -> float:
-        """Return how long a batch takes at least for which it is worthwhile to ask another one."""
+        """Return the shortest batch worth offloading."""
         ...
 
     @property
     def most_bytes(self) -> int:
-        """Return how many bytes the inputs of a batch may have: they are copied on the loop."""
+        """Return the maximum input bytes of a batch: they are copied on the event loop."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class Helpers(Protocol):
         ...
 
     def serve(self, instance: Served, model: LoadedModel, work: HostWork) -> None:
-        """Execute batches of others for an instance from now on, until it leaves."""
+        """Execute other workers' batches for an instance until it leaves."""
         ...
 
     def execute(
@@ -69,18 +69,18 @@ class OffloadingRunner:
         self._helpers = helpers
         self._lanes_taken = 0
         self._requests = 0
-        """Requests that are executed at home, or wait for a thread there."""
+        """Requests executed or queued for a thread in this worker."""
         self._resume: Callable[[], None] = lambda: None
         self.lanes = within.lanes
         self.is_inline = within.is_inline
 
     def gathered(self, batcher: Batcher) -> Batcher:
-        """Return the batcher that it runs the batches of; another worker may be idle again."""
+        """Return the batcher of this runner; another worker may be idle again."""
         self._resume = batcher.resume
         return batcher
 
     def overtakes(self, queue: RequestQueue) -> Callable[[], bool]:
-        """Return what tells whether another worker is to have the next batch of a queue."""
+        """Return a function that tells whether another worker gets the next batch of a queue."""
         return partial(self._is_offered, queue)
 
     def _is_offered(self, queue: RequestQueue) -> bool:

@@ -17,7 +17,7 @@ from xlaserve.serving.stations.station import Served
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A shape that has to be compiled before it can be executed."""
+    """A shape that has to be compiled before its execution."""
 
     shapes: OnDemand
     shape: Hashable
@@ -36,7 +36,7 @@ def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missin
 
 
 class ShapeCompiler:
-    """Compiles what is missing. Who asks for the same shape waits for one compilation."""
+    """Compiles missing shapes; concurrent requests for a shape share one compilation."""
 
     def __init__(self, workers: Workers, seconds: float) -> None:
         self._seconds = seconds
@@ -87,7 +87,7 @@ class _User:
         instance.acquire()
 
     def ended(self) -> None:
-        """Count one user less, and what was compiled."""
+        """Count one user less, and the compiled shape."""
         instance, self._instance = self._instance, None
         if instance is not None:
             instance.correct()

@@ -25,9 +25,9 @@ class Ordered(Around):
         super().__init__(within)
         self._counting = counting
         self._order: OrderedDict[InferCall, Relay] = OrderedDict()
-        """The calls that are not answered, and who is executed for each."""
+        """Unanswered calls, each with its executed call."""
         self._results: dict[InferCall, _Result] = {}
-        """Results that wait for those of calls before them."""
+        """Results waiting for those of earlier calls."""
         self._is_answering = False
 
     def begin(self, call: InferCall) -> None:
@@ -42,7 +42,7 @@ class Ordered(Around):
             raise
 
     def leave(self, call: InferCall) -> None:
-        """Take back what is executed for a call that has ended, and go on behind it."""
+        """Cancel the execution of an ended call, and continue with the next."""
         relay = self._order.pop(call, None)
         self._results.pop(call, None)
         if relay is not None:

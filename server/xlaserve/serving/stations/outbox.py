@@ -18,7 +18,7 @@ class Outbox:
         self._posted: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._gathering: set[int] = set()
-        """Threads that wake the loop once they have posted all that they have."""
+        """Threads that wake the loop once they have posted everything."""
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

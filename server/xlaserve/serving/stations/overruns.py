@@ -37,7 +37,7 @@ class Overruns:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._away: weakref.WeakSet[Served] = weakref.WeakSet()
-        """Those whose station has nothing on the event loop, until they come back."""
+        """Models whose station avoids the event loop for now."""
         self._pauses: weakref.WeakKeyDictionary[Served, float] = weakref.WeakKeyDictionary()
         """Seconds each had to stay away when it overran last."""
         self._log = structlog.get_logger("execution")
@@ -54,7 +54,7 @@ class Overruns:
         seconds: float,
         limit: float,
     ) -> None:
-        """Take the model off the event loop, and find out in a thread whether it may come back."""
+        """Move the model off the event loop, and test in a thread whether it may return."""
         instance = work.instance
         if instance in self._away:
             return

@@ -11,7 +11,7 @@ from xlaserve.serving.stations.batching import BatchPolicy, Fit, fitting
 
 _MICROSECOND_NS = 1000
 _LEFT_BEHIND = 64
-"""Deadlines of requests that have left, besides as many as wait, before they are swept."""
+"""Stale deadlines, besides as many as wait, before a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +19,20 @@ class LevelPolicy:
     """The queue policy of one level (ModelQueuePolicy)."""
 
     max_requests: int
-    """Most requests of the level that may wait."""
+    """Limit of queued requests of the level."""
     setting: str = "max_requests_per_model"
     """Source of `max_requests`, for the text of Overloaded."""
     timeout_ns: int = 0
     """Longest wait of a request; 0 for as long as its client does."""
     may_shorten: bool = False
-    """Whether the `timeout` of a request counts where it is the shorter one."""
+    """Whether a request's shorter `timeout` counts."""
     delays: bool = False
     """Whether a request that has expired goes behind those of its level, instead of being refused:
     it is executed when none of them waits, and does not expire again."""
 
 
 class _Level:
-    """The requests of one level: those in time, and behind them the delayed ones."""
+    """Requests of one level: those in time, then the delayed ones."""
 
     __slots__ = ("delayed", "in_time", "policy")
 
@@ -73,9 +73,9 @@ class PriorityQueue:
         self._max_rows = max_rows
         self._fit = fit
         self._level_of: dict[InferCall, _Level] = {}
-        """The requests that wait."""
+        """Queued requests."""
         self._deadlines: list[tuple[int, int, InferCall]] = []
-        """A heap; some of them are of requests that have left."""
+        """A heap, with deadlines of requests that have left."""
         self._added = 0
         """Requests so far: equal deadlines are in their order."""
 
@@ -109,11 +109,11 @@ class PriorityQueue:
 
     @property
     def first_level(self) -> int:
-        """Return the level of the request that leaves next, from 1 on; 0 where none waits."""
+        """Return the level of the next request, from 1; 0 without any."""
         return next((number for number, level in enumerate(self._levels, 1) if len(level)), 0)
 
     def timeout_ns(self, request: InferCall) -> int:
-        """Return how long a request may wait; 0 for as long as its client does."""
+        """Return the queue timeout of a request; 0 for none."""
         policy = self._level(request).policy
         if policy.may_shorten:
             asked = request.parameters.get("timeout", 0)
@@ -122,14 +122,14 @@ class PriorityQueue:
         return policy.timeout_ns
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a request that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled request; one that has left is ignored."""
         level = self._level_of.pop(request, None)
         if level is not None:
             level.in_time.pop(request, None)
             level.delayed.pop(request, None)
 
     def clear(self) -> list[InferCall]:
-        """Remove and return all requests, in the order in which they would leave."""
+        """Dequeue and return all requests, in order."""
         waiting = list(self._in_order())
         for request in waiting:
             self.remove(request)
@@ -168,7 +168,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the requests that have expired, and delay those of levels that do."""
+        """Dequeue and return expired requests, or delay them, by level."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)
@@ -184,7 +184,7 @@ class PriorityQueue:
         return expired
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when to look at the queue again though nothing else happened."""
+        """Return the time of the next check without other events."""
         if not self._level_of:
             return None
         self._drop_left()
@@ -198,6 +198,6 @@ class PriorityQueue:
             heapq.heappop(self._deadlines)
 
     def _sweep(self) -> None:
-        """Forget the deadlines of requests that have left, which a long timeout would keep."""
+        """Forget deadlines of requests that have left, which a long timeout would keep."""
         self._deadlines = [entry for entry in self._deadlines if entry[2] in self._level_of]
         heapq.heapify(self._deadlines)

@@ -1,4 +1,4 @@
-"""Requests of different shapes that are executed together (a Station)."""
+"""Ragged batches: requests of different shapes in one execution (a Station)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from xlaserve.serving.stations.host import HostWork, executed
 def ragged_fitting(
     model: Ragged, waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
 ) -> tuple[list[InferCall], bool]:
-    """Return as many requests as the model has room for, and whether no other would fit."""
+    """Return as many requests as fit, and whether no other would fit."""
     chosen, full = fitting(waiting, max_rows, others_first)
     count = max(1, model.fitting([call.inputs for call in chosen]))
     return chosen[:count], full or count < len(chosen)
@@ -57,14 +57,14 @@ class Gathered:
         self.work = work
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each call and each execution that waits was submitted."""
+        """Yield the submission times of queued calls and executions."""
         return chain(self._batcher.pending_since(), self.work.pending_since())
 
     def begin(self, call: InferCall) -> None:
-        """Enqueue a call; raises Overloaded, or InvalidTensor for one that is too large."""
+        """Enqueue a call; raises Overloaded, or InvalidTensor for one too large."""
         self._model.check(call.inputs)
         self._batcher.submit(call)
 
     def retire(self) -> Sequence[InferCall]:
-        """Begin no more batches; return the calls that wait."""
+        """Start no more batches; return the queued calls."""
         return self._batcher.retire()

@@ -1,4 +1,4 @@
-"""Calls that a station executes on behalf of others, which share the answer."""
+"""Calls executed on behalf of others, which share the answer."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -8,7 +8,7 @@ from xlaserve.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.serving.inference import InferResponse
 
 Completed: TypeAlias = "Callable[[Relay, InferResponse | BaseException], None]"
-"""Told on the event loop how a relay ended: its answer, or why there is none."""
+"""Called on the event loop with the outcome of a relay: its answer, or the error."""
 
 
 class Relay(InferCall):
@@ -19,7 +19,7 @@ class Relay(InferCall):
     """
 
     how = Relayed()
-    """How it was answered where it was not executed itself: a hit or a miss of the cache."""
+    """How it was answered without an execution of its own: a cache hit or miss."""
 
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id
@@ -39,7 +39,7 @@ class Relay(InferCall):
         self._completed(self, response)
 
     def refuse(self, error: BaseException) -> None:
-        """Hand on why there is no answer."""
+        """Pass the error on."""
         self._completed(self, error)
 
 

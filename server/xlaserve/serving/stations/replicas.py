@@ -2,17 +2,17 @@
 
 
 class Replicas:
-    """The number of requests of each replica that are in flight in threads."""
+    """Requests of each replica in flight in threads."""
 
     def __init__(self, count: int) -> None:
         self._in_flight = [0] * count
 
     def take(self, count: int = 1) -> int:
-        """Give so many more to the replica with the fewest, and return its index."""
+        """Add requests to the least busy replica, and return its index."""
         replica = self._in_flight.index(min(self._in_flight))
         self._in_flight[replica] += count
         return replica
 
     def leave(self, replica: int, count: int = 1) -> None:
-        """Count so many less."""
+        """Remove requests of a replica."""
         self._in_flight[replica] -= count

@@ -44,12 +44,12 @@ class Served(ServedInstance, Protocol):
 
     @property
     def runner(self) -> object:
-        """Return what was loaded; the table of kinds looks at what it is."""
+        """Return the loaded model; the table of kinds inspects it."""
         ...
 
     @property
     def config(self) -> ModelConfig:
-        """Return the configuration that it was loaded with."""
+        """Return the configuration of the load."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Served(ServedInstance, Protocol):
 
     @property
     def quick(self) -> QuickCheck:
-        """Return what recognises ordinary requests."""
+        """Return the recogniser of ordinary requests."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Served(ServedInstance, Protocol):
         ...
 
     def suspend(self, fault: str) -> None:
-        """Answer no requests until `resume`; those that have begun go on."""
+        """Reject requests until `resume`; running ones continue."""
         ...
 
     def resume(self) -> None:
@@ -86,11 +86,11 @@ class Served(ServedInstance, Protocol):
         ...
 
     def renew(self) -> None:
-        """Replace the station by one that fits what is known now."""
+        """Rebuild the station for new facts."""
         ...
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Have something called when it begins to leave; requests may still be in progress."""
+        """Call something when it begins to leave; requests may still be in progress."""
         ...
 
     def on_drain_expired(self, call: Callable[[], None]) -> None:
@@ -99,11 +99,11 @@ class Served(ServedInstance, Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether a thread that was abandoned may still use the model."""
+        """Tell whether an abandoned thread may still use the model."""
         ...
 
     def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
-        """Take note of a thread that may use the model and does not end."""
+        """Record an abandoned thread that may still use the model."""
         ...
 
     def correct(self) -> None:
@@ -113,29 +113,29 @@ class Served(ServedInstance, Protocol):
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """A model that another process has loaded, which queues and counts its requests."""
+    """A model loaded by another process, which queues and counts its requests."""
 
     def station(self, instance: Served) -> Station:
-        """Return what passes requests on to that process."""
+        """Return the station that forwards requests to that process."""
         ...
 
 
 class Wrapper(Station, Protocol):
-    """A station around another one, which is replaced while the wrapper stays."""
+    """A station around another one, which may be replaced."""
 
     within: Station
 
     def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
+        """Replace the inner station; queued calls move to the new one."""
         ...
 
 
 MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
-"""Makes the station of an instance; None, or the one that it replaces."""
+"""Makes the station of an instance; gets the replaced one or None."""
 
 
 class Working:
-    """The work on a call that is executed by itself."""
+    """The execution of a single call."""
 
     __slots__ = ("_work",)
 
@@ -143,5 +143,5 @@ class Working:
         self._work = work
 
     def leave(self, call: InferCall) -> None:
-        """Cancel the work, where that is still possible."""
+        """Cancel the execution, if still possible."""
         self._work.cancel()

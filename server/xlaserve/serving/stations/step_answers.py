@@ -9,7 +9,7 @@ from xlaserve.serving.infer_call import AwaitedInfer
 from xlaserve.serving.inference import InferResponse
 
 _WINDOW = 16
-"""Answers that may wait for the steps behind it, before its model pauses."""
+"""Answers queued for the next steps before the model pauses."""
 
 
 class StepAnswers(AwaitedInfer):
@@ -33,23 +33,23 @@ class StepAnswers(AwaitedInfer):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether another answer may wait."""
+        """Tell whether another answer may be queued."""
         return len(self._waiting) < _WINDOW
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Have an answer taken; the final one may have no outputs, and is none then."""
+        """Queue an answer; a final one without outputs is none."""
         self._is_last = last
         if response.outputs:
             self._waiting.append(response)
         self._changed.set()
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error behind the answers that wait."""
+        """Raise an error after the queued answers."""
         self._error = error
         self._changed.set()
 
     async def answers(self) -> AsyncGenerator[InferResponse, None]:
-        """Yield each answer, and raise what the model failed with; who leaves earlier cancels."""
+        """Yield each answer, and raise the model's error; leaving early cancels."""
         try:
             while True:
                 while self._waiting:

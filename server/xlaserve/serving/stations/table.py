@@ -62,7 +62,7 @@ class ExecutionPolicy:
     inline_seconds: float
     """A model that its warm-up measured quicker than this runs on the event loop."""
     max_queued: int = DEFAULT_MAX_QUEUED
-    """Requests that may wait for a batch, where a model does not say."""
+    """Limit of queued requests of models that set none."""
     batching: bool = True
     compile_seconds: float = DEFAULT_COMPILE_SECONDS
     """Longest compilation of what a request asks for."""
@@ -97,7 +97,7 @@ class Stations:
         self.counting = counting or Counting(now_ns)
         self.waits = Waits()
         self.helpers: Helpers | None = None
-        """The other workers, which execute batches while they are idle; None without any."""
+        """Other workers for work stealing; None without any."""
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
         """Return the station of an instance, as far as it is known now.
@@ -137,7 +137,7 @@ def _wrappers(station: Station | None) -> Iterator[Wrapper]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance that is to have a station."""
+    """An instance that needs a station."""
 
     stations: Stations
     instance: Served
@@ -145,12 +145,12 @@ class Candidate:
 
     @property
     def model(self) -> LoadedModel:
-        """Return what was loaded, where it is no kind of its own."""
+        """Return the loaded model, unless it is of a special kind."""
         return cast(LoadedModel, self.instance.runner)
 
     @property
     def may_be_wrapped(self) -> bool:
-        """Tell whether each call has one answer, in which no other model has a part."""
+        """Tell whether each call has one answer, by this model alone."""
         runner = self.instance.runner
         if isinstance(runner, Handling):
             return not runner.is_decoupled
@@ -200,7 +200,7 @@ class Candidate:
         return HostWork(self.instance, stations.workers.host, self.model.replicas, now_ns, watch)
 
     def by_itself(self, work: HostWork | Dispatcher) -> ByItself:
-        """Return what executes each call by itself."""
+        """Return a runner of single calls."""
         stations = self.stations
         return ByItself(self.instance, self.model, work, stations.shapes, stations.now_ns)
 
@@ -212,7 +212,7 @@ class Candidate:
         return Dispatcher(self.instance, devices, self.stations.now_ns, watch=watch)
 
     def limit(self) -> InlineLimit:
-        """Return what may be executed on the event loop."""
+        """Return the time limit on the event loop."""
         stations = self.stations
         return InlineLimit(stations.policy.inline_seconds, stations.overruns.overran)
 
@@ -387,7 +387,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """A station that may be put around one of any kind."""
+    """A station that may wrap any other."""
 
     name: str
     fits: Callable[[Candidate], bool]
@@ -433,7 +433,7 @@ WRAPPINGS = (
         lambda of, within: Ordered(within, of.stations.counting),
     ),
 )
-"""All that fit count, the first is the innermost."""
+"""Every matching one is applied, the first innermost."""
 
 
 def _row_bytes(info: ModelInfo) -> int:

@@ -44,18 +44,18 @@ class Waiting(Protocol):
         ...
 
     def close_answers(self, computed: Computed) -> None:
-        """Say that there are no more, and close them. Called in a thread."""
+        """Note the end of the answers, and close them. Called in a thread."""
         ...
 
     def computed(self, found: Computed | BaseException) -> None:
-        """Take answers, or why there are none. Called on the event loop."""
+        """Take answers or an error. Called on the event loop."""
         ...
 
 
 def gathering(
     model: Generating, work: HostWork, now_ns: Callable[[], int], *, batching: bool
 ) -> "Together | None":
-    """Return what gathers the requests of a model; None where each is computed by itself."""
+    """Return the shared steps of a model; None if each request is stepped alone."""
     return Together(model, work, now_ns) if batching and isinstance(model, Stepping) else None
 
 
@@ -105,7 +105,7 @@ class Line:
         self._pending: dict[Waiting, int] = {}
         """Since when each waits, in the order in which they came."""
         self._is_busy = False
-        """Whether an execution is on its way, or about to be started."""
+        """Whether an execution is running or about to start."""
         self._apart = Apart()
 
     def add(self, waiting: Waiting) -> None:
@@ -231,7 +231,7 @@ def _kept_with(waiting: Waiting) -> int | str | None:
 
 
 def _is_opened(waiting: Waiting, computed: Computed) -> bool:
-    """Begin with the answers of a request; false where that fails, which is its own."""
+    """Start the answers of a request; return false if that failed it."""
     try:
         waiting.opened()
     except BaseException as error:

@@ -15,7 +15,7 @@ class Unending:
         instance.on_drain_expired(self._cut_off)
 
     def add(self, call: InferCall) -> None:
-        """Take note of a call until it ends."""
+        """Record a call until it ends."""
         self._calls.add(call)
         call.hold(partial(self._calls.discard, call))
 

@@ -77,13 +77,13 @@ class EncoderFamily:
     layer: tuple[Stored, ...]
     layer_name: str = "encoder.layer"
     heads: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "vocab_")
-    """Beginnings of names of what stands behind the encoder, and gives no embedding."""
+    """Name prefixes of heads, which do not contribute to embeddings."""
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The names that config.json has for a key, where they are others."""
+    """Renamed keys of config.json."""
     is_offset: bool = False
-    """Whether positions begin behind that of padding."""
+    """Whether positions start after that of padding."""
     padding_position: int | None = None
-    """That position, where it is not the token id of padding."""
+    """That position, if it is not the token id of padding."""
     epsilon: float | None = None
     """The epsilon of norms, where config.json does not say it."""
     more: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ class EncoderForm:
     positions: int
     """Rows of the table of learned positions."""
     first_position: int
-    """The row of the first token: RoBERTa's begin behind that of padding."""
+    """Row of the first token: RoBERTa's start after that of padding."""
     types: int
     """Rows of the table of types, of which the first is taken; 0 for no table."""
     relative: int

@@ -39,7 +39,7 @@ class ImportedEncoder:
     dtype: str
     parameters_bytes: int
     files: Sequence[str]
-    """The files of the tokenizer that are beside it."""
+    """Files of the tokenizer."""
     left_out: Sequence[str]
     """Tensors of the checkpoint that stand behind the encoder."""
 

@@ -1,4 +1,4 @@
-"""The files of sentence-transformers beside an encoder; all that they say is obeyed or refused."""
+"""The files of sentence-transformers beside an encoder, obeyed or refused."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

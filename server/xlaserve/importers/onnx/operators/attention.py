@@ -33,7 +33,7 @@ def joined_heads(x: jax.Array) -> jax.Array:
 
 
 def repeated_heads(x: jax.Array, heads: int) -> jax.Array:
-    """Give each group of query heads its own copy of the keys or values that it shares."""
+    """Repeat the shared keys or values for each group of query heads."""
     batch, own, steps, size = x.shape
     if own == heads:
         return x

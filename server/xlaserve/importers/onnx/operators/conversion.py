@@ -47,7 +47,7 @@ def _cast(node: Node, x: Value) -> Value:
 
 
 def _cast_like(node: Node, x: Value, like: Value) -> Value:
-    """Convert as a tensor is, which may be a constant."""
+    """Convert to another tensor's datatype, possibly a constant's."""
     return _to(x, np.dtype(np.int64) if like.dtype == np.object_ else like.dtype, node)
 
 

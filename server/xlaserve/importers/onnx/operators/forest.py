@@ -50,7 +50,7 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Tables of a forest that is walked from the roots, so many steps."""
+    """Tables of a forest, walked from the roots for a number of steps."""
 
     depth: int
     columns: int
@@ -60,7 +60,7 @@ class Forest:
     trees: int
     targets: int
     has_score: tuple[int, ...]
-    """For each target 1 where every row has a score, 0 where none has, -1 where leaves decide."""
+    """Per target 1 if every row has a score, 0 if none has, -1 if it depends on the leaf."""
     grouped: bool
     """Whether each tree adds to one target alone, and the trees lie in groups of one size, a group
     for each target."""
@@ -228,7 +228,7 @@ def forest_of(trees: Trees, *, groups: bool) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Table of nodes, and behind them leaves, which lead to themselves; a walk reads it."""
+    """Table of nodes followed by leaves, which lead to themselves; a walk reads it."""
 
     columns: Integers
     thresholds: Integers

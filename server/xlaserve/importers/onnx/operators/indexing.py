@@ -67,7 +67,7 @@ def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _positions(indices: jax.Array, size: int, axis: int) -> tuple[jax.Array, ...]:
-    """Return for each element of `indices` its own position, but along `axis` what it says."""
+    """Return each element's own position, replaced along `axis` by `indices`."""
     grid = [jax.lax.broadcasted_iota(jnp.int64, indices.shape, a) for a in range(indices.ndim)]
     grid[axis] = _wrapped(indices, size)
     return tuple(grid)

@@ -92,7 +92,7 @@ def _split(node: Node, x: Value, given: Value | None = None) -> tuple[Value, ...
 
 
 def even_parts(size: int, count: int) -> tuple[int, ...]:
-    """Return so many equal sizes; the last is smaller where the size is no multiple."""
+    """Return equal sizes, the last one smaller if needed."""
     part = -(-size // count)
     return (*[part] * (count - 1), size - part * (count - 1))
 

@@ -56,7 +56,7 @@ def matrix_levels(a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
 def _signed(
     x: Value, zero: Value | None, rank: int, *, last: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return levels as INT8, and the zero point that they have then; None where it is 0."""
+    """Return levels as INT8 with their zero point; None if it is 0."""
     array = on_device(x)
     point = None if zero is None else _point(zero, rank, last=last)
     if array.dtype == np.int8:

@@ -1,4 +1,4 @@
-"""Losses, which some models return beside their predictions."""
+"""Loss operators, which some models compute beside their predictions."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

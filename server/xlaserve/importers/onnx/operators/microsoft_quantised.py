@@ -28,7 +28,7 @@ from xlaserve.importers.onnx.values import Value, axis_of, divided, on_device, w
 
 
 def _real(x: Value, scale: Value, zero: Value | None) -> jax.Array:
-    """Return what a tensor with one scale stands for."""
+    """Dequantise a tensor with one scale."""
     step = on_device(scale).reshape(())
     level = on_device(x).astype(step.dtype)
     return (

@@ -56,7 +56,7 @@ NAMES: MappingProxyType[str, Transform] = MappingProxyType(
         "PROBIT": probit,
     }
 )
-"""In the order of the numbers that TreeEnsemble gives them."""
+"""In TreeEnsemble's order."""
 
 
 def name_of(node: Node) -> str:

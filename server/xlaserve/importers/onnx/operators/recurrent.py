@@ -29,7 +29,7 @@ _ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "Tanh": jnp.tanh,
     }
 )
-"""Those that take no parameters."""
+"""Activations without parameters."""
 
 _LSTM_GATES = 4
 _LSTM_ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
@@ -54,7 +54,7 @@ class _Weights:
     input_bias: jax.Array
     recurrent_bias: jax.Array
     peepholes: tuple[jax.Array, ...]
-    """Those of the input, output and forget gates of an LSTM, where it has them."""
+    """Peepholes of an LSTM's input, output and forget gates, if any."""
     activations: tuple[Activation, ...]
     linear_before_reset: bool
     scales: tuple[jax.Array | None, jax.Array | None] = (None, None)

@@ -55,7 +55,7 @@ def _extreme(name: str, *, is_greatest: bool) -> _Reduce:
 
 
 def _of_nothing(x: Value, axes: tuple[int, ...], keep: bool, *, is_greatest: bool) -> Value:
-    """Return the least number there is, or the greatest, where none is to be compared."""
+    """Return the extreme value of the datatype, the reduction of nothing."""
     sizes = [
         1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes
     ]

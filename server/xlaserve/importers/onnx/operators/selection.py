@@ -39,7 +39,7 @@ def _check_closed(*values: Value) -> None:
 
 
 def _first(is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the places of what is real, in order and before the others, and how many there are."""
+    """Return the indices of true elements, first and in order, and their count."""
     return jnp.argsort(~is_real, stable=True), jnp.sum(is_real, dtype=jnp.int64)
 
 

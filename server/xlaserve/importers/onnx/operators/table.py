@@ -18,9 +18,9 @@ class Operator:
     static: frozenset[int] = frozenset()
     """The positions of inputs that must be known while the graph is traced: shapes, axes."""
     preferred: frozenset[int] = frozenset()
-    """The positions of inputs that are taken as they are known, where they are, of any size."""
+    """Inputs used as known values of any size, if known."""
     takes_sequences: bool = False
-    """Whether its inputs may be sequences and optionals; else it is given tensors alone."""
+    """Whether it takes sequences and optionals; else it gets tensors only."""
 
 
 Family: TypeAlias = Mapping[str, Operator]

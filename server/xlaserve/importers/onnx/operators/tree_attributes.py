@@ -127,7 +127,7 @@ class _Numbering:
             raise InvalidModel(f"tree {self._tree[at]} has two nodes {self._number[at]}")
 
     def places(self, name: str, tree: Integers, number: Integers) -> Integers:
-        """Return the places of nodes; raises InvalidModel for one that is not there."""
+        """Return the positions of nodes; raises InvalidModel for a missing one."""
         _expect(name, number, len(tree))
         # Trees and numbers together are in order, so that they can be looked up as one number.
         numbers_, inverse = np.unique(self._number, return_inverse=True)

@@ -24,7 +24,7 @@ from xlaserve.importers.onnx.values import Value, on_device
 from xlaserve.tensors import Tensor
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-"""In the order of the numbers that TreeEnsemble gives them."""
+"""In TreeEnsemble's order."""
 
 _NAMES = "forest_tables"
 """Attribute of a node whose tables are inputs: their names, in order."""
@@ -39,7 +39,7 @@ def _at(table: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _keys(x: jax.Array, *, twice: bool) -> jax.Array:
-    """Return the integers that stand for floats, as `forest.keys_of` has them."""
+    """Return the integer keys of floats, as `forest.keys_of`."""
     signed = np.dtype(f"int{8 * x.dtype.itemsize}")
     largest, smallest = (
         np.asarray(n, signed) for n in (np.iinfo(signed).max, np.iinfo(signed).min)
@@ -97,7 +97,7 @@ def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) ->
 def _step_side_by_side(
     tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array
 ) -> jax.Array:
-    """Return the children that the rows go to, of which the false one lies behind the true one."""
+    """Return the next nodes of the rows; a false child precedes its true sibling."""
     node = _at(tables["nodes"], nodes)
     bits = child_bits(tables["nodes"].shape[0])
     # Of an index without a sign JAX does not ask whether it counts from the end.
@@ -319,7 +319,7 @@ def _of_two(
     known: tuple[Tensor, Tensor],
     transform: str,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return labels and scores of two classes, of which trees may score one alone."""
+    """Return labels and scores of two classes, if trees score one alone."""
     (scores, scored), (labels, base) = given, known
     is_binary, is_positive = (bool(node.integer(name)) for name in ("is_binary", "is_positive"))
     first, second = scored[:, 0], scored[:, 1]

@@ -15,11 +15,11 @@ class Window:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[tuple[int, int], ...]
-    """In front and behind."""
+    """Before and after."""
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Return what it covers, the gaps of its dilation included."""
+        """Return its extent, dilation included."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
@@ -51,13 +51,13 @@ _AUTOMATIC = {"NOTSET": None, "VALID": None, "SAME_UPPER": True, "SAME_LOWER": F
 
 
 def same_padding(size: int, extent: int, stride: int) -> int:
-    """Return the padding with which there are as many windows as strides begin in the image."""
+    """Return the padding of SAME: one window per stride."""
     outputs = -(-size // stride)
     return max((outputs - 1) * stride + extent - size, 0)
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Split padding into what is in front and what is behind."""
+    """Split padding into its front and back."""
     small, large = total // 2, total - total // 2
     return (small, large) if more_behind else (large, small)
 

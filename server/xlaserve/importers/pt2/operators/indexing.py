@@ -166,7 +166,7 @@ def _scatter_add(self: jax.Array, dim: int, index: jax.Array, src: jax.Array) ->
 
 
 def _places(index: jax.Array, axis: int) -> tuple[jax.Array, ...]:
-    """Return indices of all dimensions, of which one is given."""
+    """Return indices of all dimensions, given one dimension's."""
     return tuple(
         index if other == axis else jax.lax.broadcasted_iota(index.dtype, index.shape, other)
         for other in range(index.ndim)

@@ -1,4 +1,4 @@
-"""Tensors that are made of shapes and numbers."""
+"""Tensors made from shapes and numbers."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False

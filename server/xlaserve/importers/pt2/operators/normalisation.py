@@ -17,7 +17,7 @@ _TRAINING = "it takes the statistics of the batch, as in training: call model.ev
 
 
 def _wide(dtype: Dtype) -> Dtype:
-    """Return the dtype of statistics: FP32 for what is narrower, as PyTorch has it."""
+    """Return the dtype of statistics: FP32 for narrower ones, as in PyTorch."""
     return FLOAT if dtype.itemsize < FLOAT.itemsize else dtype
 
 

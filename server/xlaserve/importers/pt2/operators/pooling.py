@@ -34,7 +34,7 @@ def _windows(
     dilation: tuple[int, ...],
     ceil_mode: bool,
 ) -> list[tuple[int, int]]:
-    """Return the padding in front and behind of each dimension, with what `ceil_mode` adds."""
+    """Return front and back padding per dimension, `ceil_mode` included."""
     found = []
     for size, step, pad, gap, extent in zip(
         sizes, steps, pads, dilation, x.shape[-count:], strict=True

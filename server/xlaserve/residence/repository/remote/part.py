@@ -54,7 +54,7 @@ class LocalReading:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The skeleton of a model, and the objects that it stands for."""
+    """Skeleton of a model, and its objects in the store."""
 
     key: object
     models: Path
@@ -94,7 +94,7 @@ class RemotePart:
         self._preparing = tuple(threading.Lock() for _ in range(_STRIPES))
         """One preparation of a model at a time: its name picks the lock."""
         self._changing = threading.Lock()
-        """Held while what is known is changed, and never while the store is asked."""
+        """Held while state changes, and never during a request to the store."""
         self._asked_at: float | None = None
         self._listing: Listing | None = None
         self._objects: Mapping[str, Objects] = {}
@@ -141,7 +141,7 @@ class RemotePart:
             raise load_failure(name, reason, error) from error
 
     def look(self) -> None:
-        """Ask the store whether it is there; one that cannot be opened says so elsewhere."""
+        """Test the store; errors of opening it are reported elsewhere."""
         with suppress(StoreProblem):
             self._opened().look()
 
@@ -269,11 +269,11 @@ class RemotePart:
 
     @property
     def problem(self) -> str:
-        """Return why the last `refresh` failed; empty where it did not."""
+        """Return why the last `refresh` failed; empty if it succeeded."""
         return self._problem
 
     def listing(self) -> Listing:
-        """Return what the store held at the last `refresh`; raises OSError if it failed."""
+        """Return the listing of the last `refresh`; raises OSError if it failed."""
         if self._problem or self._listing is None:
             raise StoreProblem(self._problem)
         return self._listing
@@ -283,7 +283,7 @@ class RemotePart:
         return tuple(_mark(found) for found in self._objects.get(name, ()))
 
     def hint(self, listing: Listing) -> str:
-        """Say nothing: to look into a store for what might be meant would cost requests."""
+        """Return no hint: it would cost requests."""
         return ""
 
     def is_holder(self, name: str) -> bool:
@@ -295,11 +295,11 @@ class RemotePart:
         return f"{self.url}/{name}"
 
     def remove_leftovers(self) -> int:
-        """Leave the store as it is: what lies there is not of this machine."""
+        """Do nothing: a store's objects do not belong to this machine."""
         return 0
 
     def find_own(self, name: str, config_text: str | None) -> ModelSource:
-        """Read what a load of the model would load, from its skeleton."""
+        """Read the sources of a load, from the skeleton."""
         prepared = self._prepared.get(name)
         if prepared is None:
             raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
@@ -352,7 +352,7 @@ def _mark(found: RemoteObject) -> tuple[str, int, str]:
 
 
 def _split(objects: Objects) -> tuple[Objects, Mapping[int, Objects]]:
-    """Return what is beside the versions, and what is below each of them."""
+    """Split objects into those beside the versions and those of each version."""
     home: list[RemoteObject] = []
     versions: dict[int, list[RemoteObject]] = {}
     for found in objects:

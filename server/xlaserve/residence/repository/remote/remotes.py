@@ -1,4 +1,4 @@
-"""All parts of the repository that are in stores, and the cache that they share."""
+"""Repository parts in stores, and their shared cache."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,14 +28,14 @@ class Remotes:
         cache: ModelCache | None = None,
         attempts: Mapping[str, Attempts] = MappingProxyType({}),
     ) -> None:
-        """Without parts there is nothing to ask; `attempts` are those of their stores, by URL."""
+        """`attempts` are those of the parts' stores, by URL."""
         self._attempts = attempts
         self.parts = tuple(parts)
         self._cache = cache
 
     @classmethod
     def of_settings(cls, settings: Settings, reading: LocalReading) -> "Remotes":
-        """Make those that the settings name; raises InvalidSettings for a cache that cannot be."""
+        """Make them from the settings; raises InvalidSettings for an unusable cache."""
         roots = [
             (root, url_of(root))
             for root in (settings.repository, *settings.model_repository)
@@ -62,27 +62,27 @@ class Remotes:
         return cls([part(root, url) for root, url in roots], cache, attempts)
 
     def __bool__(self) -> bool:
-        """Tell whether there are any."""
+        """Tell whether there are any parts."""
         return bool(self.parts)
 
     @property
     def counts(self) -> FetchCounts | None:
-        """Return the counts of what was fetched; None where nothing ever is."""
+        """Return the fetch counters; None without stores."""
         return None if self._cache is None else self._cache.counts
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Return why each store could not be asked last, by URL; empty where it answered."""
+        """Return each store's last problem, by URL; empty if it answered."""
         return {url: attempts.problem for url, attempts in self._attempts.items()}
 
     def look(self) -> None:
-        """Ask every store whether it is there, once and at little cost; raises nothing."""
+        """Test every store once, cheaply; raises nothing."""
         for part in self.parts:
             part.look()
 
     @property
     def directory(self) -> Path:
-        """Return the directory of the cache; there are parts."""
+        """Return the directory of the cache."""
         assert self._cache is not None
         return self._cache.directory
 
@@ -97,11 +97,11 @@ class Remotes:
 
     @property
     def unlisted(self) -> RemotePart | None:
-        """Return the first part that was never listed; None for none."""
+        """Return the first part without a listing; None for none."""
         return next((part for part in self.parts if not part.is_listed), None)
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
-        """List every store, unless that was done since so many seconds."""
+        """List every store, unless its listing is recent."""
         for part in self.parts:
             part.refresh(older_than_seconds)
 
@@ -120,7 +120,7 @@ class Remotes:
             raise failures[0]
 
     def close(self) -> None:
-        """Cancel every fetch, repeat no request, and remove what was prepared."""
+        """Cancel fetches and retries, and remove prepared files."""
         for attempts in self._attempts.values():
             attempts.close()
         if self._cache is not None:

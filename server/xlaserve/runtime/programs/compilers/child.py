@@ -60,7 +60,7 @@ class Child:
         self._computation = computation
 
     def done(self, job: Job) -> tuple[Answer, bytes]:
-        """Return a program or a verdict, or why there is none."""
+        """Return a program, a verdict or an error."""
         if self._computation != job.computation:
             return Answer(refused="its artifact is not there"), b""
         return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
@@ -94,7 +94,7 @@ class Child:
         return _whole(data, {}, environment)
 
     def compiled(self, job: Job) -> tuple[Answer, bytes]:
-        """Return a program, or why there is none."""
+        """Return a program or an error."""
         present = jax.local_devices(backend="cpu")
         if job.device >= len(present):
             return Answer(refused=f"there are {len(present)} devices of {job.device + 1}"), b""
@@ -157,7 +157,7 @@ def _text(error: Exception) -> str:
 
 
 def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs until there is none."""
+    """Do jobs until the end of input."""
     is_niced = False
     answers.write(READY)
     answers.flush()

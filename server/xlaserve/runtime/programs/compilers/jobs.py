@@ -68,7 +68,7 @@ class Trial:
     processor_seconds: float = 0.0
     """Limit of the rest, in seconds of the processor; 0 for the time of a job."""
     parameter_bytes: int = 0
-    """Length of the parameters behind the artifact; where it is 0 they are random."""
+    """Length of the parameters after the artifact; 0 for random ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job: a program or a verdict, which follows the line, or why there is none."""
+    """The result of a job: a program or a verdict follows the line, or an error."""
 
     program: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

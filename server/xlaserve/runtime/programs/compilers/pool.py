@@ -35,7 +35,7 @@ _KEPT_PART = 0.25
 """Part of its most bytes above which a process is ended once it has answered."""
 _CLOSING_SECONDS = 5.0
 _LONG_SECONDS = 2.0
-"""From when it is asked for until it is there: a program that takes longer is logged."""
+"""Compilations that take longer are logged."""
 
 _log = structlog.get_logger("compiler_process")
 
@@ -49,15 +49,15 @@ class Limits:
     """Resident in each."""
     idle_seconds: float
     job_seconds: float
-    """For one program."""
+    """Limit of one program."""
     trial_seconds: float = 60.0
-    """Of the processor, for the trial of a model's rows."""
+    """Processor time of a row trial."""
     is_told: bool = True
     """Whether the log says when a process starts and ends, and what takes long."""
 
 
 _NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
-"""That of a process which is started for jobs to come."""
+"""The job of a process that is started in advance."""
 
 
 class Refused(Exception):
@@ -74,9 +74,9 @@ class TrialEndedError(Exception):
     def __init__(self, reason: str, doing: str, ended: ProcessEndedError) -> None:
         super().__init__(reason)
         self.doing = doing
-        """What was executed then, in a phrase."""
+        """The phase at its end."""
         self.is_limit = ended.is_limit
-        """Whether it took all of its time, be it that of the processor."""
+        """Whether it exceeded its time or processor time."""
         self.is_late = ended.is_late
         """Whether that was on the clock."""
 
@@ -162,7 +162,7 @@ class CompilerProcesses:
             self._enqueue(task)
 
     def _enqueue(self, task: "_Task") -> None:
-        """Add a task, and a thread for it if there may be one more; the lock is held."""
+        """Enqueue a task, and start a thread if allowed; the lock is held."""
         self._tasks.append(task)
         if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
             # It starts the process and lives as long: the system ends a process with the
@@ -199,7 +199,7 @@ class CompilerProcesses:
                 process.end("the server ends" if self._closed else "it was idle")
 
     def _next(self) -> "_Task | None":
-        """Return a task; None once there was none for as long as a process may be idle."""
+        """Return a task; None after the idle time of a process."""
         with self._changed:
             self._free += 1
             self._changed.wait_for(lambda: self._tasks or self._closed, self.limits.idle_seconds)
@@ -213,7 +213,7 @@ class CompilerProcesses:
             return task
 
     def _do(self, task: "_Task", process: "_Process | None") -> "_Process | None":
-        """Do a task, and return the process that may do the next one."""
+        """Do a task, and return the process for the next one."""
         for attempt in range(_ATTEMPTS):
             if process is not None and is_stopped(process.of.pid):
                 process.end("it is stopped")
@@ -243,7 +243,7 @@ class CompilerProcesses:
         return process
 
     def _started(self, task: "_Task") -> "_Process | None":
-        """Return a process that can compile; None where there is none, and the task has failed."""
+        """Return a compiling process; None after failing the task."""
         try:
             process = _Process(self._command, variables(), self._tell)
         except OSError as error:
@@ -365,14 +365,14 @@ class _Task:
             return not self._is_cancelled
 
     def look(self, most_bytes: int) -> None:
-        """Kill its process where that holds more than it may."""
+        """Kill its process if it exceeds its memory."""
         with self._lock:
             if self._process is not None and self._process.resident_bytes > most_bytes:
                 self._is_too_large = True
                 self._process.kill()
 
     def cancel(self) -> None:
-        """Want it no longer: its process is killed, and whoever waits raises LoadCancelled."""
+        """Cancel it: its process is killed, and the waiting caller raises LoadCancelled."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None and not self.done.is_set():
@@ -385,7 +385,7 @@ class _Task:
             last_words.tell("compile process", str(ended), ended.said, self.job.model)
 
     def ended(self, ended: ProcessEndedError, most_bytes: int, *, is_last: bool) -> bool:
-        """Take note that its process has ended, and tell whether that is the end of it."""
+        """Record that its process has ended, and tell whether that is the end of it."""
         model, reason = self.job.model, str(ended)
         with self._lock:
             self._process = None
@@ -409,13 +409,13 @@ class _Task:
         return False
 
     def succeed(self, data: bytes) -> None:
-        """Give the program to whoever waits."""
+        """Return the program to the waiting caller."""
         with self._lock:
             self._process, self._data = None, data
             self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Give an error to whoever waits, unless there is a result."""
+        """Fail the waiting caller, unless there is a result."""
         with self._lock:
             self._process = None
             if not self.done.is_set():
@@ -423,7 +423,7 @@ class _Task:
                 self.done.set()
 
     def result(self) -> bytes:
-        """Return the program, or raise why there is none."""
+        """Return the program or raise its error."""
         if self._error is not None:
             raise self._error
         return self._data

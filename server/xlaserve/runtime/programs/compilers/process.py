@@ -22,10 +22,10 @@ _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
 
 _LOOK_SECONDS = 0.1
-"""Between two looks at what a process holds."""
+"""Interval of checks of a process's memory."""
 
 DOING = "doing: "
-"""Begins a line by which a process says on stderr what it is about to do."""
+"""Prefix of the lines on stderr that name a process's next phase."""
 _RESIDENT = 1
 """Position of the resident pages in /proc/PID/statm."""
 
@@ -45,15 +45,15 @@ class ProcessEndedError(Exception):
     ) -> None:
         super().__init__(reason)
         self.was_stopped = was_stopped
-        """Whether it was killed since somebody had stopped it: another one may do the same."""
+        """Whether it was killed for being stopped (SIGSTOP): another one may succeed."""
         self.said = said
-        """What it printed on stderr."""
+        """Its output on stderr."""
         self.is_late = is_late
         """Whether it was killed since its time was over."""
         self.is_limit = is_limit
         """Whether its time was over, be it that of the processor."""
         self.doing = doing
-        """The last thing that it said it was doing; empty where it says no such thing."""
+        """The last phase that it named; empty without one."""
 
 
 class CompilerProcess:
@@ -171,7 +171,7 @@ class CompilerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Return the memory that it has; 0 where that is not known."""
+        """Return its resident memory; 0 if unknown."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[_RESIDENT]
         except (OSError, IndexError):

@@ -18,7 +18,7 @@ _WANTED = frozenset({ControlKind.END, ControlKind.CORRID})
 
 
 class Endings:
-    """Tells the code of a model of sequences that have expired, by a request of the server."""
+    """Notifies a model's code of expired sequences, by a request of the server."""
 
     def __init__(self, instance: Served, model: SequentialModel, outbox: Outbox) -> None:
         self._instance = instance
@@ -28,7 +28,7 @@ class Endings:
         self._wants = model.handling is not None and controls >= _WANTED
 
     def tell(self, sequence: SequenceId, seat: Seat) -> None:
-        """Hand over a request with END, whose READY is false; does nothing for other models."""
+        """Send a request with END and READY false; does nothing for other models."""
         model, info = self._model, self._model.info
         if not self._wants or model.handling is None:
             return
@@ -46,7 +46,7 @@ class Endings:
 
 
 def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None:
-    """Log that the model could not be told."""
+    """Log a failed notification."""
     structlog.get_logger("sequences").warning(
         "a model failed as it was told of a sequence that expired",
         model=model,

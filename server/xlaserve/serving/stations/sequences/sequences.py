@@ -1,4 +1,4 @@
-"""Models that serve sequences: each in its order, and many in one batch (a Station)."""
+"""Sequence models: each sequence in order, many in one batch (a Station)."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from xlaserve.serving.stations.sequences.table import Changed, Seat, SequenceTab
 from xlaserve.serving.stations.unending import Unending
 
 _MOST_IDS = (1 << 31) - 1
-"""Ids that are given to iterative sequences, one after the other: each CORRID can hold them."""
+"""Ids of iterative sequences, in rotation: every datatype of CORRID holds them."""
 
 MAX_ID_CHARACTERS = 128
 """The longest id of a sequence, as in Triton: the table keeps it until the sequence ends."""
@@ -49,15 +49,15 @@ class Sequences:
         this: Sequences = weakref.proxy(self)
         self._batchers = [make_batcher(this, replica) for replica in range(model.replicas)]
         self._due_ns: int | None = None
-        """When the timer looks for sequences that expired; None where none is set."""
+        """Next check for expired sequences; None without a timer."""
 
     @property
     def in_progress(self) -> int:
-        """Return how many sequences of clients there are; iterative ones end with their request."""
+        """Return the number of clients' sequences; iterative ones end with their request."""
         return 0 if self._is_iterative else self._table.in_progress
 
     def pending_since(self) -> Iterator[int]:
-        """Yield when each request was submitted that waits for its batch, or for a slot."""
+        """Yield the submission times of queued requests."""
         for turn in self._table.backlog():
             yield turn.call.submitted_ns
         for batcher in self._batchers:
@@ -109,7 +109,7 @@ class Sequences:
                 return self._last_id
 
     def again(self, call: InferCall) -> None:
-        """Have a call executed once more, as the next step of its iterative sequence."""
+        """Reschedule a call as the next step of its iterative sequence."""
         turn = call.turn
         assert turn is not None
         turn.is_settled = True
@@ -121,11 +121,11 @@ class Sequences:
         self._follow(changed)
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no other station can go on with its sequences."""
+        """Return nothing: no other station can continue its sequences."""
         return ()
 
     def leave(self, call: InferCall) -> None:
-        """Drop a call that has not begun, and refuse those that build on it."""
+        """Drop a call that has not begun, and refuse later ones of its sequence."""
         turn = call.turn
         assert turn is not None
         if turn.is_begun:
@@ -138,7 +138,7 @@ class Sequences:
     def delivered(
         self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
     ) -> None:
-        """Go on with the sequences of a batch that has ended, and answer its calls."""
+        """Answer the calls of a batch, and continue their sequences."""
         if self._is_iterative and not isinstance(result, BaseException):
             return  # each was settled, or goes on
         now = self._clock.now_ns()
@@ -166,7 +166,7 @@ class Sequences:
         self._follow(change([turn], now))
 
     def _follow(self, changed: Changed) -> None:
-        """Enqueue what may be executed, and refuse what will not be."""
+        """Enqueue ready turns, and refuse others."""
         for turn in changed.refused:
             call: InferCall = turn.call
             call.place = None
@@ -196,7 +196,7 @@ class Sequences:
             self._clock.at(due, partial(_wake, weakref.ref(self)))
 
     def wake(self) -> None:
-        """End the sequences that have expired."""
+        """End expired sequences."""
         self._due_ns = None
         changed = self._table.expire(self._clock.now_ns())
         # Before another sequence is executed in its slot.

@@ -1,4 +1,4 @@
-"""The turns of sequences that keep their row of the batch (StrategyDirect)."""
+"""Turns of sequences with fixed batch rows (StrategyDirect)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,16 +22,16 @@ class SlotQueue:
         return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
-        """Let a turn wait."""
+        """Queue a turn."""
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Dequeue a turn that was cancelled; one that has left is no error."""
+        """Dequeue a cancelled turn; one that has left is ignored."""
         if request in self._waiting:
             self._waiting.remove(request)
 
     def clear(self) -> list[InferCall]:
-        """Remove and return all turns, in order."""
+        """Dequeue and return all turns, in order."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -50,7 +50,7 @@ class SlotQueue:
         return chosen
 
     def expire(self, now_ns: int) -> Sequence[InferCall]:
-        """Return nothing: a turn waits for as long as its client does."""
+        """Return nothing: turns have no queue timeout."""
         return ()
 
     def timeout_ns(self, request: InferCall) -> int:
@@ -58,7 +58,7 @@ class SlotQueue:
         return 0
 
     def due_ns(self, *, could_leave: bool) -> int | None:
-        """Return when the oldest turn has waited for long enough; None where none is to wait."""
+        """Return when the batch delay of the oldest turn ends; None without a delay."""
         if not (self._waiting and could_leave and self._wanted and self.policy.delay_ns):
             return None
         return self._waiting[0].submitted_ns + self.policy.delay_ns

@@ -30,7 +30,7 @@ _MICROSECOND_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SequenceParts:
-    """All that the station of a model takes."""
+    """Parts of the station of a sequence model."""
 
     instance: Served
     model: SequentialModel
@@ -38,7 +38,7 @@ class SequenceParts:
     workers: Workers
     clock: Clock
     is_gathered: bool
-    """Whether requests of several sequences are put together (dynamic_batching of the server)."""
+    """Whether several sequences share a batch (the server's dynamic batching)."""
     processes: int = 1
     """Processes of the server."""
 
@@ -70,7 +70,7 @@ class SequenceParts:
         )
 
     def _queue(self) -> RequestQueue:
-        """Return what gathers the turns of a replica."""
+        """Return the queue of a replica."""
         model, batching = self.model, self.model.batching
         policy = BatchPolicy(
             # No more can come: each sequence with a slot has one turn at a time.
@@ -86,7 +86,7 @@ class SequenceParts:
         return BatchQueue(self.instance.model, policy, most)
 
     def _runner(self, station: Sequences, outbox: Outbox, replica: int) -> Runner:
-        """Return what executes the batches of a replica."""
+        """Return the runner of a replica's batches."""
         instance, model, now_ns = self.instance, self.model, self.clock.now_ns
         if model.handling is not None:
 

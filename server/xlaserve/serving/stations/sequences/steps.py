@@ -40,12 +40,12 @@ class Batch:
             call.turn.is_begun = True
         if model.batching.is_direct and self._is_batched and model.batch_limit:
             self._rows: Sequence[int] = [step.slot for step in self._steps]
-            """Which row of the batch each call has."""
+            """Row of each call in the batch."""
         else:
             self._rows = range(len(calls))
 
     def execute(self) -> Mapping[str, Tensor]:
-        """Take the step of all its sequences, and return the outputs of its calls in order."""
+        """Execute the step of all its sequences, and return the outputs in call order."""
         inputs, steps = self._laid_out()
         return self._own(self._model.step(inputs, steps, replica=self._replica))
 
@@ -72,7 +72,7 @@ class Batch:
         return inputs, told
 
     def _own(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the rows of the calls, without those between and behind them."""
+        """Return the rows of the calls, without padding."""
         if not self._is_batched:
             return outputs
         count = len(self._steps)
@@ -82,7 +82,7 @@ class Batch:
 
 
 class _InFlight:
-    """A batch on its way (an InFlight)."""
+    """A batch in flight (an InFlight)."""
 
     def __init__(
         self, inner: InFlight, own: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -96,7 +96,7 @@ class _InFlight:
 
 
 class HostSteps:
-    """Executes the batches of one replica in threads, one after the other (a Runner)."""
+    """Executes one replica's batches in threads, one after the other (a Runner)."""
 
     lanes = 1
     is_inline = False
@@ -136,7 +136,7 @@ class DeviceSteps:
         self._replica = replica
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch as soon as there is a slot."""
+        """Start a batch when a slot is free."""
         batch = Batch(self._model, requests, self._replica)
         dispatch, since_ns = partial(_dispatch, batch), requests[0].submitted_ns
         self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
@@ -161,13 +161,13 @@ class CopySteps:
         settle: Settle,
         again: Callable[[InferCall], None],
     ) -> None:
-        """`settle` is told how a call has ended, before its client is; `again` what goes on."""
+        """`settle` gets the outcome of a call before its client; `again` rescheduled calls."""
         assert model.handling is not None
         self._settle = settle
         self._again = again
         self._is_iterative = model.batching.is_iterative
         self._current: dict[InferCall, Exchange | None] = {}
-        """Calls that have not ended, and what the copy has of each: nothing between two steps."""
+        """Unfinished calls and their exchanges; empty between two steps."""
         self.lanes = model.handling.concurrency
         self._instance = instance
         self._model = model
@@ -177,7 +177,7 @@ class CopySteps:
         self._now_ns = now_ns
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Hand over a batch; both are called when the copy takes others."""
+        """Hand over a batch; both callbacks run when the copy takes others."""
         # An iterative request that fails has ended its sequence.
         is_shared = len(requests) > 1 and not self._is_iterative
         handed = [self._exchange(call, is_shared=is_shared) for call in requests]
@@ -207,7 +207,7 @@ class CopySteps:
             self._settle(call, has_failed=exchange.has_failed)
 
     def _end_sequence(self, call: InferCall) -> None:
-        """Settle a call that is not executed again: it was its whole sequence."""
+        """Settle a call without another step: it was its whole sequence."""
         turn = call.turn
         assert turn is not None
         if not turn.is_settled:

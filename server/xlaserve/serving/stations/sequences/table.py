@@ -30,22 +30,22 @@ class Turn:
     """One request of a sequence."""
 
     call: Any
-    """The request, which the table does not look at."""
+    """The request, opaque to the table."""
     id: SequenceId
     is_start: bool = False
     is_end: bool = False
     is_begun: bool = False
-    """Whether its execution has begun; set by who executes it."""
+    """Whether its execution has begun; set by its runner."""
     is_settled: bool = False
-    """Whether the table knows how its execution ended, before that of its batch has."""
+    """Whether the table knows its outcome before its batch has ended."""
     seat: Seat | None = None
-    """The seat in which it is executed; set when it leaves the queue."""
+    """Its seat, set when it leaves the queue."""
     owner: str = ""
-    """The caller whose sequence it is: ids of one caller are no names to another."""
+    """Owner of the sequence: ids are scoped to a caller."""
 
     @property
     def key(self) -> "Key":
-        """Return what its sequence is known by."""
+        """Return the key of its sequence."""
         return self.owner, self.id
 
 
@@ -58,14 +58,14 @@ class Changed:
     """The consequences of a change."""
 
     ready: list[Turn] = field(default_factory=list)
-    """Turns that may be executed now, each with its seat."""
+    """Turns ready for execution, each with its seat."""
     refused: list[Turn] = field(default_factory=list)
-    """Turns that will not be executed: one that they waited for was not."""
+    """Turns that will not be executed, after one that was not."""
     expired: list[tuple[SequenceId, Seat]] = field(default_factory=list)
-    """Sequences that have expired, and where they were."""
+    """Expired sequences, and their seats."""
 
     def __iadd__(self, other: "Changed") -> "Changed":
-        """Add what changed after that."""
+        """Add later changes."""
         self.ready += other.ready
         self.refused += other.refused
         self.expired += other.expired
@@ -80,14 +80,14 @@ class _Sequence:
     key: Key
     waiting: deque[Turn] = field(default_factory=deque)
     running: Turn | None = None
-    """The turn that the batcher has."""
+    """The turn held by the batcher."""
     seat: Seat | None = None
     has_state: bool = False
-    """Whether a turn of it was executed that was not its last."""
+    """Whether a turn of it was executed, and was not the last."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether a request may go on with it, behind all that wait."""
+        """Tell whether the sequence accepts another request."""
         last = self.waiting[-1] if self.waiting else self.running
         return self.has_state if last is None else not last.is_end
 
@@ -109,24 +109,24 @@ class SequenceTable:
     def __init__(
         self, model: str, replicas: int, slots: int, idle_ns: int, *, processes: int = 1
     ) -> None:
-        """`processes` are those of the server, each of which has sequences of its own."""
+        """`processes` is the number of the server's processes, each with its own sequences."""
         self._model = model
         self._processes = processes
         self._idle_ns = idle_ns
         self._live: dict[Key, _Sequence] = {}
         self._slots = [_Slots(slots) for _ in range(replicas)]
         self._backlog: dict[_Sequence, None] = {}
-        """Sequences without a slot, in the order in which they asked for one."""
+        """Sequences waiting for a slot, in arrival order."""
         self._idle: dict[_Sequence, int] = {}
         """Sequences in progress without a request, and since when; the oldest first."""
 
     @property
     def in_progress(self) -> int:
-        """Return how many sequences there are, those of the backlog too."""
+        """Return the number of sequences, waiting ones included."""
         return len(self._live)
 
     def backlog(self) -> Iterator[Turn]:
-        """Yield the first turn of each sequence that waits for a slot."""
+        """Yield the first turn of each sequence waiting for a slot."""
         return (sequence.waiting[0] for sequence in self._backlog)
 
     def add(self, turn: Turn) -> Changed:
@@ -149,7 +149,7 @@ class SequenceTable:
         return key in self._live
 
     def again(self, turn: Turn, following: Turn) -> Changed:
-        """Note a turn that was executed, and is to be once more before those that wait."""
+        """Reschedule an executed turn before the queued ones."""
         sequence = self._live[turn.key]
         sequence.running = None
         sequence.has_state = True
@@ -176,7 +176,7 @@ class SequenceTable:
         return Changed(list(self._go_on(sequence, now_ns)), refused)
 
     def executed(self, turns: Sequence[Turn], now_ns: int) -> Changed:
-        """Note turns that were executed."""
+        """Record executed turns."""
         changed = Changed()
         for turn in turns:
             sequence = self._live[turn.key]
@@ -190,7 +190,7 @@ class SequenceTable:
         return changed
 
     def failed(self, turns: Sequence[Turn], now_ns: int) -> Changed:
-        """Note turns whose execution failed: the states are what they were before."""
+        """Record failed turns: their states are unchanged."""
         changed = Changed()
         for turn in turns:
             sequence = self._live[turn.key]
@@ -218,7 +218,7 @@ class SequenceTable:
         return changed
 
     def expire(self, now_ns: int) -> Changed:
-        """End the sequences that were without a request for too long."""
+        """End sequences that were idle for too long."""
         changed = Changed()
         while self._idle and (due := self.due_ns) is not None and due <= now_ns:
             sequence = next(iter(self._idle))
@@ -236,14 +236,14 @@ class SequenceTable:
     # --- one sequence ---
 
     def _next(self, sequence: _Sequence) -> Iterator[Turn]:
-        """Hand out the next turn of a sequence, if it may have one."""
+        """Return the next turn of a sequence, if it is ready."""
         if sequence.seat is not None and sequence.running is None and sequence.waiting:
             turn = sequence.running = sequence.waiting.popleft()
             turn.seat = sequence.seat
             yield turn
 
     def _go_on(self, sequence: _Sequence, now_ns: int) -> Iterator[Turn]:
-        """Hand out what may follow: a turn of the sequence, or of one that gets its slot."""
+        """Return the next ready turn: of the sequence, or of one that gets its slot."""
         if sequence.running is not None:
             return
         if sequence.waiting:
@@ -254,7 +254,7 @@ class SequenceTable:
             yield from self._end(sequence)
 
     def _interrupt(self, sequence: _Sequence) -> list[Turn]:
-        """Dequeue and return what waits and builds on a turn that was not executed."""
+        """Dequeue and return the turns after one that was not executed."""
         refused = []
         while sequence.waiting and not sequence.waiting[0].is_start:
             refused.append(sequence.waiting.popleft())
@@ -269,7 +269,7 @@ class SequenceTable:
     # --- slots ---
 
     def _seat(self, sequence: _Sequence) -> None:
-        """Give a sequence a slot of the replica with the most that are free, or have it wait."""
+        """Give a sequence a slot of the replica with the most free ones, or queue it."""
         replica = max(range(len(self._slots)), key=lambda index: len(self._slots[index]))
         free = self._slots[replica].free
         if free:
@@ -278,7 +278,7 @@ class SequenceTable:
             self._backlog[sequence] = None
 
     def _leave_seat(self, sequence: _Sequence) -> Iterator[Turn]:
-        """Free the slot of a sequence, and give it to the one that has waited longest."""
+        """Free the slot of a sequence for the longest waiting one."""
         seat, sequence.seat = sequence.seat, None
         if seat is None:
             return
