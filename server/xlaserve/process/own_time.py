@@ -1,4 +1,4 @@
-"""The time that another process has had, without that in which it waited for a processor."""
+"""Time of another process, without its waits for a processor."""
 
 import os
 import time

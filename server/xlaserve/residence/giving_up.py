@@ -16,7 +16,7 @@ CheckCancelled: TypeAlias = Callable[[], None]
 async def until_given_up(
     workers: Workers, model: str, work: Callable[[CheckCancelled], None]
 ) -> None:
-    """Have part of a load done in a thread, which is told once nobody waits for it any more.
+    """Have part of a load done in a thread, which is told once nobody waits for it.
 
     Raises what the work raises.
     """

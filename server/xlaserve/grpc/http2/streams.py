@@ -23,7 +23,7 @@ their client CANCELLED. Clients that have read the status end their request by t
 
 @dataclass(slots=True)
 class _Answered:
-    """What is kept of a stream that was answered, and that its client has not ended."""
+    """A stream that was answered, and that its client has not ended."""
 
     until: float
     """When it is reset."""
