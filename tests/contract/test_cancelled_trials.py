@@ -30,7 +30,9 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     began = tmp_path / "began"
     began.mkdir()
     command = (sys.executable, "-c", HANGS.format(path=str(began)))
-    monkeypatch.setitem(trial.try_loading.__kwdefaults__, "command", command)
+    defaults = trial.try_loading.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "command", command)
     return began
 
 

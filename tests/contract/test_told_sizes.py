@@ -62,7 +62,7 @@ async def over_grpc(place: Place, token: str) -> str:
         try:
             await client.load_model("a-new", headers={"authorization": f"Bearer {token}"})
         except InferenceServerException as error:
-            return error.message()
+            return str(error.message())
     return ""
 
 

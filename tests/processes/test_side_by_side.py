@@ -188,6 +188,7 @@ async def test_a_load_that_an_engine_dies_of_is_not_to_be_sent_again(
     await change.task
     (settled,) = [one for one in change.workers[0].told if isinstance(one, Settled)]
 
+    assert settled.failure is not None
     assert error == settled.failure.error
 
 

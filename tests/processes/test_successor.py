@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from xlaserve.app import successor
 from xlaserve.app.successor import Successor
 from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
 from xlaserve.process.systemd import Systemd
@@ -42,7 +41,7 @@ async def test_a_server_that_was_replaced_sends_itself_no_second_signal(
 ) -> None:
     """The second would end it at once, with what is in flight."""
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(successor.os, "kill", lambda *one: sent.append(one))
+    monkeypatch.setattr(os, "kill", lambda *one: sent.append(one))
     changes = Changes()
     made = Successor(Settings(repository=tmp_path), (), Systemd(), changes, lambda: True)
     replaced = asyncio.ensure_future(made._replaced(1))

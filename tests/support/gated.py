@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -544,7 +544,7 @@ class Station:
     def _hold(self) -> None:
         instance, row = self.instance, self.of
         if row.is_helped:
-            self.server.application.stations.helpers = _Busy()
+            self.server.application.stations.helpers = cast("Any", _Busy())
         if row.device:
             instance.runner = _OnDevice(instance.runner, _Device(self.gate.path))
         else:

@@ -242,4 +242,4 @@ def test_it_never_holds_more_than_its_limit_and_counts_what_it_holds(
         assert len(entries) == len(cache)
         assert all(e.outputs[0].data.shape[1] == e.outputs[0].data[0, 0] for e in entries)
         written = {message: entry for entry in entries for message in entry.messages}
-        assert written == {message: one.entry for message, one in cache._written.items()}
+        assert written == {message: one.entry for message, one in cache.written.items()}

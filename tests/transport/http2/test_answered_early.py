@@ -4,6 +4,7 @@ A RST_STREAM right behind the answer makes HAProxy drop it, and tell its client 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from support.frames import Frame, Kind, data, headers, literals, padded, ping, rst_stream
@@ -22,9 +23,9 @@ WINDOW = 4000
 class Early:
     """A client whose request on stream 1 has come in part."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **given: int) -> None:
         self.now = 100.0
-        limits = {"stream_window_bytes": WINDOW, **limits}
+        limits: dict[str, Any] = {"stream_window_bytes": WINDOW, **given}
         self.client = MemoryClient(Streaming(), now=lambda: self.now, **limits)
         self.client.send(headers(1, REQUEST), data(1, MESSAGE))
 
