@@ -122,8 +122,8 @@ async def silent_answers(place: Place, silence: Silence) -> None:
 async def silent_watch(place: Place, silence: Silence) -> None:
     """Nothing ever comes behind the first answer, and the call lasts."""
     async with place.channel() as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch
-        stream = watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_SECONDS)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        stream = health.Watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_SECONDS)
         answer = await stream.read()
         await silence.keep()
         is_over = stream.done()

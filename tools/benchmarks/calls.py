@@ -128,11 +128,9 @@ def serving(root: Path, hook: Callable[..., None] | None = None) -> Iterator[Ser
     """Run a server in a thread, each thread of it with a profiler."""
     started: list[Server] = []
     ready = threading.Event()
-    stop: asyncio.Event
+    stop = asyncio.Event()
 
     async def serve() -> None:
-        nonlocal stop
-        stop = asyncio.Event()
         application = Application(
             Settings.read(
                 {},

@@ -108,7 +108,9 @@ def taken_stderr() -> Iterator[None]:
         return
     # Some libraries print where the interpreter did at its start.
     named = {"stderr": before, "__stderr__": sys.__stderr__}
-    vars(sys).update(dict.fromkeys(named, StderrLines(before)))
+    lines = StderrLines(before)
+    for name in named:
+        setattr(sys, name, lines)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     sys.unraisablehook = _unraisable
@@ -116,7 +118,8 @@ def taken_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        vars(sys).update(named)
+        for name, stream in named.items():
+            setattr(sys, name, stream)
 
 
 def _uncaught(
