@@ -36,7 +36,7 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
     assert "checked against onnxruntime" in out
     sizes = manifest.read(target / "1").sizes
     assert ["cpu"] == list(sizes)
-    assert re.search(r"^cpu: [0-9.]+ (k|M)?B$", out, re.MULTILINE)
+    assert re.search(r"^cpu: [0-9.]+ (Ki|Mi)?B$", out, re.MULTILINE)
 
     async with served(target.parent) as server:
         assert 1 == server.event("started")["ready"]

@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
+import json
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -125,3 +126,35 @@ async def test_what_a_known_form_names_in_shared_memory_is_read_and_found_anew(
     assert len({*too_short}) == len({*nowhere}) == 1
     assert "offset and size within its 16 bytes" in too_short[0]
     assert "a region that is registered" in nowhere[0]
+
+
+async def test_an_answer_is_not_kept_by_a_message_whose_inputs_are_elsewhere(
+    serve: Serve, tmp_path: Path, memory: SharedMemory
+) -> None:
+    """The response cache knows answers by the bytes of their requests, too."""
+    identity_models.write(tmp_path / "models", "echo", "FP32")
+    config = tmp_path / "models" / "echo" / "config.json"
+    cached = {**json.loads(config.read_text()), "response_cache": {"enable": True}}
+    config.write_text(json.dumps(cached))
+    asked = request()
+    place(asked.inputs[0], 0)
+    assert memory.buf is not None
+    view = np.frombuffer(memory.buf, np.float32)
+    seen = []
+    async with serve(
+        tmp_path / "models", load_model=("echo",), response_cache_bytes=1 << 20
+    ) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            await stub.SystemSharedMemoryRegister(
+                pb.SystemSharedMemoryRegisterRequest(
+                    name="region", key=f"/{memory.name.lstrip('/')}", byte_size=_BYTES
+                )
+            )
+            for number in (1, 1, 1, 2, 2, 1, 3):
+                view[:VALUES] = number
+                answer = await stub.ModelInfer(asked)
+                seen.append(np.frombuffer(answer.raw_output_contents[0], np.float32).tolist())
+    del view
+
+    assert [[number] * VALUES for number in (1, 1, 1, 2, 2, 1, 3)] == seen

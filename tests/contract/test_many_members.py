@@ -62,6 +62,22 @@ async def test_very_many_members_are_refused(door: str, server: RunningServer) -
     assert TOLD in answer.error
 
 
+async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:
+    """A line has as many as a body; lines together have more."""
+    few = json.dumps({f"k{number}": 1 for number in range(10)})
+    told = {}
+    for name, body in (("one", json.dumps(MANY)), ("many", "\n".join([few] * MOST_MEMBERS))):
+        answer = await ask(
+            *(str(server.http), "POST", "/models/m/invoke"),
+            ("Content-Type", "application/jsonlines"),
+            body=body.encode(),
+        )
+        told[name] = answer.error
+
+    assert TOLD in told["one"]
+    assert "members of all objects" not in told["many"]
+
+
 async def test_colons_of_a_text_are_no_members(server: RunningServer) -> None:
     """Beside quotes that end none, and as many members as there may be."""
     text = '\\":' * (2 * MOST_MEMBERS)

@@ -87,7 +87,9 @@ class Place:
     async def stream(self, model: str) -> str:
         async def sent() -> AsyncIterator[dict[str, Any]]:
             inputs = [given(triton, "x", np.ones((1, 2), np.float32))]
-            yield {"model_name": model, "inputs": inputs}
+            # No form that is known, whose messages are not decoded.
+            other = {f"n{next(self.numbers)}": 1}
+            yield {"model_name": model, "inputs": inputs, "parameters": other}
 
         async def read() -> None:
             async for _, error in self.grpc.stream_infer(sent()):

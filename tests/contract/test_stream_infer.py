@@ -372,6 +372,30 @@ async def test_a_model_pauses_while_its_client_does_not_read(
     assert received > 2 * count * bytes_each
 
 
+@pytest.mark.parametrize("empty_final", [False, True])
+async def test_what_a_paused_model_answers_last_ends_its_request(
+    start: Serve, generation: Generation, *, empty_final: bool
+) -> None:
+    """It is resumed while an answer before it is being sent, and answers at once."""
+    count = 40
+    async with start(max_infer_stream_bytes=SIZE * 4) as server, connect(server.url) as wire:
+        wire.acknowledges = False
+        wire.h2.increment_flow_control_window(1 << 20)
+        stream = wire.open(request_headers(METHOD))
+        request = asking("count", count, SIZE, empty_final=empty_final).SerializeToString()
+        wire.h2.send_data(stream, 3 * framed(request), end_stream=True)
+        wire.flush()
+        await until(lambda: generation.computed > 3)
+        wire.acknowledges = True
+        wire.h2.increment_flow_control_window(1 << 20, stream)
+        wire.flush()
+        trailers = await wire.trailers(stream)
+        await nothing_left(server)
+
+    assert "0" == trailers["grpc-status"], trailers
+    assert 3 * count == generation.computed
+
+
 async def test_no_more_requests_are_read_while_answers_wait(
     start: Serve, seen: NotingObserver
 ) -> None:

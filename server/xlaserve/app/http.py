@@ -6,6 +6,7 @@ from xlaserve.app import extensions
 from xlaserve.app.core import Core
 from xlaserve.app.extensions import Shown
 from xlaserve.app.listeners import METRICS_ON_HTTP
+from xlaserve.errors import InvalidSettings
 from xlaserve.grpc.runner import Runner
 from xlaserve.http.connection.bodies import BodyLimits
 from xlaserve.http.connection.exchange import OtherProtocol
@@ -59,7 +60,11 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
 
 def _protocol(core: Core, grpc: Runner) -> OtherProtocol | None:
     rows = extensions.rows(core.settings.extension)
-    make = next((row.protocol for row in rows if row.protocol is not None), None)
+    found = [row for row in rows if row.protocol is not None]
+    if len(found) > 1:
+        names = " and ".join(row.name for row in found)
+        raise InvalidSettings("extension", "one protocol besides REST on the port of HTTP", names)
+    make = found[0].protocol if found else None
     return None if make is None else make(core, grpc)
 
 

@@ -1,5 +1,6 @@
 """`xlaserve logs`: a server's log, lines of JSON, as one reads it."""
 
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,8 @@ def logs(
     """
     try:
         if path is None:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")
             _show(sys.stdin, level, model)
         else:
             with path.open(errors="replace") as file:

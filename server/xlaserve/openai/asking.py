@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from xlaserve.http.json.json_text import check_members
 from xlaserve.language.templates import OWN_VARIABLES
 from xlaserve.openai import bodies, forms
 from xlaserve.openai.bodies import Sampling
@@ -210,6 +211,7 @@ def _call(call: ToolCall) -> Mapping[str, Any]:
     """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
+        check_members(arguments.encode(errors="surrogatepass"))
         read = json.loads(arguments)
     except (ValueError, RecursionError):
         read = None  # one that was cut

@@ -198,6 +198,7 @@ class Engine:
         """Read a call's inputs from shared memory, large ones in a thread."""
         size, account = shared.copied_bytes, call.peer.account
         call.is_volatile = shared.has_views
+        call.reads_memory = True
         if account is not None and size:
             if not account.reserve(size):
                 limit = account.ledger.limit

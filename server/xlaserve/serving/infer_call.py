@@ -148,6 +148,8 @@ class InferCall(Call):
     executed by itself."""
     is_volatile = False
     """Whether a client can change the inputs meanwhile: they are in shared memory."""
+    reads_memory = False
+    """Whether its message does not hold all of its inputs: equal ones need not ask the same."""
     takes_many = False
     """Whether the client accepts several answers."""
     wants_whole = False

@@ -77,11 +77,7 @@ def general(route: str = "unary", **limits: Any) -> MemoryClient:
     sender = core._sender
     sender.answer = sender._long_answer
 
-    def parked(*given: Any) -> None:
-        sender._park(*given)
-        sender.wake()
-
-    sender._short_data = parked
+    sender.short_data = lambda *given: False
     return client
 
 

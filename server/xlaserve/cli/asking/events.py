@@ -54,6 +54,8 @@ async def _show(
             if log and found["log"] != log:  # it was started anew, and its numbers begin at 1
                 log, last = "", 0
                 continue
+            if missing := found["matching"] - len(found["events"]):
+                typer.echo(f"{missing} older events are not shown", err=True)
             for event in reversed(found["events"]):
                 typer.echo(json.dumps(event) if as_json else event_line(event))
             log, last = found["log"], found["last"]
@@ -65,7 +67,7 @@ async def _show(
 def _read(reach: Reach, text: str) -> Json:
     try:
         found = json.loads(text)
-        return {key: found[key] for key in ("log", "last", "events")}
+        return {key: found[key] for key in ("log", "last", "matching", "events")}
     except (ValueError, KeyError, TypeError) as error:
         raise CallFailed(reach.address.url, "it has no event log: it is no xlaserve") from error
 

@@ -18,6 +18,9 @@ def check(settings: Settings) -> None:
     """Raise InvalidSettings where there is no page to open."""
     if settings.http_endpoint == NO_ENDPOINT:
         raise InvalidSettings("http_endpoint", "an endpoint, which --open needs", NO_ENDPOINT)
+    if settings.http_endpoint.startswith("unix:"):
+        got = settings.http_endpoint
+        raise InvalidSettings("http_endpoint", "an address that a browser opens, for --open", got)
     if settings.processes > 1:
         raise InvalidSettings("processes", "1 with --open", str(settings.processes))
 

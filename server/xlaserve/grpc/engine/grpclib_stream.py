@@ -125,11 +125,11 @@ class GrpclibStream:
     def send_now(self, message: bytes) -> bool:
         """Send a message at once; false where it has to wait, or be made ready before."""
         stream = self._stream
-        if self._encoding or not stream.headers_sent or stream.unsent or not stream.open:
+        if self._encoding or not stream.headers_sent:
             return False
         size = len(message)
-        return stream.output.data(
-            stream, (PREFIX.pack(0, size), message), size + PREFIX_BYTES, end=False
+        return stream.output.short_data(
+            stream, (PREFIX.pack(0, size), message), size + PREFIX_BYTES
         )
 
     # --- as grpclib calls it ---

@@ -160,16 +160,7 @@ class Sender:
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
         """Send DATA; false, and nothing is sent, when it may not be parked."""
-        if (
-            0 < size <= _JOINED_BYTES
-            and size <= self.window
-            and size <= stream.send_window
-            and self.output_bytes < FLUSH_BYTES
-            and (stream.state is State.OPEN or stream.state is State.HALF_CLOSED_REMOTE)
-            and not (end or stream.ending or stream.unsent or self.paused)
-            and stream.on_sent is None
-        ):
-            self._short_data(stream, parts, size)
+        if not end and self.short_data(stream, parts, size):
             return True
         if not stream.open:
             return True
@@ -180,8 +171,21 @@ class Sender:
         self.wake()
         return True
 
-    def _short_data(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
-        """Send a frame that nothing holds back: what `_park` comes to, without parking."""
+    def short_data(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> bool:
+        """Send a frame that nothing holds back: what `_park` comes to, without parking.
+
+        False, and nothing is sent, where a part of it might wait.
+        """
+        if (
+            not 0 < size <= _JOINED_BYTES
+            or size > self.window
+            or size > stream.send_window
+            or self.output_bytes >= FLUSH_BYTES
+            or (stream.state is not State.OPEN and stream.state is not State.HALF_CLOSED_REMOTE)
+            or (stream.ending or stream.unsent or self.paused)
+            or stream.on_sent is not None
+        ):
+            return False
         self.window -= size
         stream.send_window -= size
         stream.tick = stream.owner.tick
@@ -192,6 +196,7 @@ class Sender:
         self._conduct.served += 1
         if is_first:
             self._on_output()
+        return True
 
     # --- parking: `_count` alone changes the ledger ---
 

@@ -382,10 +382,11 @@ class InferStream:
             self._stream.accepted.release(counted)
             self._is_sending = True
             await self._stream.send_message(message)
-            self._is_sending = False
             self._answer_bytes -= counted
             call.answer_bytes -= len(message)
+            # What is resumed may answer, and finds this task in the middle of its look at all.
             self._resume(call)
+            self._is_sending = False
         if call.failure is not None:
             raise GRPCError(*call.failure)
         return call.has_ended and not call.answers

@@ -31,7 +31,7 @@ from xlaserve.http.json.json_tensors import (
     text_of,
     write_as_python,
 )
-from xlaserve.http.json.json_text import WHITESPACE
+from xlaserve.http.json.json_text import WHITESPACE, check_members
 from xlaserve.http.json.large_arrays import LARGE_BYTES, cut_arrays, read_array
 from xlaserve.http.messages import JSON_TYPE, HttpResponse
 from xlaserve.http.sagemaker.npy import read_npy, write_npy
@@ -141,6 +141,7 @@ def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tenso
     rows = []
     for number, line in enumerate(bytes(body).splitlines(), start=1):
         if line.strip():
+            check_members(line)
             try:
                 rows.append(_VALUE.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:

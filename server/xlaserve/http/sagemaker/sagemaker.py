@@ -19,7 +19,7 @@ from xlaserve.http.messages import (
 )
 from xlaserve.http.parsing import parsed_bytes
 from xlaserve.http.routing import Body, Header, QueryParameter, Route
-from xlaserve.http.sagemaker.plain_tensors import FORMS, PLAIN_TYPES, write_plain_response
+from xlaserve.http.sagemaker.plain_tensors import FORMS, NPY_TYPE, PLAIN_TYPES, write_plain_response
 from xlaserve.http.sagemaker.sagemaker_bodies import (
     BINARY_TYPES,
     PARAMETER_HEADERS,
@@ -285,7 +285,7 @@ class SageMakerRoutes:
             made = most_json_bytes(response, inference)
             return v2_answer(await self._threads.write(size, write, account, made))
         plain = partial(write_plain_response, info, response, asked.form, self._json_rules)
-        made = most_json_bytes(response)
+        made = 0 if asked.form == NPY_TYPE else most_json_bytes(response)
         return await self._threads.write(size, plain, account, made)
 
 

@@ -66,6 +66,8 @@ _SHORT_ELEMENTS = 1 << 10
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
 """Size below which a copy is cheaper than separate pieces."""
+_MOST_OF_OTHERS = 25
+"""Characters of a number of a datatype that V2 has no contents for, which Python writes."""
 
 
 def write_infer_response(
@@ -164,20 +166,23 @@ def output_bytes(response: InferResponse) -> int:
 def most_json_bytes(response: InferResponse, request: InferRequest | None = None) -> Size:
     """Return how many bytes the JSON of a response takes, and what counts for BYTES only here.
 
-    Most of numbers, and of BYTES without what is escaped. Outputs that a request wants to be
-    binary take none.
+    Most of numbers, and of BYTES without what is escaped. Numbers that a request wants to be binary
+    take none.
     """
     default = request is not None and request.parameters.get(BINARY_OUTPUT) is True
     outputs = () if request is None else request.outputs
     wanted = {one.name: one.parameters.get(BINARY_DATA, default) for one in outputs}
     size, texts = 0, list[Tensor]()
     for output in response.outputs:
-        if type(output) is not InferOutput or wanted.get(output.name, default):
+        if type(output) is not InferOutput:
             continue
+        is_binary = wanted.get(output.name, default)
         if output.datatype is BYTES:
-            texts.append(output.data)
-        else:
-            size += output.data.size * MOST_CHARACTERS.get(output.datatype.name, 0)
+            # Those of few elements count in `output_bytes`, which is enough where they are packed.
+            if not is_binary or output.data.nbytes > _JOINED_BYTES:
+                texts.append(output.data)
+        elif not is_binary:
+            size += output.data.size * MOST_CHARACTERS.get(output.datatype.name, _MOST_OF_OTHERS)
     return partial(_texts_bytes, size, texts) if texts else size
 
 

@@ -82,7 +82,7 @@ class Caching(Around):
     def _begin(self, call: InferCall, key: Key, begun: int) -> None:
         entry = self._section.find(key)
         if entry is not None:
-            if call.shaping is None:
+            if call.shaping is None and not call.reads_memory:
                 # Where more is done to answers behind this station, the call is a relay of its own.
                 call.kept = entry
             answer_again(call, entry.outputs, begun, self._now_ns())
