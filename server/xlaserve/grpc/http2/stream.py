@@ -69,6 +69,10 @@ class Output(Protocol):
         """Send a part of an answer."""
         ...
 
+    def short_data(self, stream: "ServerStream", parts: Sequence[Buffer], size: int) -> bool:
+        """Send a part of an answer that leaves at once; false, and nothing is sent, for others."""
+        ...
+
 
 class Owner(Protocol):
     """The streams of a connection together, as each of them knows them."""
