@@ -55,6 +55,10 @@ def lines(heard: socket.socket) -> list[str]:
 def test_it_is_told_how_things_go(heard: socket.socket, tmp_path: Path) -> None:
     environment = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "HOME": "/"}
     systemd = Systemd.of(environment)
+    # Of SIGHUP within the start, which goes on.
+    systemd.reloads(True)
+    systemd.reloads(False)
+    assert [] == lines(heard)
     systemd.ready()
     systemd.reloads(True)
     systemd.reloads(False)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve.concurrency.control_plane import Change, ChangeKind
+from xlaserve.concurrency.control_plane import Change, ChangeKind, ChangeText
 from xlaserve.errors import ShuttingDown, TooManyChanges
 from xlaserve.workers import link as links
 from xlaserve.workers.channel import Channel, from_worker, to_worker
 from xlaserve.workers.link import Link
-from xlaserve.workers.messages import Ask, GiveUp, Settled
+from xlaserve.workers.messages import Ask, Did, Do, GiveUp, Settled
 
 
 async def test_a_change_beyond_the_limit_is_refused(
@@ -54,3 +54,31 @@ async def test_a_change_beyond_the_limit_is_refused(
     assert GiveUp(0) == given_up
     assert isinstance(asked, Ask)
     assert "c" == asked.change.subject
+
+
+async def test_a_change_that_is_given_up_before_it_begins_is_answered(tmp_path: Path) -> None:
+    """Both in one read of the socket: else the parent would wait for ever, and all behind it."""
+    here, there = socket.socketpair()
+    parent = await Channel.open(here, from_worker())
+    channel = await Channel.open(there, to_worker())
+    link = Link(channel, tmp_path)
+
+    async def make(change: Change) -> None:
+        await asyncio.Event().wait()
+
+    link.handle(ChangeKind.LOAD, make)
+    for number, rounds in ((1, 0), (2, 1)):
+        link.heard(Do(number, ChangeText(ChangeKind.LOAD, "m", {})))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        link.heard(GiveUp(number))
+    async with asyncio.timeout(60):
+        done = [await parent.receive() for _ in range(2)]
+    for end in (parent, channel):
+        end.close()
+    await asyncio.sleep(0)
+
+    told = {one.number: one.failure for one in done if isinstance(one, Did)}
+    assert told.keys() == {1, 2}
+    assert {"LoadCancelled"} == {one.error for one in told.values() if one is not None}
+    assert None not in told.values()

@@ -60,6 +60,7 @@ class Systemd:
         self.watchdog_seconds = watchdog_seconds
         """Seconds without a sign of life after which it restarts the service; 0 for never."""
         self._sockets = dict(sockets or {})
+        self._is_up = False
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self:
@@ -114,6 +115,7 @@ class Systemd:
 
     def ready(self) -> None:
         """Say that the service is up, or that a reload has ended; then a replacement takes over."""
+        self._is_up = True
         if self.predecessor is not None:
             self.predecessor.take_over()
         self._notify("READY=1")
@@ -133,7 +135,9 @@ class Systemd:
         self._path = ""
 
     def reloads(self, begins: bool) -> None:
-        """Say that a reload begins or has ended."""
+        """Say that a reload begins or has ended; nothing within the start, which goes on."""
+        if not self._is_up:
+            return
         if begins:
             self.reloading()
         else:

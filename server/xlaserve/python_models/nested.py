@@ -38,6 +38,7 @@ class Nested(InferCall):
         self.parent = parent
         self.headers, self.peer = parent.headers, parent.peer
         self.principal, self.deadline = parent.principal, parent.deadline
+        self.is_volatile = parent.is_volatile  # code may pass on what it was given
         if parent.nested is None:
             parent.nested = set()
             parent.hold(partial(_cancel_all, parent))

@@ -284,6 +284,7 @@ class Engine:
             call.started_ns = self._clock()
             if isinstance(call.parent, InferCall):
                 call.parameters = call.parent.parameters  # a sequence goes through its steps
+                call.is_volatile = call.parent.is_volatile
             call.inputs = inputs
             _describe(call, instance.info)
             if not inputs and isinstance(call.parent, InferCall):

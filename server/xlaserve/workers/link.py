@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -84,7 +85,7 @@ class Link:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._making: dict[int, asyncio.Future[Any]] = {}
         """What makes the changes of clients of this process here, by number."""
-        self._doing: dict[int, asyncio.Task[None]] = {}
+        self._doing: dict[int, asyncio.Task[Failure | None]] = {}
         """What makes the changes that other processes were asked for, by number."""
         self.loads = loads
         self.is_whole = False
@@ -219,7 +220,10 @@ class Link:
             case Settled(number, failure):
                 _settle(self._settled.get(number), failure)
             case Do(number, change):
-                self._doing[number] = self._task(self._do(number, change))
+                was_loaded = self.is_loaded(change.subject)
+                doing = self._doing[number] = self._task(self._do(change))
+                # Behind it in any case: one that is given up in the same read never begins.
+                doing.add_done_callback(partial(self._did, number, change, was_loaded))
             case GiveUp(number) if number in self._doing:
                 self._doing[number].cancel()
             case Question(number, name, said):
@@ -267,9 +271,7 @@ class Link:
             if not asked.done():
                 asked.set_exception(ProcessSilent("a change or a question of all", "parent"))
 
-    async def _do(self, number: int, text: ChangeText) -> None:
-        was_loaded = self.is_loaded(text.subject)
-        failure = None
+    async def _do(self, text: ChangeText) -> Failure | None:
         try:
             files: dict[str, bytes] = {}
             if text.files:
@@ -279,15 +281,21 @@ class Link:
                 change = Change(text.kind, text.subject, text.arguments, files)
                 await self._and_shown(self._makes[text.kind](change))
         except XlaserveError as error:
-            failure = failure_of(error)
+            return failure_of(error)
         except asyncio.CancelledError:
-            failure = failure_of(LoadCancelled(text.subject))
+            return failure_of(LoadCancelled(text.subject))
         except BaseException as error:
             _log.exception("change not made", kind=text.kind, subject=text.subject)
-            failure = failure_of(error)
-        finally:
-            self._doing.pop(number, None)
-            self._tell(Did(number, failure, was_loaded))
+            return failure_of(error)
+        return None
+
+    def _did(
+        self, number: int, text: ChangeText, was_loaded: bool, done: "asyncio.Task[Failure | None]"
+    ) -> None:
+        self._doing.pop(number, None)
+        given_up = done.cancelled()
+        failure = failure_of(LoadCancelled(text.subject)) if given_up else done.result()
+        self._tell(Did(number, failure, was_loaded))
 
     async def _and_shown(self, making: Awaitable[T]) -> T:
         """Return or raise what a change does, once the front ends of this engine show it too."""

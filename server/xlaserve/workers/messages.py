@@ -182,11 +182,15 @@ class Listening(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """Says that the start is done, or a reload."""
+    """Says that the start is done."""
 
 
 class Reloading(_Message, frozen=True):
-    """Says that a reload begins; Ready follows."""
+    """Says that a reload begins; Reloaded follows."""
+
+
+class Reloaded(_Message, frozen=True):
+    """Says that a reload has ended, which may be one within the start."""
 
 
 class Alive(_Message, frozen=True):
@@ -297,6 +301,7 @@ FromWorker: TypeAlias = (
     Listening
     | Ready
     | Reloading
+    | Reloaded
     | Alive
     | Connections
     | Ask

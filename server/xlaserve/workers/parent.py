@@ -42,6 +42,7 @@ from xlaserve.workers.messages import (
     Part,
     Ready,
     Reload,
+    Reloaded,
     Reloading,
     State,
     Stop,
@@ -182,7 +183,7 @@ class Supervisor:
 
     def reload(self) -> None:
         """Have every worker read again what SIGHUP reads again."""
-        if not self._reloading:
+        if self.was_ready and not self._reloading:
             self._systemd.reloading()
         for number, worker in self._workers.items():
             self._reloading.add(number)
@@ -269,12 +270,11 @@ class Supervisor:
                 # handed connections once it has what the others have.
                 worker.is_listening = not self.was_ready
             case Ready():
-                if worker.is_ready:
-                    self._reloaded(number)
-                else:
-                    self._begin(self._join(worker))
+                self._begin(self._join(worker))
             case Reloading():
                 self._reloading.add(number)
+            case Reloaded():
+                self._reloaded(number)
             case Happened(event):
                 self._events.note(event)
             case AskEvents(asked):
@@ -399,7 +399,8 @@ class Supervisor:
     def _reloaded(self, number: int) -> None:
         if number in self._reloading:
             self._reloading.discard(number)
-            if not self._reloading and not self._stopping:
+            # Within the start that goes on, and says so at its end.
+            if self.was_ready and not self._reloading and not self._stopping:
                 self._systemd.ready()
 
 

@@ -52,6 +52,7 @@ from xlaserve.workers.messages import (
     Ping,
     Ready,
     Reload,
+    Reloaded,
     Reloading,
     Stop,
     ToWorker,
@@ -123,12 +124,12 @@ class Parent:
         self._channel = channel
 
     def ready(self) -> None:
-        """Say that the start is done, or a reload."""
+        """Say that the start is done."""
         self.tell(Ready())
 
     def reloads(self, begins: bool) -> None:
         """Say that a reload begins or has ended."""
-        self.tell(Reloading() if begins else Ready())
+        self.tell(Reloading() if begins else Reloaded())
 
     def stopping(self) -> None:
         """Say nothing: the parent wanted it."""

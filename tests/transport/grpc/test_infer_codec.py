@@ -119,6 +119,21 @@ def test_requests_are_read_as_the_generic_codec_reads_them(message: Any) -> None
         assert expected == outcome(directly(WARM), received)
 
 
+def test_contents_of_an_input_in_shared_memory_are_no_others() -> None:
+    """However often it is asked: the second input has none, whatever is before it."""
+    of = ModelInferRequestInferInputTensor
+    region = {"shared_memory_region": InferParameter(string_param="r")}
+    contents = InferTensorContents(fp32_contents=[1.0, 2.0])
+    shared = of(name="a", datatype="FP32", shape=[2], parameters=region, contents=contents)
+    bare = of(name="b", datatype="FP32", shape=[2])
+    message = ModelInferRequest(model_name="m", inputs=[shared, bare])
+    data, codec = WireCodec().encode_message(message), infer_codec()
+
+    expected = outcome(generically(WireCodec()), data)
+    assert [expected] * 5 == [outcome(directly(codec), data) for _ in range(5)]
+    assert InvalidTensor in expected
+
+
 @pytest.mark.parametrize("row", DATATYPES.values(), ids=DATATYPES)
 @given(data=st.data())
 @settings(max_examples=10)

@@ -243,7 +243,8 @@ class InferDecoder:
         field = head.datatype.contents
         if at == stop:
             return head
-        if field is None or self._max_depth < CONTENTS_DEPTH:
+        is_shared = head.plain_bytes == IN_SHARED_MEMORY  # whose contents would be another's
+        if field is None or is_shared or self._max_depth < CONTENTS_DEPTH:
             raise NotOrdinary
         # Reading them takes a time that nothing else bounds.
         cost = BYTE_COST * len(data) if head.datatype is BYTES else len(data) // PACKED_BYTES

@@ -24,10 +24,11 @@ class Relay(InferCall):
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id
         self.headers, self.peer, self.principal = call.headers, call.peer, call.principal
-        self.parent, self.client = call.parent, call.client
+        self.parent, self.client, self.sight = call.parent, call.client, call.sight
         self.found, self.instance, self.is_found = call.found, call.instance, True
         self.inputs, self.parameters = call.inputs, call.parameters
         self.tensor_parameters = call.tensor_parameters
+        self.is_volatile, self.reads_memory = call.is_volatile, call.reads_memory
         self.rows, self.key, self.chosen = call.rows, call.key, call.chosen
         self.started_ns, self.submitted_ns = call.started_ns, call.submitted_ns
         self.has_begun = True

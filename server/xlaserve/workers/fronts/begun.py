@@ -31,7 +31,8 @@ class BegunBoard:
 
     def begin(self, number: int) -> int:
         """Say that a request is begun with; return what to `put_back` if it is not after all."""
-        before, self._words[number % _WORDS] = self._words[number % _WORDS], number
+        before = self._words[number % _WORDS]
+        self._words[number % _WORDS] = max(before, number)
         return before
 
     def put_back(self, number: int, before: int) -> None:
