@@ -3,38 +3,26 @@
 import errno
 import os
 import sys
-from typing import Annotated, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, NoReturn
 
 from xlaserve import build
-from xlaserve.cli.commands import Commands, listed
 from xlaserve.errors import XlaserveError
 from xlaserve.process import HANDED
 from xlaserve.process.best_effort import best_effort, finish, flushed, open_standard_streams
 
+if TYPE_CHECKING:
+    import typer
+
 _FAILED = 1
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-"""Raised for wrong flags; typer has no name for it."""
+_VERSION = "--version"
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"xlaserve {build.version()}")
-        raise typer.Exit
-
-
-def application() -> typer.Typer:
+def application() -> "typer.Typer":
     """Return the command with all its commands, none of which is imported yet."""
-    made = typer.Typer(
-        name="xlaserve",
-        cls=Commands,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
-    made.callback()(_application)
-    listed(made)
-    return made
+    # Typer takes most of the time of `xlaserve --version`, which asks for none of it.
+    from xlaserve.cli.commands import application as made
+
+    return made()
 
 
 def main() -> None:
@@ -46,10 +34,7 @@ def main() -> None:
     is_replacement = HANDED in os.environ
     end = _log_failure if is_replacement else _fail
     try:
-        # A replacement's wrong flags raise what typer would print.
-        application()(standalone_mode=not is_replacement)
-    except _USAGE_ERROR as error:
-        end(str(error))
+        _run(is_replacement=is_replacement)
     except XlaserveError as error:
         end(str(error))
     except OSError as error:
@@ -62,15 +47,18 @@ def main() -> None:
         finish(sys.stderr)
 
 
-def _application(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    """Serve JAX models over the V2 (Open Inference) protocol."""
+def _run(*, is_replacement: bool) -> None:
+    if sys.argv[1:] == [_VERSION]:  # without typer, which takes most of its time
+        sys.stdout.write(f"xlaserve {build.version()}\n")
+    elif is_replacement:
+        from xlaserve.cli.commands import UsageError
+
+        try:
+            application()(standalone_mode=False)
+        except UsageError as error:
+            _log_failure(str(error))
+    else:
+        application()()
 
 
 def _write_out() -> None:
