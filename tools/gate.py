@@ -36,6 +36,7 @@ LIMITS: Mapping[str, float] = {
     "smoke-py312": 6,
     "smoke-py313": 6,
     "pyright": 12,
+    "type-py311": 6,
     "h2": 15,
     "deploy": 10,
 }
@@ -44,12 +45,11 @@ three times where it is short, since a machine that others share has taken three
 OTHER_MINUTES = 20.0
 """Limit of an environment that is not in the table."""
 
-IF_TIME = frozenset({"h2", "deploy"})
+IF_TIME = frozenset({"type-py311", "h2", "deploy"})
 """Environments that are begun only where their limits fit into what is left of the whole."""
 NEVER: Mapping[str, str] = {
     "slow": "its soaks and floods take longer than all else, and have no time on a busy machine",
     "tpu": "it installs 0.7 GB of wheels",
-    "type-py311": "it checks the types a third time, for ten minutes on a busy machine",
 }
 """Environments that do not fit into the whole, and why: each run names them."""
 

@@ -1,8 +1,15 @@
 """A start that fails once a port is open ends as any other that fails, not by an abort."""
 
+import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from xlaserve.process import HANDED
 
 FAILS = """
 import sys
@@ -27,3 +34,38 @@ def test_a_start_that_fails_behind_an_open_port_ends_with_its_reason(tmp_path: P
     assert 1 == ended.returncode
     assert "no routes today" in ended.stderr
     assert "Aborted" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "flag", "said"),
+    [
+        ("flux = 3", ".", "expected the name of a setting"),
+        ("", "--flux", "No such option: --flux"),
+    ],
+    ids=["no setting", "no flag"],
+)
+def test_a_replacement_whose_settings_are_wrong_says_so_in_the_log(
+    tmp_path: Path, text: str, flag: str, said: str
+) -> None:
+    """Its lines are in the log of the server that it was to replace, which is JSON."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(text)
+    command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(settings)]
+    command += [flag] if flag else []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        handed = {"channel": theirs.fileno(), "sockets": {}, "changes": True}
+        ended = subprocess.run(
+            command,
+            env=os.environ | {HANDED: json.dumps(handed)},
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    records = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert 1 == ended.returncode
+    assert ["start failed"] == [record["event"] for record in records]
+    assert said in records[0]["reason"]

@@ -1,17 +1,21 @@
 """A mesh drives a server of several processes as one runtime."""
 
 import asyncio
+import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from support import identity_models, mesh, several
 from support.mesh import Mesh
-from support.mesh_books import MeshBooks
+from support.mesh_books import MeshBooks, any_of, first
 from support.process import served
 from support.shelf import export_adder
+
+from xlaserve.runtime import loaders
 
 MIB = 1 << 20
 
@@ -109,3 +113,61 @@ async def test_a_mesh_loads_and_unloads_in_several_processes_as_in_one(tmp_path:
         assert all(size % 2 == 0 for size in of_two.values())
     # Nobody shares a program with the first one.
     assert 2 * one[0][2]["alike-1"] == two[0][2]["alike-1"]
+
+
+UNEVEN = {"small-1": 0, "small-2": 0, "middle": 300_000, "large": 900_000}
+"""Bytes of parameters, for uneven sizes: the program of each is about half a megabyte."""
+WALK = 30
+USED = ("xlaserve_capacity_used_bytes ", "xlaserve_capacity_used_bytes{")
+
+
+def uneven(root: Path) -> Mapping[str, Path]:
+    """Write three models of each of four computations, and one that fails."""
+    for number, (name, besides) in enumerate(UNEVEN.items(), start=1):
+        export_adder(root / f"{name}-1" / "1", 1, bytes_besides=besides, computation=number)
+        for other in ("2", "3"):
+            shutil.copytree(root / f"{name}-1", root / f"{name}-{other}")
+    (root / "broken/1").mkdir(parents=True)
+    (root / "broken/1/model.json").write_text("{}")
+    return {path.name: path for path in sorted(root.iterdir())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_mesh_walks_over_several_processes_and_nothing_is_refused(
+    tmp_path: Path, seed: int
+) -> None:
+    """Its cache holds some of the models: it evicts any, or the first, which carries programs."""
+    (tmp_path / "repository").mkdir()
+    paths = uneven(tmp_path / "shelf")
+    alone = loaders.predict_size(paths["large-1"] / "1")["cpu:0"]
+    # Each of two processes has a copy of what is loaded.
+    capacity, slack = 2 * 4 * alone, 2 * 600_000
+    flags = ("--modelmesh", "--model-root", str(tmp_path), "--processes", "2")
+    sizes = ("--capacity-bytes", str(capacity + slack), "--mesh-slack-bytes", str(slack))
+    chance = random.Random(seed)
+    choose = any_of(chance) if seed % 2 else first
+    ended: dict[str, set[str]] = {}
+    seen: list[tuple[int, float]] = []
+    async with served(
+        tmp_path / "repository", *flags, *sizes, "--default-model-size-bytes", "1"
+    ) as server:
+        await server.until(several.READY)
+        async with mesh.dial(server.url) as sidecar, aiohttp.ClientSession() as session:
+            status = await ready_status(sidecar)
+            books = MeshBooks(sidecar, status.capacityInBytes, paths, choose)
+            for _ in range(WALK):
+                model = chance.choice(sorted(paths))
+                if model in books.told:
+                    await books.evict(model)
+                else:
+                    ended.setdefault(model, set()).add((await books.load(model))[0])
+                async with session.get(f"http://{server.http}/metrics") as answer:
+                    lines = (await answer.text()).splitlines()
+                used = sum(float(one.split()[-1]) for one in lines if one.startswith(USED))
+                seen.append((books.believed_bytes, used))
+
+    assert [] == [(believed, used) for believed, used in seen if used > believed + slack]
+    assert max(used for _, used in seen) > status.capacityInBytes // 4
+    assert {"FAILED_PRECONDITION"} == ended.pop("broken", {"FAILED_PRECONDITION"})
+    assert {"OK"} == set().union(*ended.values())

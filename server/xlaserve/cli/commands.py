@@ -4,11 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
+
+from xlaserve import build
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Raised for wrong flags; typer has no name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,36 @@ class Commands(TyperGroup):
         """Return the name of a command, the command, and the rest of the arguments."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found and loaded(str(name)), rest
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"xlaserve {build.version()}")
+        raise typer.Exit
+
+
+def application() -> typer.Typer:
+    """Return the command with all its commands, none of which is imported yet."""
+    made = typer.Typer(
+        name="xlaserve",
+        cls=Commands,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    made.callback()(_application)
+    listed(made)
+    return made
+
+
+def _application(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Serve JAX models over the V2 (Open Inference) protocol."""
 
 
 def listed(group: typer.Typer, rows: Mapping[str, Row] = COMMANDS) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, BinaryIO, Self
 
-HANDED = "HANDED_LISTENERS"
-"""The environment variable with the descriptors that a replacement is given."""
+from xlaserve.process import HANDED
+
 TAKEN_OVER = b"T"
 """The message of a replacement on its channel, sent once it accepts connections."""
 WANTED = b"W"

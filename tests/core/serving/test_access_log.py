@@ -1,6 +1,7 @@
 """The access log: which calls it has, what a line may hold, and that nobody waits for it."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -363,3 +364,60 @@ def test_half_a_line_is_not_completed_by_the_next(tmp_path: Path) -> None:
     file.close()
 
     assert b"\nnext\n" == path.read_bytes()
+
+
+class FullDisk:
+    """`os.write` on a disk that has room for so many bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 1 << 20
+        self.after: Callable[[], object] = bool
+        """Called once the disk is full."""
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self._put)
+
+    def _put(self, descriptor: int, data: bytes) -> int:
+        if not self.room:
+            self.after()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not fit is taken back: the first line that does is as whole as the last before."""
+    path = tmp_path / "access"
+    file, disk = AccessFile(str(path)), FullDisk(monkeypatch)
+
+    answers = [file.write(b"first\n")]
+    disk.room = 3
+    answers += [file.write(b"second\n"), file.write(b"third\n")]
+    disk.room = 1 << 20
+    answers.append(file.write(b"fourth\n"))
+    file.close()
+
+    assert [True, False, False, True] == answers
+    assert b"first\nfourth\n" == path.read_bytes()
+
+
+def test_half_a_line_becomes_no_part_of_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another process has written behind it, it cannot be taken back; it stays a line."""
+    path = tmp_path / "access"
+    file, disk = AccessFile(str(path)), FullDisk(monkeypatch)
+
+    def another_writes() -> None:
+        with path.open("ab") as other:
+            other.write(b"another\n")
+        disk.after = bool
+
+    disk.room, disk.after = 3, another_writes
+    answers = [file.write(b"second\n"), file.write(b"third\n")]
+    disk.room = 1 << 20
+    answers.append(file.write(b"fourth\n"))
+    file.close()
+
+    assert [False, False, True] == answers
+    assert b"secanother\n\nfourth\n" == path.read_bytes()

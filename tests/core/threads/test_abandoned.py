@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from xlaserve.errors import (
     ShuttingDown,
     TooManyAbandoned,
 )
+from xlaserve.residence.load_runner import Loading, LoadRunner
 from xlaserve.runtime.loaded import Stage
 from xlaserve.serving.inference import InferInput, InferRequest
 
@@ -32,7 +35,7 @@ async def infer(core: Core, model: str = "m", rows: int = 1) -> Any:
 
 
 class Gates:
-    """Loads of some models that do not end before they are let."""
+    """Loads of some models that do not end before they are let; the others have a minute."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stuck = {"stuck"}
@@ -46,6 +49,15 @@ class Gates:
             return load(directory, context)
 
         monkeypatch.setattr(world, "load", gated)
+        run = LoadRunner.run
+
+        def patient(runner: LoadRunner, loading: Loading) -> Any:
+            if self.may_end.is_set() or loading.version.model not in self.stuck:
+                runner = copy(runner)
+                runner._limits = replace(runner._limits, load_seconds=60)
+            return run(runner, loading)
+
+        monkeypatch.setattr(LoadRunner, "run", patient)
 
 
 @pytest.fixture
@@ -171,6 +183,7 @@ async def test_the_end_waits_for_a_load_in_progress_for_so_long(
 # --- behind the load ---------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("gates")
 async def test_a_bucket_that_does_not_end_holds_neither_its_model_nor_another(
     make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

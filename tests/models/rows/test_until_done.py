@@ -197,7 +197,8 @@ def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
         i, v, n = s
         bounds = [i < jnp.int32(100 + number) for number in range(70)]
         first = [(n > 0).any()] if is_asked_first else []
-        return functools.reduce(operator.and_, [*first, *bounds, (v > 1).any()])
+        asked: Array = functools.reduce(operator.and_, [*first, *bounds, (v > 1).any()])
+        return asked
 
     def step(s: tuple[Array, ...]) -> tuple[Array, ...]:
         i, v, n = s

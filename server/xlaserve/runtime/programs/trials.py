@@ -195,7 +195,7 @@ def _own_processes(seconds: float) -> CompilerProcesses:
 
 def _bytes(leaf: Any) -> memoryview:
     # Numpy knows no buffer of some dtypes, such as bfloat16.
-    return memoryview(np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8).data
 
 
 def _named(spec: TensorSpec) -> Named:

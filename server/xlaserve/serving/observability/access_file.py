@@ -62,7 +62,11 @@ class AccessFile:
                 rest = rest[os.write(self._descriptor, part) :]
             except OSError:
                 break
-        self._torn = len(rest) < len(data) if rest else False
+        written = len(data) - len(rest)
+        if not rest:
+            self._torn = False
+        elif written and not self._took_back(written):
+            self._torn = True
         return not rest
 
     def look(self) -> None:
@@ -91,6 +95,17 @@ class AccessFile:
         """Close the file; a given descriptor stays open."""
         if self._path is not None:
             os.close(self._descriptor)
+
+    def _took_back(self, written: int) -> bool:
+        """Cut what was written last off the file, unless another process has written since."""
+        if self._path is None:
+            return False
+        with suppress(OSError):
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if os.fstat(self._descriptor).st_size == end:
+                os.ftruncate(self._descriptor, end - written)
+                return True
+        return False
 
     def _takes_more(self) -> bool:
         if self._path is not None:
