@@ -145,7 +145,7 @@ def is_refused(schema: Any) -> bool:
     return bool(matcher(tokenizer, grammar, log_level=0).is_error())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(SCHEMAS, st.fixed_dictionaries({"a": SCHEMAS, "b": SCHEMAS}))
 def test_what_is_found_the_library_compiles(schema: Any, named: Any) -> None:
     whole = {**schema, "$defs": named}
