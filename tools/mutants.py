@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -34,32 +35,137 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("server", "xlaserve")
 SHARE = 0.95
 """Share of the mutants that tests must notice."""
+HOMES: Mapping[str, Sequence[str]] = {
+    "app": ("tests/assembly", "tests"),
+    "artifact": ("tests/models",),
+    "authoring": ("tests/models",),
+    "bench": ("tests/benchmark", "tests/cli"),
+    "build": ("tests",),
+    "cli": ("tests/cli",),
+    "client": ("tests",),
+    "concurrency": ("tests/core/threads",),
+    "dialing": ("tests/interop",),
+    "errors": ("tests",),
+    "files": ("tests/models", "tests"),
+    "generation": ("tests/models/generation",),
+    "grpc": ("tests/transport/grpc",),
+    "grpc/http2": ("tests/transport/http2",),
+    "grpc_web": ("tests/transport/grpc_web",),
+    "http": ("tests/transport/rest",),
+    "importers": ("tests/models/onnx", "tests/models/huggingface", "tests/models/pt2"),
+    "importers/huggingface": ("tests/models/huggingface",),
+    "importers/onnx": ("tests/models/onnx",),
+    "importers/pt2": ("tests/models/pt2",),
+    "language": ("tests/language",),
+    "local": ("tests",),
+    "model_config": ("tests/models",),
+    "net": ("tests/transport",),
+    "offline": ("tests/models/targets", "tests/cli"),
+    "openai": ("tests/contract", "tests/transport/rest"),
+    "process": ("tests", "tests/processes"),
+    "python_models": ("tests/models/python",),
+    "residence": ("tests/core/residence", "tests/core"),
+    "row_proofs": ("tests/models/rows",),
+    "runtime": ("tests/models",),
+    "serving": ("tests/core/serving", "tests/core"),
+    "settings": ("tests",),
+    "storage": ("tests/models/storage",),
+    "tensors": ("tests",),
+    "testing": ("tests",),
+    "workers": ("tests/processes",),
+}
+"""Folders with the tests of a package: a file there tests the module that it is named for. The
+longest prefix decides."""
 THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
-    "residence": (
-        "tests/contract/test_model_repository.py",
-        "tests/contract/test_model_runtime_load.py",
-        "tests/core/residence/test_multi_model.py",
-    ),
-    "serving": (
-        "tests/contract/test_batching.py",
-        "tests/contract/test_sequences.py",
+    "app": (
+        "tests/assembly/test_extensions.py",
         "tests/contract/test_v2_grpc.py",
+        "tests/contract/test_v2_rest.py",
+        "tests/test_app.py",
+    ),
+    "artifact": (
+        "tests/models/test_artifact.py",
+        "tests/models/test_manifest.py",
+        "tests/models/test_single_file.py",
+    ),
+    "authoring": ("tests/models/test_export.py", "tests/models/test_jax_export.py"),
+    "bench": ("tests/benchmark", "tests/cli/test_bench.py", "tests/cli/test_bench_generate.py"),
+    "build": ("tests/test_build.py",),
+    "cli": ("tests/cli",),
+    "client": (
+        "tests/test_client.py",
+        "tests/test_client_memory.py",
+        "tests/test_client_trees.py",
     ),
     "concurrency": ("tests/core", "tests/contract/test_v2_grpc.py"),
-    "row_proofs": ("tests/models/rows", "tests/contract/test_rows.py"),
-    "importers/onnx": ("tests/models/onnx", "tests/contract/test_onnx_served.py"),
+    "dialing": ("tests/cli/test_wrong_urls.py", "tests/test_client.py"),
+    "errors": ("tests/test_errors.py", "tests/transport/test_status.py"),
+    "files": (
+        "tests/models/test_files.py",
+        "tests/models/test_roots.py",
+        "tests/test_temporary.py",
+    ),
     "generation": ("tests/models/generation",),
-    "runtime": ("tests/models/test_jax_export.py", "tests/models/test_sequence_model.py"),
     "grpc": ("tests/transport/grpc", "tests/contract/test_v2_grpc.py"),
     "grpc/http2": ("tests/transport/http2",),
+    "grpc_web": ("tests/transport/grpc_web", "tests/contract/test_grpc_web.py"),
     "http": (
         "tests/transport/rest",
         "tests/contract/test_v2_rest.py",
         "tests/contract/test_v2_rest_fast_path.py",
     ),
+    "importers": (
+        "tests/contract/test_imported_language.py",
+        "tests/contract/test_imported_pytorch.py",
+        "tests/contract/test_onnx_served.py",
+    ),
+    "importers/huggingface": (
+        "tests/models/huggingface",
+        "tests/contract/test_imported_language.py",
+    ),
+    "importers/onnx": ("tests/models/onnx", "tests/contract/test_onnx_served.py"),
+    "importers/pt2": ("tests/models/pt2", "tests/contract/test_imported_pytorch.py"),
     "language": ("tests/language",),
+    "local": ("tests/test_serving_from_python.py",),
+    "model_config": (
+        "tests/models/test_config.py",
+        "tests/models/test_config_fields.py",
+        "tests/models/test_config_message.py",
+        "tests/models/test_config_served.py",
+        "tests/models/test_ragged.py",
+    ),
+    "net": ("tests/transport/test_rounds.py", "tests/transport/test_tls.py"),
+    "offline": ("tests/models/targets", "tests/cli/test_doctor.py", "tests/cli/test_warm.py"),
+    "openai": (
+        "tests/contract/test_openai.py",
+        "tests/contract/test_openai_fields.py",
+        "tests/contract/test_openai_tools.py",
+    ),
+    "process": ("tests/test_children.py", "tests/test_signals.py", "tests/processes"),
+    "python_models": (
+        "tests/models/python",
+        "tests/contract/test_model_processes.py",
+        "tests/contract/test_python_models.py",
+        "tests/contract/test_triton_models.py",
+    ),
+    "residence": (
+        "tests/contract/test_model_repository.py",
+        "tests/contract/test_model_runtime_load.py",
+        "tests/core/residence/test_multi_model.py",
+    ),
+    "row_proofs": ("tests/models/rows", "tests/contract/test_rows.py"),
+    "runtime": ("tests/models/test_jax_export.py", "tests/models/test_sequence_model.py"),
+    "serving": (
+        "tests/core/serving",
+        "tests/contract/test_batching.py",
+        "tests/contract/test_sequences.py",
+        "tests/contract/test_v2_grpc.py",
+    ),
+    "settings": ("tests/test_settings.py", "tests/test_sagemaker_environment.py"),
+    "storage": ("tests/models/storage", "tests/contract/test_stores.py"),
+    "tensors": ("tests/test_tensors.py", "tests/test_content_types.py"),
+    "testing": ("tests/test_serving_from_python.py",),
     "workers": ("tests/processes",),
-    "cli": ("tests/cli",),
 }
 """Tests for all modules of a package, besides those named for the module or that import it: those
 of the longest prefix."""
@@ -103,15 +209,21 @@ def modules(root: Path, package: str) -> list[Path]:
 def tests_of(root: Path, path: Path) -> tuple[str, ...]:
     """Return the tests of a module, those named for it first."""
     inner = path.relative_to(PACKAGE).with_suffix("")
-    mirror = root / "tests" / inner.parent
-    named = sorted(mirror.glob(f"test_{inner.name}.py")) + sorted(
-        mirror.glob(f"test_{inner.name}_*.py")
-    )
-    prefixes = ["/".join(inner.parts[:count]) for count in range(len(inner.parts), 0, -1)]
-    table = next((THROUGH_THE_DOOR[one] for one in prefixes if one in THROUGH_THE_DOOR), ())
-    found = [*(file.relative_to(root).as_posix() for file in named), *_importers(root, inner)]
-    found += [place for place in table if (root / place).exists()]
-    return tuple(dict.fromkeys(found)) or ("tests",)
+    name = inner.parent.name if inner.name == "__init__" else inner.name
+    named = [
+        file.relative_to(root).as_posix()
+        for home in row_of(HOMES, inner)
+        for pattern in (f"test_{name}.py", f"test_{name}_*.py")
+        for file in sorted((root / home).glob(pattern))
+    ]
+    through = [one for one in row_of(THROUGH_THE_DOOR, inner) if (root / one).exists()]
+    return tuple(dict.fromkeys((*named, *_importers(root, inner), *through))) or ("tests",)
+
+
+def row_of(table: Mapping[str, Sequence[str]], inner: Path) -> Sequence[str]:
+    """Return the row of the longest prefix of a module's path; none where there is none."""
+    prefixes = ("/".join(inner.parts[:count]) for count in range(len(inner.parts), 0, -1))
+    return next((table[one] for one in prefixes if one in table), ())
 
 
 def _importers(root: Path, inner: Path) -> Iterator[str]:
@@ -121,9 +233,16 @@ def _importers(root: Path, inner: Path) -> Iterator[str]:
         rf"(?m)^\s*(?:from {re.escape(dotted)} import|import {re.escape(dotted)}\b"
         rf"|from {re.escape(parent)} import (?:\(\s*)?[\w, \n]*\b{re.escape(name)}\b)"
     )
-    for file in sorted((root / "tests").rglob("test_*.py")):
-        if wanted.search(file.read_text()):
-            yield file.relative_to(root).as_posix()
+    for name, text in _texts(root):
+        if wanted.search(text):
+            yield name
+
+
+@cache
+def _texts(root: Path) -> Sequence[tuple[str, str]]:
+    """Read the tests of a tree once: they are searched for every module."""
+    files = sorted((root / "tests").rglob("test_*.py"))
+    return [(file.relative_to(root).as_posix(), file.read_text()) for file in files]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from structlog.testing import capture_logs
 from support import python_models
 from support.server import RunningServer, Serve
 from support.stepped import export_counter
+from support.wire import connect, framed, request_headers
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from xlaserve.runtime.exported.stepped_rows import SteppedRows
@@ -133,6 +135,26 @@ async def test_a_stepped_model_streams_its_answers(
     assert [False, False, True] * 2 == [
         one.get_response().parameters[FINAL].bool_param for one in found
     ]
+
+
+async def test_models_that_are_paused_before_their_last_answer_end_with_it(
+    serve: Serve, repository: Path
+) -> None:
+    """Any answer that waits pauses all, and they go on while the one before is being sent."""
+    settings = {"load_model": ("counter",), "max_infer_stream_bytes": 1}
+    request = pb.ModelInferRequest(model_name="counter")
+    for name, value in (("start", 5), ("count", 1)):
+        request.inputs.add(name=name, datatype="INT32", shape=[1])
+        request.raw_input_contents.append(np.array([value], np.int32).tobytes())
+    async with serve(repository, **settings) as server, connect(server.url) as wire:
+        stream = wire.open(request_headers("/inference.GRPCInferenceService/ModelStreamInfer"))
+        # In one go: all are begun before the first of them has an answer.
+        wire.h2.send_data(stream, 8 * framed(request.SerializeToString()), end_stream=True)
+        wire.flush()
+        trailers = await wire.trailers(stream)
+        await until_idle(server)
+
+    assert "0" == trailers["grpc-status"], trailers
 
 
 async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer) -> None:

@@ -174,6 +174,7 @@ async def test_each_hard_grammar_is_refused_at_each_door_and_others_are_answered
         ('{"type":"integer","multipleOf":9999991}', "9999991"),
         ('{"multipleOf":9999991.5,"minimum":0}', "9999991.5"),
         ('{"items":{"anyOf":[{"type":["null","number"],"multiple\\u004ff":-9999999}]}}', "9999999"),
+        ('{"properties":{"enum":{"multipleOf":9999991}}}', "9999991"),
         ('{"type":5,"properties":{"type":{"multipleOf":1000000.5}}}', "1000000.5"),
     ],
 )
@@ -197,6 +198,10 @@ async def test_what_can_be_read_off_is_refused_before_it_is_compiled(
         '{"enum":[0],"multipleOf":9999991}',
         '{"enum":[{"multipleOf":9999991}]}',
         '{"type":"integer","multipleOf":0.00001}',
+        '{"type":"integer","maximum":9,"$defs":{"a":{"multipleOf":9999991}}}',
+        '{"allOf":[{"type":"integer","multipleOf":9999991},{"minimum":0,"maximum":9}]}',
+        '{"minimum":0,"maximum":9,"anyOf":[{"type":"integer","multipleOf":9999991}]}',
+        '{"type":"integer","maximum":9,"x-limits":{"multipleOf":9999991}}',
     ],
 )
 async def test_large_multiples_with_few_remainders_are_followed(place: Place, schema: str) -> None:

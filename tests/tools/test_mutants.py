@@ -32,6 +32,8 @@ def edited(source: str) -> set[str]:
         ("x = a + b", {"x = (a - b)"}),
         ("x = 1", {"x = 2"}),
         ("x = True", {"x = False"}),
+        ("x = zip(f(1), strict=True)", {"x = zip(f(2), strict=True)"}),
+        ("x = f(a, strict=True)", {"x = f(a, strict=False)"}),
         ("x = a if b else c", {"x = a if (not b) else c"}),
         ("x = [a for a in b if a]", {"x = [a for a in b if (not a)]"}),
         ("if a:\n    f()", {"if (not a):\n    f()", "if a:\n    pass"}),
@@ -68,6 +70,7 @@ def test_each_mistake_is_one_edit(source: str, expected: set[str]) -> None:
         "_log.info('x', a=1 + 2)",
         "x = f'{a + 1}'",
         "assert a < b",
+        "x = zip(a, b, strict=True)",
         "if TYPE_CHECKING:\n    f()",
         "__slots__ = (1,)",
         "def __repr__(self):\n    return 1",
@@ -130,12 +133,46 @@ def test_the_tests_of_a_module_are_those_that_import_it_and_those_through_the_do
     assert "tests/contract/test_v2_rest.py" in found
 
 
-def test_every_test_of_the_table_is_there() -> None:
-    named = {name for names in mutants.THROUGH_THE_DOOR.values() for name in names}
-    packages = {mutants.ROOT / mutants.PACKAGE / prefix for prefix in mutants.THROUGH_THE_DOOR}
+@pytest.mark.parametrize(
+    ("module", "test"),
+    [
+        ("http/connection/fast_path", "tests/transport/rest/test_fast_path.py"),
+        ("http/connection/server", "tests/transport/rest/test_server.py"),
+        ("grpc/server", "tests/transport/grpc/test_server.py"),
+        ("grpc/http2/frames", "tests/transport/http2/test_frames.py"),
+        ("serving/call", "tests/core/serving/test_call.py"),
+        ("residence/control", "tests/core/residence/test_control.py"),
+        ("workers/channel", "tests/processes/test_channel.py"),
+        ("model_config/ragged", "tests/models/test_ragged.py"),
+        ("settings/__init__", "tests/test_settings.py"),
+        ("artifact/__init__", "tests/models/test_artifact.py"),
+    ],
+)
+def test_the_tests_named_for_a_module_are_found_in_the_folders_of_its_package(
+    module: str, test: str
+) -> None:
+    path = mutants.PACKAGE / f"{module}.py"
 
-    assert [] == sorted(name for name in named if not (mutants.ROOT / name).exists())
-    assert [] == sorted(map(str, (path for path in packages if not path.is_dir())))
+    assert (mutants.ROOT / path).is_file()
+    assert test in mutants.tests_of(mutants.ROOT, path)
+
+
+def test_every_package_of_the_server_has_tests_of_its_own_that_are_there() -> None:
+    """Without a row, a mutant would be tried by every test there is, for hours."""
+    base = mutants.ROOT / mutants.PACKAGE
+    modules = [path.relative_to(base).with_suffix("") for path in base.rglob("*.py")]
+    packages = {inner.parts[0] for inner in modules if len(inner.parts) > 1}
+    alone = {inner.name for inner in modules if len(inner.parts) == 1} - {"__init__", "__main__"}
+
+    for table in (mutants.HOMES, mutants.THROUGH_THE_DOOR):
+        assert packages | alone == {prefix.partition("/")[0] for prefix in table}
+        places = {one: (base / one, base / f"{one}.py") for one in table}
+        assert [] == [one for one in places if not any(path.exists() for path in places[one])]
+        assert [] == [one for one in table if not table[one]]
+        named = {name for names in table.values() for name in names}
+        assert [] == sorted(name for name in named if not (mutants.ROOT / name).exists())
+    homes = {mutants.ROOT / home for homes in mutants.HOMES.values() for home in homes}
+    assert [] == sorted(home for home in homes if not any(home.glob("test_*.py")))
 
 
 TREE: Mapping[str, str] = {

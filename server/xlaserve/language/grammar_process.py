@@ -5,7 +5,7 @@ Started by `grammars.py` as a script of its own, which needs nothing of the serv
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 
 if TYPE_CHECKING:
-    from xlaserve.language import confining
+    from xlaserve.language import confining, multiples
 else:
     sys.path.append(str(Path(__file__).parent))
     import confining
+    import multiples
 
 _SPECIAL = b"\xff"
 """What llguidance puts before the name of a special token."""
@@ -43,62 +44,17 @@ class Alphabet:
         return [self._octets + one for one in text]
 
 
-_DATA = frozenset({"const", "default", "enum", "examples"})
-"""Keywords of a schema whose values are no schemas."""
-_BOUNDS = ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"})
-_MOST_DECIMALS = 30
-
-
-def unbounded_multiples(schema: Any) -> Iterator[Decimal]:
-    """Yield each `multipleOf` of numbers that no bounds on both sides and no values limit."""
-    found = [schema]
-    while found:
-        one = found.pop()
-        if isinstance(one, list):
-            found += one
-        elif isinstance(one, dict):
-            said = one.get("type", "number")
-            types = said if isinstance(said, list) else [said]
-            multiple = one.get("multipleOf")
-            if (
-                isinstance(multiple, (int, Decimal))
-                and ("number" in types or "integer" in types)
-                and not all(bound & one.keys() for bound in _BOUNDS)
-                and not one.keys() & {"const", "enum"}
-            ):
-                yield Decimal(multiple).copy_abs()
-            found += (value for name, value in one.items() if name not in _DATA)
-
-
-def remainders(multiple: Decimal) -> int:
-    """Return how many remainders a multiple has at least that digits tell apart.
-
-    Behind enough digits all multiples of two and of five are alike, so 1,000,000 has few.
-    """
-    _, _, exponent = multiple.as_tuple()
-    if not isinstance(exponent, int) or not multiple or abs(exponent) > _MOST_DECIMALS:
-        return 0
-    decimals = max(0, -exponent)
-    left = int(multiple.scaleb(decimals))
-    for factor in (2, 5):
-        while left % factor == 0:
-            left //= factor
-    return int(left // 10**decimals)
-
-
 def _too_many(text: str, most: int) -> str | None:
     """Return what of a schema is too large to compile, where that can be read off."""
     try:
-        schema = json.loads(text, parse_float=Decimal)
+        multiple = multiples.too_large(json.loads(text, parse_float=Decimal), most)
     except (ValueError, RecursionError):
         return None  # the library has the last word
-    try:
-        for multiple in unbounded_multiples(schema):
-            if remainders(multiple) > most:
-                return f"a multipleOf with more than {most} remainders, {multiple}"
     except ArithmeticError:
         return None  # a number that Decimal does not have, which takes what time there is
-    return None
+    if multiple is None:
+        return None
+    return f"a multipleOf with more than {most} remainders, {multiple}"
 
 
 def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:

@@ -219,6 +219,14 @@ class Account:
         self.ledger.peak = max(self.ledger.peak, self.ledger.held)
         return True
 
+    def spare(self, count: int) -> bool:
+        """Count bytes that one can do without; false, and no refusal, where there is no memory."""
+        if not self.admits(count) or self.ledger.is_behind(count):
+            return False
+        self.hold(count)
+        self.ledger.peak = max(self.ledger.peak, self.ledger.held)
+        return True
+
     def wait(self, count: int, granted: Callable[[], None]) -> "Wait | None":
         """Wait for bytes that are to come, which are held when `granted` is called.
 

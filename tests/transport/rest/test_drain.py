@@ -78,6 +78,13 @@ async def last(client: Connection, answer: Answer) -> bool:
     return "close" == answer.headers.get("connection") and b"" == await client.ended()
 
 
+async def until_drains(server: HttpServer) -> None:
+    """Return once a drain limits the bodies: what comes from then on comes during it."""
+    async with asyncio.timeout(SECONDS):
+        while not server._bodies._is_draining:
+            await asyncio.sleep(0)
+
+
 # --- the accept queue --------------------------------------------------------------------------
 
 
@@ -179,6 +186,64 @@ async def test_half_a_body_does_not_hold_the_end(
         draining = asyncio.ensure_future(server.drain(3600))
         answer = await client.answer()
         assert (503, "the server is shutting down") == (answer.status, answer.error)
+        client.writer.close()
+        async with asyncio.timeout(SECONDS):
+            await draining
+
+
+@pytest.mark.parametrize("sent", [1, len(ECHO) - 3, len(HALF)], ids=["head", "no body", "half"])
+@pytest.mark.parametrize("is_known", [False, True], ids=["general", "fast"])
+async def test_half_a_body_that_comes_during_the_drain_is_refused_and_not_cut(
+    served: tuple[str, HttpServer],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_known: bool,
+    sent: int,
+) -> None:
+    """However the server would have read it, and long before the timeout of bodies."""
+    monkeypatch.setattr(bodies, "_STALL_SECONDS", 0.1)
+    monkeypatch.setattr(drain, "_IDLE_SECONDS", 30.0)
+    address, server = served
+    async with connect(address) as client:
+        await client.ask(ECHO if is_known else HELLO)
+        draining = asyncio.ensure_future(server.drain(3600))
+        await until_drains(server)
+        await client.send(HALF[:sent])
+        await client.send(HALF[sent:])
+        answer = await client.answer()
+        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        assert "close" == answer.headers["connection"]
+        client.writer.close()
+        async with asyncio.timeout(SECONDS):
+            await draining
+
+
+@pytest.mark.parametrize("coding", ["length", "chunks"])
+@pytest.mark.parametrize("is_known", [False, True], ids=["general", "fast"])
+async def test_half_a_body_at_the_end_of_the_grace_is_refused_and_not_cut(
+    served: tuple[str, HttpServer],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_known: bool,
+    coding: str,
+) -> None:
+    """Of a grace that is shorter than the time for the next bytes of a body."""
+    monkeypatch.setattr(bodies, "_STALL_SECONDS", 3600.0)
+    address, server = served
+    half = HALF
+    if coding == "chunks":
+        head = message("POST", "/echo", ("Transfer-Encoding", "chunked"), length=None)
+        half = head + chunked(b"abc")[:8]
+    async with connect(address) as client:
+        if is_known:
+            await client.ask(ECHO)
+        await client.send(half)
+        async with connect(address) as other:
+            await other.ask(HELLO)
+        draining = asyncio.ensure_future(server.drain(0.1))
+        answer = await client.answer()
+        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        assert "close" == answer.headers["connection"]
         client.writer.close()
         async with asyncio.timeout(SECONDS):
             await draining

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
@@ -128,12 +129,44 @@ async def test_models_that_a_caller_may_not_see_are_left_out(server: RunningServ
     assert (True, False, True) == (mine["limited"], all_of_it["limited"], nothing["limited"])
 
 
+async def test_no_number_tells_a_caller_what_happened_to_other_models(
+    server: RunningServer,
+) -> None:
+    """Neither by itself nor by what is left out between two; and `after` goes on as before."""
+    operator, tenant = Asking(server, ALL), Asking(server, MINE)
+    await tenant.change("mine", "unload")
+    assert 200 == await tenant.change("mine", "load")
+    before = await tenant.get()
+    for _ in range(3):
+        await operator.change("theirs", "unload")
+        assert 200 == await operator.change("theirs", "load")
+    assert before == await tenant.get()
+    assert [] == (await tenant.get(after=str(before["last"])))["events"]
+
+    await tenant.change("mine", "unload")
+    later = await tenant.get(after=str(before["last"]))
+    times = [one["at_ns"] // 1000 for one in before["events"]]
+    assert [("unload", "mine")] == [(one["kind"], one["model"]) for one in later["events"]]
+    assert later["last"] == later["events"][0]["number"] > before["last"]
+    assert times == [one["number"] for one in before["events"]]
+    assert 0 == before["dropped"]
+
+
+async def test_events_of_one_time_have_numbers_of_their_own() -> None:
+    """And so have those behind a clock that was set back."""
+    at = [5_000_000, 5_000_400, 4_000_000, 9_000_000]
+    told = [Event(EventKind.LOAD, at_ns, number, "mine") for number, at_ns in enumerate(at, 1)]
+
+    assert [5000, 5001, 5002, 9000] == [one.number for one in visible(told, lambda model: True)]
+    assert told == visible(told, everything)
+
+
 async def test_a_model_is_not_named_in_the_eviction_of_another_to_who_may_not_see_it() -> None:
     event = Event(EventKind.EVICTION, 1, model="mine", for_model="theirs")
     (limited,) = visible([event], lambda model: model == "mine")
 
     assert ("mine", "") == (limited.model, limited.for_model)
-    assert [event] == visible([event], lambda model: True)
+    assert [msgspec.structs.replace(event, number=0)] == visible([event], lambda model: True)
     assert [event] == visible([event], everything)
 
 

@@ -15,16 +15,25 @@ from support.http import chunked, connect, message
 from xlaserve.http.connection.bodies import BodyLimits
 from xlaserve.http.connection.held import Held, read_bytes
 from xlaserve.http.connection.server import HttpLimits
-from xlaserve.http.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
+from xlaserve.http.messages import (
+    BINARY_TYPE,
+    Answered,
+    Begin,
+    HttpRequest,
+    HttpResponse,
+    json_response,
+)
 from xlaserve.http.routing import Route, RouteTable
 from xlaserve.net.ledger import Kind, Ledger
-from xlaserve.serving.call import Operation
+from xlaserve.serving.call import Headers, Operation, Peer
 
 LIMIT = 1 << 20
 BODY_BYTES = 1 << 20
 CHUNKS = ("Transfer-Encoding", "chunked")
 ANSWER_BYTES = 32 << 20
 """More than the buffers of both sockets take."""
+TEXT_BYTES = 200_000
+"""What a quarter of the limit has room for, and not twice."""
 
 
 async def length(request: HttpRequest) -> HttpResponse:
@@ -40,18 +49,37 @@ async def large(request: HttpRequest) -> HttpResponse:
     return HttpResponse(content_type=BINARY_TYPE, parts=[memoryview(bytes(ANSWER_BYTES))])
 
 
+async def text(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(content_type="text/plain", parts=[b" " * TEXT_BYTES])
+
+
+def prepare(request: HttpRequest) -> Begin:
+    def begin(
+        body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
+    ) -> HttpResponse:
+        return HttpResponse(content_type="text/plain", parts=[b" " * TEXT_BYTES])
+
+    return begin
+
+
 @asynccontextmanager
 async def serving(
     ledger: Ledger, *, timeout: float = 30.0, chunks: int = 100
 ) -> AsyncIterator[str]:
-    """Serve three routes; nothing may be left on the ledger behind the last connection."""
+    """Serve some routes; nothing may be left on the ledger behind the last connection."""
     routes = RouteTable(
-        Route(method, path, Operation.PAGE, handle, path, "test")
-        for method, path, handle in (
-            ("POST", "/length", length),
-            ("POST", "/grown", grown),
-            ("GET", "/large", large),
-        )
+        [
+            *(
+                Route(method, path, Operation.PAGE, handle, path, "test")
+                for method, path, handle in (
+                    ("POST", "/length", length),
+                    ("POST", "/grown", grown),
+                    ("POST", "/general", text),
+                    ("GET", "/large", large),
+                )
+            ),
+            Route("POST", "/fast", Operation.PAGE, text, "/fast", "test", prepare=prepare),
+        ]
     )
     limits = HttpLimits(20, 2048, 30.0, BodyLimits(BODY_BYTES, chunks, timeout), 100)
     async with serving_routes(routes, limits, ledger) as (address, _):
@@ -232,6 +260,24 @@ async def test_an_answer_that_there_is_no_memory_for_is_503() -> None:
         answer = await client.ask(message("GET", "/large"))
 
     assert (503, "1") == (answer.status, answer.headers["retry-after"])
+
+
+@pytest.mark.parametrize("path", ["/general", "/fast"])
+async def test_an_answer_that_there_is_no_memory_to_compress_is_no_refusal(path: str) -> None:
+    """Its client gets it as it is: nothing was refused, and nothing counts as that."""
+    ledger = Ledger(LIMIT)
+    accepts = message("POST", path, ("Accept-Encoding", "gzip"), body=b"x")
+    async with serving(ledger) as address, connect(address) as client:
+        answers = [await client.ask(accepts) for _ in range(2)]
+        other = ledger.open()
+        other.hold(LIMIT // 2)
+        answers += [await client.ask(accepts) for _ in range(2)]
+        other.close()
+
+    codings = [answer.headers.get("content-encoding") for answer in answers]
+    assert ["gzip", "gzip", None, None] == codings
+    assert [TEXT_BYTES] * 2 == [len(answer.body) for answer in answers[2:]]
+    assert 0 == ledger.refused
 
 
 async def test_an_answer_counts_until_its_client_has_read_it() -> None:

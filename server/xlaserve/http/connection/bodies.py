@@ -41,6 +41,8 @@ class BodyReader:
         self._allocate = allocate
         self._threads = threads
         self._is_draining = False
+        self._is_over = False
+        """Whether no body is waited for."""
         self._timeouts: set[asyncio.Timeout] = set()
         """Timeouts of the bodies being read."""
 
@@ -50,10 +52,16 @@ class BodyReader:
         for timeout in self._timeouts:
             self._expect_more(timeout)
 
+    def refuse(self) -> None:
+        """Refuse every body that has not come by now: the server ends."""
+        self._is_over = True
+        for timeout in self._timeouts:
+            self._expect_more(timeout)
+
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
         if self._is_draining:
-            stalled = asyncio.get_running_loop().time() + _STALL_SECONDS
-            timeout.reschedule(stalled)
+            now = asyncio.get_running_loop().time()
+            timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
 
     async def read(self, request: Request, held: Held) -> memoryview:
         """Return the whole body, decompressed; some of its time may have passed already.

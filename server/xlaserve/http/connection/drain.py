@@ -34,7 +34,10 @@ class Drain:
         end_streams: Callable[[], None],
         acceptor: Acceptor,
     ) -> None:
-        """`end_streams` ends running event streams when the grace period expires."""
+        """`end_streams` ends running event streams when the grace period expires.
+
+        A body that has not come by then is refused.
+        """
         self._server = server
         self._bodies = bodies
         self._end_streams = end_streams
@@ -58,6 +61,7 @@ class Drain:
             connection.close_idle()
         await self._closed(until)
         if self._server.connections:
+            self._bodies.refuse()
             self._end_streams()
             await self._closed(loop.time() + _IDLE_SECONDS)
         for connection in self._connections():

@@ -140,7 +140,12 @@ class FastPath(Lifecycle):
         if len(data) == size:
             self._begin(plan, head, memoryview(data)[end:])
         elif len(data) < size:
-            self._await_body(plan, data)
+            if self._server.is_draining:
+                # The general path alone gives a body no longer than the server still has.
+                self.change(Input.GENERAL_BEGUN)
+                self._owner.take_over(data)
+            else:
+                self._await_body(plan, data)
         else:
             self._begin(plan, head, memoryview(data)[end:size])
             self._keep(memoryview(data)[size:])

@@ -8,7 +8,7 @@ from functools import partial
 from http import HTTPStatus
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import BudgetExhausted, CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
 from xlaserve.errors.panics import ENDS
 from xlaserve.grpc.http2.limits import Shared
 from xlaserve.http import compression
@@ -27,7 +27,7 @@ from xlaserve.http.headers import ReadHeaders
 from xlaserve.http.hints import hint
 from xlaserve.http.messages import HTML_TYPE, NO_STORE, HttpRequest, HttpResponse, HttpStream
 from xlaserve.http.routing import Match, Route, RouteTable
-from xlaserve.http.threads import OffLoop
+from xlaserve.http.threads import INLINE_BYTES, OffLoop
 from xlaserve.net.accepting import Acceptor, Handshakes
 from xlaserve.net.compression import deflate_where_worth
 from xlaserve.net.ledger import Account
@@ -348,9 +348,14 @@ class HttpServer:
         """
         size = answer.size
         pack = partial(deflate_where_worth, coding, answer.parts, size)
-        try:
-            body = await self._threads.write(size, pack, account, size)
-        except BudgetExhausted:
+        if size <= INLINE_BYTES:
+            body = pack()
+        elif account.spare(2 * size):
+            try:
+                body = await self._threads.run(size, pack)
+            finally:
+                account.release(2 * size)
+        else:
             return answer
         if body is None:
             return answer

@@ -1,6 +1,8 @@
 """The event log as JSON, for the status page and other clients."""
 
 import re
+from collections.abc import Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Annotated
 
@@ -29,9 +31,14 @@ class EventsOfPage(msgspec.Struct):
     log: Annotated[
         str, msgspec.Meta(description="The log that numbers are of; another after a restart.")
     ]
-    last: Annotated[int, msgspec.Meta(description="The number of the newest event of all.")]
+    last: Annotated[
+        int, msgspec.Meta(description="The number of the newest event that the caller may see.")
+    ]
     first: Annotated[int, msgspec.Meta(description="The number of the oldest that is kept.")]
-    dropped: Annotated[int, msgspec.Meta(description="Older events that are kept no longer.")]
+    dropped: Annotated[
+        int,
+        msgspec.Meta(description="Older events that are kept no longer; 0 where it is limited."),
+    ]
     limited: Annotated[
         bool, msgspec.Meta(description="Whether events are left out that the caller may not see.")
     ]
@@ -76,40 +83,49 @@ class EventRoutes:
         failed = _flag(query.get("failed", ""))
         kept = await self._events.read()
         sees = self._permits(request.call, Operation.METADATA)
-        later = [event for event in kept.events if event.number > after]
-        seen = visible(later, sees, cut(request.call.owner, MAX_NAME))
+        is_limited = sees is not everything
+        seen = visible(kept.events, sees, cut(request.call.owner, MAX_NAME))
+        # The numbers of those that it may not see would tell how many these are.
+        dropped = 0 if is_limited else kept.dropped
         found = chosen(
-            seen, search=query.get("search", ""), failed=failed, model=query.get("model", "")
+            [event for event in seen if event.number > after],
+            search=query.get("search", ""),
+            failed=failed,
+            model=query.get("model", ""),
         )
         answer = EventsOfPage(
             str(kept.began_ns),
-            kept.events[-1].number if kept.events else kept.dropped,
-            kept.dropped + 1,
-            kept.dropped,
-            sees is not everything,
+            seen[-1].number if seen else dropped,
+            seen[0].number if is_limited and seen else dropped + 1,
+            dropped,
+            is_limited,
             len(found),
             found[: -MAX_EVENTS - 1 : -1],
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
 
-def visible(events: list[Event], sees: Sees, owner: str = "") -> list[Event]:
+def visible(events: Sequence[Event], sees: Sees, owner: str = "") -> Sequence[Event]:
     """Return the events of models that a caller may see; those of the server are for who sees all.
 
     A model that it may not see is not named in what happened to another one either, nor is another
-    caller, with its address.
+    caller, with its address. Their numbers are then their times in microseconds: places in the log
+    would tell how much happened to other models.
     """
     if sees is everything:
         return events
+    found = [event for event in events if event.model and sees(event.model)]
+    # Larger from one to the next, whatever the clock does.
+    times = accumulate((event.at_ns // 1000 for event in found), lambda last, at: max(at, last + 1))
     return [
         msgspec.structs.replace(
             event,
+            number=number,
             text=without_names(event.text, sees),
             for_model=event.for_model if sees(event.for_model) else "",
             asker=event.asker if event.asker.principal == owner else NOBODY,
         )
-        for event in events
-        if event.model and sees(event.model)
+        for event, number in zip(found, times, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from xlaserve.tensors import (
     element_count,
     from_elements,
 )
+from xlaserve.tensors.byte_elements import PIECE_ELEMENTS
 
 _READ_BYTES = 1 << 18
 _WRITTEN_ELEMENTS = 1 << 14
@@ -251,6 +253,27 @@ MOST_CHARACTERS: Mapping[str, int] = MappingProxyType(
 )
 """Of each number in JSON, by datatypes that have that form."""
 QUOTED_CHARACTERS = len('"",')
+ESCAPED_CHARACTERS = len("\\u0000")
+"""Of an octet that cannot be written as it is, at most."""
+_ESCAPED = bytes((*range(0x20), *b'"\\'))
+_ESCAPED_BY_PYTHON = _ESCAPED + bytes(range(0x80, 0x100))
+"""Where surrogates stand for what is not UTF-8, Python writes the whole, and in ASCII."""
+
+
+def escaped_octets(array: Tensor, rules: JsonRules) -> int:
+    """Return how many octets of texts may take more than one to write."""
+    escaped = _ESCAPED_BY_PYTHON if rules.surrogates else _ESCAPED
+    flat, count = array.reshape(-1), 0
+    # By pieces: a list of all elements would hold the interpreter's lock.
+    for start in range(0, len(flat), PIECE_ELEMENTS):
+        for element in flat[start : start + PIECE_ELEMENTS].tolist():
+            text = _octets(element)
+            count += len(text) - len(text.translate(None, escaped))
+    return count
+
+
+def _octets(element: str | bytes) -> bytes:
+    return element.encode(errors="surrogatepass") if isinstance(element, str) else bytes(element)
 
 
 def write_elements(
@@ -282,8 +305,17 @@ def _write(datatype: Datatype, rules: JsonRules, piece: Tensor) -> bytearray:
     if datatype.dtype.kind == "f" and b"null" in written:
         if rules.strict:
             raise NotInJson("NaN or Infinity")
-        return bytearray(write_as_python(piece.tolist()))
+        return _with_not_finite(written, piece)
     return written
+
+
+def _with_not_finite(written: bytearray, piece: Tensor) -> bytearray:
+    """Put Python's literals where numbers are null: the others keep the digits of their datatype,
+    which are fewer than Python's."""
+    odd = piece[~np.isfinite(piece)].tolist()
+    before, *behind = written.split(b"null")
+    literals = (write_as_python(one) for one in odd)
+    return before + b"".join(chain.from_iterable(zip(literals, behind, strict=True)))
 
 
 def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:

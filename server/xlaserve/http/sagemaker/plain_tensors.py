@@ -5,6 +5,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
 from types import MappingProxyType
@@ -26,6 +27,8 @@ from xlaserve.http.accept import ANY, preferred
 from xlaserve.http.json.json_numbers import write_with_numbers
 from xlaserve.http.json.json_tensors import (
     DEFAULT_RULES,
+    ESCAPED_CHARACTERS,
+    MOST_CHARACTERS,
     JsonRules,
     escaped_text,
     text_of,
@@ -35,6 +38,8 @@ from xlaserve.http.json.json_text import WHITESPACE, check_members
 from xlaserve.http.json.large_arrays import LARGE_BYTES, cut_arrays, read_array
 from xlaserve.http.messages import JSON_TYPE, HttpResponse
 from xlaserve.http.sagemaker.npy import read_npy, write_npy
+from xlaserve.http.threads import Size
+from xlaserve.http.v2.infer_response import MOST_OF_OTHERS, texts_bytes
 from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
 from xlaserve.tensors import (
@@ -61,6 +66,9 @@ _TRUTHS: Mapping[str, bool] = MappingProxyType(
     {"true": True, "1": True, "false": False, "0": False}
 )
 _SHOWN = 200
+_OBJECT_BYTES = 64
+"""What is around the values of an object, or around a name in it."""
+_LIST_CHARACTERS = len("[],")
 _STRICT = JsonRules(strict=True)
 
 _Read: TypeAlias = Callable[[TensorSpec, memoryview], tuple[Datatype, Tensor]]
@@ -253,6 +261,24 @@ PLAIN_TYPES = tuple(_READERS)
 
 
 # --- writing -----------------------------------------------------------------------------------
+
+
+def most_plain_bytes(response: InferResponse, rules: JsonRules) -> Size:
+    """Return how many bytes the outputs take at most in JSON, lines of JSON or CSV."""
+    size, texts = _OBJECT_BYTES, list[Tensor]()
+    for output in response.outputs:
+        shape = output.data.shape
+        lists = sum(prod(shape[:axis]) for axis in range(len(shape) + 1))
+        # A row may be an object of all outputs.
+        name = ESCAPED_CHARACTERS * len(output.name.encode()) + _OBJECT_BYTES
+        size += lists * _LIST_CHARACTERS + (1 + (shape[0] if shape else 0)) * name
+        if output.datatype is BYTES:
+            texts.append(output.data)
+        else:
+            is_float = output.datatype.kind is Kind.FLOAT
+            most = MOST_OF_OTHERS if is_float else MOST_CHARACTERS[output.datatype.name]
+            size += output.data.size * most
+    return partial(texts_bytes, size, texts, rules) if texts else size
 
 
 def _write_json(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:

@@ -19,7 +19,13 @@ from xlaserve.http.messages import (
 )
 from xlaserve.http.parsing import parsed_bytes
 from xlaserve.http.routing import Body, Header, QueryParameter, Route
-from xlaserve.http.sagemaker.plain_tensors import FORMS, NPY_TYPE, PLAIN_TYPES, write_plain_response
+from xlaserve.http.sagemaker.plain_tensors import (
+    FORMS,
+    NPY_TYPE,
+    PLAIN_TYPES,
+    most_plain_bytes,
+    write_plain_response,
+)
 from xlaserve.http.sagemaker.sagemaker_bodies import (
     BINARY_TYPES,
     PARAMETER_HEADERS,
@@ -282,10 +288,10 @@ class SageMakerRoutes:
         size, account = output_bytes(response), request.call.peer.account
         if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
             write = partial(write_infer_response, inference, response, self._json_rules)
-            made = most_json_bytes(response, inference)
+            made = most_json_bytes(response, inference, self._json_rules)
             return v2_answer(await self._threads.write(size, write, account, made))
         plain = partial(write_plain_response, info, response, asked.form, self._json_rules)
-        made = 0 if asked.form == NPY_TYPE else most_json_bytes(response)
+        made = 0 if asked.form == NPY_TYPE else most_plain_bytes(response, self._json_rules)
         return await self._threads.write(size, plain, account, made)
 
 

@@ -94,7 +94,7 @@ class FastInfer:
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
         write = partial(write_infer_answer, request, response, self.json_rules)
-        made = most_json_bytes(response, request)
+        made = most_json_bytes(response, request, self.json_rules)
         return asyncio.ensure_future(
             self._threads.write(output_bytes(response), write, account, made)
         )

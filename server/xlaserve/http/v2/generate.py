@@ -123,7 +123,7 @@ class GenerateRoutes:
 
     async def _write(self, call: EventCall, response: InferResponse, is_text: bool) -> HttpResponse:
         write = partial(write_generate_answer, response, self._json_rules, is_text=is_text)
-        size, made = output_bytes(response), most_json_bytes(response)
+        size, made = output_bytes(response), most_json_bytes(response, rules=self._json_rules)
         # Its tensors are counted by the call.
         return await self._threads.write(size, write, call.peer.account, made, is_counted=True)
 

@@ -11,11 +11,13 @@ from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
 from xlaserve.http.json.json_numbers import write_with_numbers
 from xlaserve.http.json.json_tensors import (
     DEFAULT_RULES,
+    ESCAPED_CHARACTERS,
     MOST_CHARACTERS,
     QUOTED_CHARACTERS,
     JsonRules,
     NotInJson,
     NotUtf8,
+    escaped_octets,
     write_elements,
 )
 from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
@@ -66,8 +68,11 @@ _SHORT_ELEMENTS = 1 << 10
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
 """Size below which a copy is cheaper than separate pieces."""
-_MOST_OF_OTHERS = 25
-"""Characters of a number of a datatype that V2 has no contents for, which Python writes."""
+MOST_OF_OTHERS = 25
+"""Characters of a number that Python writes, as one of a datatype that V2 has no contents for."""
+_DESCRIBED_BYTES = 160
+"""What is around the elements of an output, or around all of them, besides texts and sizes."""
+_DIMENSION_CHARACTERS = 20
 
 
 def write_infer_response(
@@ -163,16 +168,18 @@ def output_bytes(response: InferResponse) -> int:
     return size
 
 
-def most_json_bytes(response: InferResponse, request: InferRequest | None = None) -> Size:
-    """Return how many bytes the JSON of a response takes, and what counts for BYTES only here.
-
-    Most of numbers, and of BYTES without what is escaped. Numbers that a request wants to be binary
-    take none.
+def most_json_bytes(
+    response: InferResponse,
+    request: InferRequest | None = None,
+    rules: JsonRules = DEFAULT_RULES,
+) -> Size:
+    """Return how many bytes the JSON of a response takes at most, and what counts for BYTES only
+    here. Numbers that a request wants to be binary take none.
     """
     default = request is not None and request.parameters.get(BINARY_OUTPUT) is True
     outputs = () if request is None else request.outputs
     wanted = {one.name: one.parameters.get(BINARY_DATA, default) for one in outputs}
-    size, texts = 0, list[Tensor]()
+    size, texts = _described_bytes(response), list[Tensor]()
     for output in response.outputs:
         if type(output) is not InferOutput:
             continue
@@ -182,14 +189,28 @@ def most_json_bytes(response: InferResponse, request: InferRequest | None = None
             if not is_binary or output.data.nbytes > _JOINED_BYTES:
                 texts.append(output.data)
         elif not is_binary:
-            size += output.data.size * MOST_CHARACTERS.get(output.datatype.name, _MOST_OF_OTHERS)
-    return partial(_texts_bytes, size, texts) if texts else size
+            size += output.data.size * MOST_CHARACTERS.get(output.datatype.name, MOST_OF_OTHERS)
+    return partial(texts_bytes, size, texts, rules) if texts else size
 
 
-def _texts_bytes(size: int, texts: Iterable[Tensor]) -> int:
+def _described_bytes(response: InferResponse) -> int:
+    """Return how many bytes there are around the elements, binary tensors or not."""
+    texts = [response.model_name, response.model_version, response.id]
+    size = (1 + len(response.outputs)) * _DESCRIBED_BYTES
+    for output in response.outputs:
+        texts.append(output.name)
+        size += output.data.ndim * _DIMENSION_CHARACTERS
+    if isinstance(response, DetailedResponse):
+        own = (response.parameters, *response.output_parameters.values())
+        size += sum(len(_ENCODER.encode(parameters)) for parameters in own)
+    return size + ESCAPED_CHARACTERS * sum(len(text.encode()) for text in texts)
+
+
+def texts_bytes(size: int, texts: Iterable[Tensor], rules: JsonRules) -> int:
     """Return so many bytes, and those of texts: as they are, and as they are written."""
     for array in texts:
         size += array.size * (ELEMENT_BYTES + QUOTED_CHARACTERS) + 2 * octets_of(array)
+        size += (ESCAPED_CHARACTERS - 1) * escaped_octets(array, rules)
     return size
 
 

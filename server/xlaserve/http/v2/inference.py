@@ -252,7 +252,7 @@ class InferenceRoutes:
         is_counted: bool = False,
     ) -> HttpResponse:
         write = partial(write_infer_answer, request, response, self._json_rules)
-        size, made = output_bytes(response), most_json_bytes(response, request)
+        size, made = output_bytes(response), most_json_bytes(response, request, self._json_rules)
         return await self._threads.write(size, write, account, made, is_counted=is_counted)
 
     def _infer_events(
