@@ -51,9 +51,9 @@ class BodyReader:
             self._expect_more(timeout)
 
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
-        if self._is_draining:
-            stalled = asyncio.get_running_loop().time() + _STALL_SECONDS
-            timeout.reschedule(stalled)
+        """Give a body so long for its next bytes; asked while the server drains."""
+        stalled = asyncio.get_running_loop().time() + _STALL_SECONDS
+        timeout.reschedule(stalled)
 
     async def read(self, request: Request, held: Held) -> memoryview:
         """Return the whole body, decompressed; some of its time may have passed already.
@@ -86,7 +86,8 @@ class BodyReader:
             async with timeout:
                 outside_call().run(timeout.reschedule, due)
                 self._timeouts.add(timeout)
-                self._expect_more(timeout)
+                if self._is_draining:
+                    self._expect_more(timeout)
                 return await self._receive(content, length, held, timeout)
         except TimeoutError:
             if not timeout.expired():
@@ -117,7 +118,8 @@ class BodyReader:
         while piece:
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
-            self._expect_more(timeout)
+            if self._is_draining:
+                self._expect_more(timeout)
             piece = await content.read()
         return whole[:filled]
 
@@ -167,7 +169,8 @@ class BodyReader:
                 more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
                 held.grow(more)
                 reserved += more
-            self._expect_more(timeout)
+            if self._is_draining:
+                self._expect_more(timeout)
             whole += piece
             if len(whole) > self._limits.max_bytes:
                 self._raise_too_large()
