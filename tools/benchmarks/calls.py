@@ -658,44 +658,66 @@ def allocations(root: Path, names: Sequence[str]) -> dict[str, float]:
 
 
 def system_calls() -> tuple[float, dict[str, float]]:
-    """Return the system calls of a request of 4 connections x 16 in flight, and those by name."""
+    """Return the system calls of a request of 4 connections x 16 in flight, and those by name.
+
+    Of one process, between two connections that mark where they begin and end: two starts of a
+    server differ by more calls than its requests make.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         root, log = Path(scratch) / "models", Path(scratch) / "calls"
         write_models(root)
-        command = ["strace", "-f", "-c", "-U", "calls,name", "-o", str(log)]
-        found = []
-        for rounds in (0, ROUNDS):
-            process = subprocess.Popen(
-                [*command, sys.executable, __file__, "--serve", str(root)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            port = next(int(line[5:]) for line in process.stdout if line.startswith("port "))
-            connections = [Http2(port) for _ in range(CONNECTIONS)]
-            message = infer_message("identity")
-            for _ in range(WARM + rounds):
-                parts = [
-                    [one.headers("ModelInfer") for _ in range(IN_FLIGHT)] for one in connections
-                ]
-                for one, streams in zip(connections, parts, strict=True):
+        process = subprocess.Popen(
+            ["strace", "-f", "-o", str(log), sys.executable, __file__, "--serve", str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = next(int(line[5:]) for line in process.stdout if line.startswith("port "))
+        connections = [Http2(port) for _ in range(CONNECTIONS)]
+        message = infer_message("identity")
+
+        def ask(rounds: int) -> None:
+            for _ in range(rounds):
+                for one in connections:
+                    streams = [one.headers("ModelInfer") for _ in range(IN_FLIGHT)]
                     data = [frame + one.data(n, prefixed(message)) for n, frame in streams]
                     one.send(b"".join(data))
                 for one in connections:
                     one.read(HEADERS, END_STREAM, IN_FLIGHT)
-            for one in connections:
-                one.close()
-            process.stdin.close()
-            process.stdout.close()
-            process.wait()
-            rows = re.findall(r"^\s*(\d+)\s+(\w+)\s*$", log.read_text(), re.MULTILINE)
-            found.append({name: int(number) for number, name in rows if name != "total"})
+
+        def mark() -> None:
+            marking = Http2(port)
+            marking.unary("ModelInfer", message)
+            connections.append(marking)
+
+        ask(WARM)
+        mark()
+        marked = connections.pop()
+        ask(ROUNDS)
+        mark()
+        for one in (*connections, marked):
+            one.close()
+        process.stdin.close()
+        process.stdout.read()
+        process.wait()
+        calls = calls_between(log.read_text(), CONNECTIONS)
     requests = ROUNDS * CONNECTIONS * IN_FLIGHT
-    before, after = found
-    calls = {name: (after[name] - before.get(name, 0)) / requests for name in after}
-    return round(sum(calls.values()), 3), {k: round(v, 3) for k, v in calls.items() if v > 0.002}
+    each = {name: round(number / requests, 3) for name, number in calls.most_common()}
+    return round(calls.total() / requests, 3), {k: v for k, v in each.items() if v > 0.002}
+
+
+def calls_between(log: str, before: int) -> Counter[str]:
+    """Count the system calls in a log of strace between two connections, behind others before."""
+    counts: Counter[str] = Counter()
+    accepted = 0
+    for line in log.splitlines():
+        accepted += re.search(r"\baccept4?(\(| resumed>).* = \d+$", line) is not None
+        name = re.match(r"\d+ +(\w+)\(", line)
+        if name is not None and accepted == before + 1:
+            counts[name[1]] += 1
+    return counts
 
 
 def serve(root: Path) -> None:

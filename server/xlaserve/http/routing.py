@@ -11,6 +11,9 @@ from urllib.parse import unquote
 from xlaserve.http.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Prepare
 from xlaserve.serving.call import Api, Operation
 
+Words: TypeAlias = Sequence[tuple[int, str]]
+"""Segments of a pattern that are no names, each with its place."""
+
 MakeError: TypeAlias = Callable[[str, HTTPStatus, BaseException | None], object]
 """Makes the JSON of an error from its text, status and exception."""
 
@@ -123,10 +126,11 @@ class RouteTable:
         """`errors` are formats by path prefix, without query; others are plain."""
         self.routes = tuple(routes)
         self._errors = errors
-        self._by_length: dict[int, list[tuple[tuple[str, ...], Route]]] = {}
+        self._by_length: dict[int, list[tuple[Words, tuple[str, ...], Route]]] = {}
         for route in self.routes:
             segments = tuple(route.path.split("/"))
-            self._by_length.setdefault(len(segments), []).append((segments, route))
+            words = [(at, word) for at, word in enumerate(segments) if word[:1] != "{"]
+            self._by_length.setdefault(len(segments), []).append((words, segments, route))
 
     def find(self, method: str, raw_path: str) -> Match:
         """Match a path as it stands in the request line: nothing is resolved or normalised.
@@ -138,13 +142,17 @@ class RouteTable:
         if len(segments) > 2 and not segments[-1]:
             segments.pop()
         allowed: list[str] = []
-        for pattern, route in self._by_length.get(len(segments), ()):
-            names = _names(pattern, segments)
-            if names is None:
-                continue
-            if method == route.method or (method == "HEAD" and route.method == "GET"):
-                return Match(route, names, allowed)
-            allowed.append(route.method)
+        for words, pattern, route in self._by_length.get(len(segments), ()):
+            for at, word in words:
+                if segments[at] != word:
+                    break
+            else:
+                names = _names(pattern, segments)
+                if names is None:
+                    continue
+                if method == route.method or (method == "HEAD" and route.method == "GET"):
+                    return Match(route, names, allowed)
+                allowed.append(route.method)
         return Match(None, {}, allowed)
 
     def shape_of_errors(self, target: str) -> MakeError:
@@ -157,12 +165,11 @@ class RouteTable:
 
 
 def _names(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
+    """Return the names in a path whose words are those of a pattern; None where one is empty."""
     names: dict[str, str] = {}
     for want, have in zip(pattern, segments, strict=True):
         if want[:1] == "{":
             if not have:
                 return None
             names[want[1:-1]] = unquote(have, errors="surrogateescape")
-        elif want != have:
-            return None
     return names

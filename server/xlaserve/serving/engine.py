@@ -12,6 +12,7 @@ import numpy as np
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import BudgetExhausted, MissingInputs, XlaserveError
 from xlaserve.errors.panics import ENDS
+from xlaserve.net.ledger import Account
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.runtime.wrappers.optional_inputs import completed
 from xlaserve.serving.access.sight import require_seen, require_seen_now, without_hidden
@@ -23,9 +24,11 @@ from xlaserve.serving.infer_call import AwaitedInfer, InferCall, ServedVersion, 
 from xlaserve.serving.inference import InferRequest, InferResponse, SharedInput
 from xlaserve.serving.inputs.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.serving.inputs.images import AT_NO_COST_BYTES, EncodedImages, find_images
+from xlaserve.serving.inputs.known_places import KnownPlaces
 from xlaserve.serving.inputs.output_forms import OutputForms, asks_for_form
 from xlaserve.serving.inputs.shared_memory import Regions
 from xlaserve.serving.inputs.shared_tensors import AT_ONCE_BYTES, SharedInputs
+from xlaserve.serving.made_arrays import SHORT_BYTES
 from xlaserve.serving.parameters import of_tensors
 from xlaserve.serving.stations.station import Served, Working
 from xlaserve.tensors import Tensor
@@ -135,13 +138,50 @@ class Engine:
         _find(call, *found)
         return found
 
-    def _check_and_begin(self, call: InferCall, instance: Served, request: InferRequest) -> None:
+    def _begin_known(self, call: InferCall, instance: Served, request: InferRequest) -> bool:
+        """Begin a call with its tensors where another of its form had them in shared memory.
+
+        False, and nothing has changed, where all of it has to be looked at.
+        """
+        known = None if request.form is None else self.regions.known.get(request.form)
+        if (
+            known is None
+            or known.checked_by is not instance.quick
+            or not self.regions.may_use_again(call, known.regions)
+        ):
+            return False
+        size = known.copied_bytes
+        account = call.peer.account if size else None
+        if account is not None and (size > SHORT_BYTES or account.ledger.is_pressed):
+            self._reserve_shared(call, account, size)
+            account = None
+        call.is_volatile, call.reads_memory = known.has_views, known.is_shared
+        call.inputs = known.read(request)
+        call.rows, call.key = known.rows, known.key
+        call.chosen, call.shaping = known.chosen, known.forms
+        for check in self._gates.of_model:
+            check(call)
+        instance.station.begin(call)
+        if account is not None and not call.has_ended:
+            # As with short messages: what is answered at once need not be counted.
+            account.hold(size)
+            call.hold(partial(account.release, size))
+        return True
+
+    def _check_and_begin(
+        self,
+        call: InferCall,
+        instance: Served,
+        request: InferRequest,
+        shared: SharedInputs | None = None,
+    ) -> None:
+        """Apply all rules, and begin a call; `shared` inputs were found in this turn, and read."""
+        if shared is None and self.regions.known and self._begin_known(call, instance, request):
+            return
         name, info = request.model_name, instance.info
-        for tensor in request.inputs:
-            if isinstance(tensor, SharedInput):
-                shared = SharedInputs(request, self.regions, call)
-                self._read_shared(call, instance, shared)
-                return
+        if shared is None and SharedInput in map(type, request.inputs):
+            self._read_shared(call, instance, SharedInputs(request, self.regions, call))
+            return
         is_known = request.form is not None and request.form.checked_by is instance.quick
         images = None if is_known else self._check(call, instance, request)
         if request.outputs:
@@ -165,6 +205,7 @@ class Engine:
             self._decode(call, instance, images, AT_NO_COST_BYTES)
             return
         _describe(call, info)
+        KnownPlaces.learn(self.regions, instance, request, call, shared)
         instance.station.begin(call)
 
     def _check(
@@ -200,12 +241,9 @@ class Engine:
         call.is_volatile = shared.has_views
         call.reads_memory = True
         if account is not None and size:
-            if not account.reserve(size):
-                limit = account.ledger.limit
-                raise BudgetExhausted("the inputs in shared memory", size, limit)
-            call.hold(partial(account.release, size))
+            self._reserve_shared(call, account, size)
         if size <= AT_ONCE_BYTES:
-            self._check_and_begin(call, instance, shared.read())
+            self._check_and_begin(call, instance, shared.read(), shared)
             return
 
         def has_read(found: InferRequest | BaseException) -> None:
@@ -223,6 +261,13 @@ class Engine:
                 deliver([call], error)
 
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
+
+    def _reserve_shared(self, call: InferCall, account: Account, size: int) -> None:
+        """Reserve memory for inputs that are copied until a call ends; raises BudgetExhausted."""
+        if not account.reserve(size):
+            limit = account.ledger.limit
+            raise BudgetExhausted("the inputs in shared memory", size, limit)
+        call.hold(partial(account.release, size))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
         """Decode the images of a call in a thread, up to a size."""

@@ -164,9 +164,11 @@ class TensorSpec:
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Tell whether a tensor of this concrete shape fits."""
-        return len(shape) == len(self.shape) and all(
-            want in (-1, have) for want, have in zip(self.shape, shape, strict=True)
-        )
+        if len(shape) != len(self.shape):
+            return False
+        # A list: a generator would be resumed for each dimension.
+        sizes = zip(self.shape, shape, strict=True)
+        return not [have for want, have in sizes if want not in (-1, have)]
 
 
 def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:

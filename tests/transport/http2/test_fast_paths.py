@@ -4,11 +4,13 @@ One engine has its fast paths, the other none. Both get the same reads, and what
 other does: state of each stream, windows, what is answered, byte for byte.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.frames import (
     Flag,
     Frame,
@@ -28,6 +30,7 @@ from support.memory_client import REQUEST, MemoryClient, Streaming, Unary, answe
 
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, StreamingReader
 from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.net.ledger import Kind as Held
 
 MOST = 50_000
 """Largest message in bytes."""
@@ -75,6 +78,7 @@ def general(route: str = "unary", **limits: Any) -> MemoryClient:
     reader._data.run = lambda *frame: 0
     reader._headers.open_next = lambda stream_id, block: False
     sender = core._sender
+    sender._pump_long = lambda: None
     sender.answer = sender._long_answer
 
     sender.short_data = lambda *given: False
@@ -483,6 +487,173 @@ def test_conversation(seed: int, route: str) -> None:
             steps += 1
 
     assert steps > 40
+
+
+# --- several long messages by turns --------------------------------------------------------------
+
+SIZES = (1, 4095, 4096, 5000, 16_384, 19_000)
+"""Payloads around the least that a run takes."""
+WAYS: Mapping[str, Callable[[Frame], Sequence[Frame]]] = {
+    "plain": lambda frame: (frame,),
+    "padded": lambda frame: (padded(frame, 9),),
+    "flag": lambda frame: (frame._replace(flags=0x40),),
+    "reserved": lambda frame: (frame._replace(stream=frame.stream | 1 << 31),),
+    "empty": lambda frame: (data(frame.stream), frame),
+    "reset": lambda frame: (frame, rst_stream(frame.stream)),
+    "ping": lambda frame: (ping(), window_update(frame.stream, 1), frame),
+    "end": lambda frame: (frame._replace(flags=Flag.END_STREAM),),
+}
+TURNS = st.tuples(
+    st.sampled_from((1, 3, 5)),
+    st.sampled_from(SIZES),
+    st.sampled_from((*("plain",) * 12, *WAYS)),
+)
+"""A frame: its stream, its payload, and how it is."""
+CUTS = st.lists(st.sampled_from((1, 8, 9, 100, 5000, 16_393, 1 << 17, 1 << 18)), max_size=8)
+WAYS_OF_SIZE = (None, 0, 0, -1, 1)
+"""How far the content-length is from the truth; None for none."""
+
+
+def turned(
+    turns: Sequence[tuple[int, int, str]], sizes: Sequence[int], more: Sequence[int | None]
+) -> Iterator[Frame]:
+    """Write three requests, whose messages come in frames by turns; what is left comes last."""
+    left = {}
+    for number, size, length in zip((1, 3, 5), sizes, more, strict=True):
+        octets = bytearray(message(size))
+        octets[PREFIX_BYTES:] = Random(number).randbytes(size)
+        left[number] = bytes(octets)
+        told = () if length is None else (("content-length", str(len(octets) + length)),)
+        yield headers(number, request(*told))
+    for number, size, way in turns:
+        now, left[number] = left[number][:size], left[number][size:]
+        frame = data(number, now)
+        yield from WAYS[way](frame)
+    for number, rest in left.items():
+        frames = run(rest, 19_000, end=True) or (END,)
+        yield from (frame._replace(stream=number) for frame in frames)
+
+
+def _but_for_the_connection(frames: Sequence[Frame]) -> list[Frame]:
+    return [f for f in frames if (f.kind, f.stream) != (Kind.WINDOW_UPDATE, 0)]
+
+
+@pytest.mark.parametrize("window", [70_000, 1 << 20])
+@given(
+    st.lists(TURNS, max_size=20),
+    st.tuples(*[st.sampled_from((0, 9_000, 29_995, 40_000, 50_000, 50_001))] * 3),
+    st.tuples(*[st.sampled_from(WAYS_OF_SIZE)] * 3),
+    CUTS,
+)
+def test_long_messages_by_turns(
+    window: int,
+    turns: list[tuple[int, int, str]],
+    sizes: tuple[int, int, int],
+    more: tuple[int | None, ...],
+    cuts: list[int],
+) -> None:
+    """Whatever is between their frames, and wherever reads end.
+
+    The window of the connection is widened by as much, though perhaps behind other frames.
+    """
+    both = Both(connection_window_bytes=window)
+    octets = b"".join(map(bytes, turned(turns, sizes, more)))
+    for cut in [*cuts, len(octets)]:
+        ours, theirs = (c.send(octets[:cut]) for c in (both.fast, both.general))
+        octets = octets[cut:]
+        ended = both.general.core.failed
+        if ended is not None:
+            assert both.fast.core.failed is not None
+            assert ended.code is both.fast.core.failed.code
+            return
+
+        assert _but_for_the_connection(theirs) == _but_for_the_connection(ours)
+        assert _granted(both.general) == _granted(both.fast)
+        assert {**told(both.general), "left": 0} == {**told(both.fast), "left": 0}
+
+
+def _granted(client: MemoryClient) -> int:
+    """Return how much more the client may send on the connection, as it knows and as we do."""
+    frames = [f for f in client.all if (f.kind, f.stream) == (Kind.WINDOW_UPDATE, 0)]
+    core: Any = client.core
+    return core._windows.left - sum(int.from_bytes(frame.payload) for frame in frames)
+
+
+def test_a_run_asks_no_more_of_a_client_than_frame_by_frame() -> None:
+    """The window of the connection is widened behind each frame that leaves it half empty."""
+    both = Both(connection_window_bytes=70_000)
+    numbers = (1, 3, 5)
+    cut = [[f._replace(stream=n) for f in run(LONG, 5000, end=True)] for n in numbers]
+    frames = [frame for turn in zip(*cut, strict=True) for frame in turn]
+    for client in (both.fast, both.general):
+        client.send(*(headers(n, REQUEST) for n in numbers), *frames)
+
+    assert both.general.alive
+    assert both.fast.alive
+    assert dict.fromkeys(numbers, LONG[PREFIX_BYTES:]) == both.fast.route.messages
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_a_run_takes_the_frames_of_all_long_messages(streams: int) -> None:
+    """All frames of a read in one go: they are handled by the rules no frame at a time."""
+    client = fast(max_streams=streams)
+    core: Any = client.core
+    numbers = [1 + 2 * n for n in range(streams)]
+    cut = [[f._replace(stream=n) for f in run(LONG[:25_000], 5000)] for n in numbers]
+    client.send(*(headers(n, REQUEST) for n in numbers), *(frames[0] for frames in cut))
+    taken: list[int] = []
+    original = core._reader._data.run
+    core._reader._data.run = lambda *frame: taken.append(original(*frame)) or taken[-1]
+    client.send(*(frame for turn in zip(*cut, strict=True) for frame in turn[:]))
+
+    assert [streams * 5 * 5009] == taken
+
+
+@given(
+    st.lists(st.sampled_from((16_384, 16_385, 40_000, 90_000)), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(
+            st.sampled_from((0, 1, 3, 5)), st.sampled_from((1, 16_383, 16_384, 16_385, 120_000))
+        ),
+        max_size=8,
+    ),
+)
+def test_long_answers_by_turns(sizes: list[int], windows: list[tuple[int, int]]) -> None:
+    """However the windows open, frame for frame; and the ledger has what has not left."""
+    both = Both()
+    both.send(
+        *(f for n in (1, 3, 5) for f in (headers(n, REQUEST), data(n, SMALL, end_stream=True)))
+    )
+    for number, size in zip((1, 3, 5), sizes, strict=True):
+        both.answer(number, size)
+    for number, increment in windows:
+        both.send(
+            window_update(number, increment) if number in (0, *both.fast.core.streams) else b""
+        )
+        for client in (both.fast, both.general):
+            unsent = sum(stream.unsent for stream in client.core.streams.values())
+            assert unsent == client.core.account.held_for(Held.ANSWERS)
+
+
+def test_long_answers_leave_without_a_look_at_each_frame() -> None:
+    """Frames that leave a rest, of answers by turns."""
+    client = fast()
+    client.send(
+        *(f for n in (1, 3) for f in (headers(n, REQUEST), data(n, SMALL, end_stream=True)))
+    )
+    client.send(settings((Setting.INITIAL_WINDOW_SIZE, 1 << 20)))
+    for number in (1, 3):
+        answer(client.route.streams[number], bytes(400_000))
+    client.taken()
+    core: Any = client.core
+    looked: list[int] = []
+    original = core._sender._send
+    core._sender._send = lambda stream, most: looked.append(stream.id) or original(stream, most)
+    frames = client.send(window_update(0, 1 << 20))
+
+    sent = [frame for frame in frames if frame.kind == Kind.DATA and frame.payload]
+    assert len(sent) > 30
+    assert len(looked) <= 4
 
 
 @pytest.mark.parametrize("path", ["fast", "general"])

@@ -2,7 +2,14 @@
 
 from xlaserve.grpc.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.grpc.http2.flow_control import ReceiveWindows
-from xlaserve.grpc.http2.frames import END_STREAM, HEADER_BYTES, ErrorCode
+from xlaserve.grpc.http2.frames import (
+    DATA,
+    END_STREAM,
+    HEADER,
+    HEADER_BYTES,
+    MAX_STREAM_ID,
+    ErrorCode,
+)
 from xlaserve.grpc.http2.limits import Conduct, Http2Limits, Shared
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem, StreamingReader, UnaryReader
 from xlaserve.grpc.http2.states import Input, State
@@ -113,46 +120,58 @@ class DataFrames:
         reader.on_data()
         return True
 
-    # Many clients put 16 KB into a frame: 64 MB have four thousand of them. The function is this
-    # long to spare calls.
+    # Many clients put 16 KB into a frame, and those of several messages by turns: 64 MB have four
+    # thousand of them. The function is this long to spare calls.
     def run(
-        self, stream: ServerStream, octets: bytearray, view: memoryview, frame: tuple[int, int, int]
+        self,
+        stream: ServerStream | None,
+        octets: bytearray,
+        view: memoryview,
+        frame: tuple[int, int, int],
     ) -> int:
-        """Take frames that go on with a long message; return where the next one begins, or 0.
+        """Take frames that go on with long messages; return where the next one begins, or 0.
 
         `frame` is where the payload of the first one begins and ends, and where what was read does.
         """
         start, stop, end = frame
-        reader = stream.reader
-        if not isinstance(reader, UnaryReader) or stream.begun:
-            return 0
-        whole, filled = reader.whole, reader.filled
-        if whole is None:
-            return 0
-        # The last byte of the window is left to `deliver`, which grants more.
-        most = min(reader.length, filled + stream.recv_window - 1)
-        expected = stream.head.content_length
-        if expected is not None:
-            most = min(most, filled + expected - stream.received)
-        max_frame = self._max_frame_bytes
-        same = octets[start - 6 : start]  # type, flags and stream
-        position = 0
-        while (after := filled + stop - start) <= most:
-            whole[filled:after] = view[start:stop]
-            filled = after
-            position = stop
-            if end - stop < HEADER_BYTES or octets[stop + 3 : stop + 9] != same:
+        streams, max_frame = self._streams.open, self._max_frame_bytes
+        left = self._windows.left
+        position = total = 0
+        while stream is not None:
+            reader = stream.reader
+            if type(reader) is not UnaryReader or stream.begun or (whole := reader.whole) is None:
                 break
-            length = octets[stop] << 16 | octets[stop + 1] << 8 | octets[stop + 2]
-            start = stop + HEADER_BYTES
-            stop = start + length
-            if stop > end or not RUN_BYTES <= length <= max_frame:
-                break
-        count = filled - reader.filled
-        reader.filled = filled
-        stream.received += count
-        stream.recv_window -= count
-        self._windows.charge(count)
+            filled = reader.filled
+            # The last byte of the window is left to `deliver`, which grants more.
+            most = min(reader.length, filled + stream.recv_window - 1, filled + left - total)
+            expected = stream.head.content_length
+            if expected is not None:
+                most = min(most, filled + expected - stream.received)
+            number, following = stream.id, 0
+            while (after := filled + stop - start) <= most:
+                whole[filled:after] = view[start:stop]
+                filled = after
+                position, following = stop, 0
+                if end - stop < HEADER_BYTES:
+                    break
+                high, low, kind, flags, following = HEADER.unpack_from(octets, stop)
+                start = stop + HEADER_BYTES
+                stop = start + (high << 8 | low)
+                is_plain = kind == DATA and not flags and stop <= end
+                if not (is_plain and RUN_BYTES <= stop - start <= max_frame):
+                    following = 0
+                if following != number:
+                    break
+            else:
+                following = 0  # it did not fit
+            count = filled - reader.filled
+            reader.filled = filled
+            stream.received += count
+            stream.recv_window -= count
+            total += count
+            stream = streams.get(following & MAX_STREAM_ID)
+        if total:
+            self._windows.charge(total)
         return position
 
     # --- the general path ---

@@ -244,13 +244,13 @@ class Sender:
         assert pending is not None
         output = self.output
         flags = 0
-        while stream.unsent and most > 0 and not self._full:
+        while stream.unsent and most > 0 and self.output_bytes < FLUSH_BYTES and not self.paused:
             size = min(stream.unsent, self.window, stream.send_window, self.max_frame, most)
             if size <= 0:
                 return
             if size == stream.unsent and stream.ending and stream.trailers is None:
                 flags = END_STREAM
-            output.append(frame_header(size, DATA, flags, stream.id))
+            output.append(HEADER.pack(size >> 8, size & 0xFF, DATA, flags, stream.id))
             left = size
             while left:
                 part = pending[0]
@@ -295,15 +295,53 @@ class Sender:
         moved = True
         while moved and self.blocked and self.window > 0 and not self._full:
             moved = False
+            self._pump_long()
             for stream in tuple(self.blocked.values()):
                 if stream.send_window > 0 and stream.unsent:
+                    if self._full or self.window <= 0:
+                        return
                     # Its next turn is behind all others, also where the window ends this round.
                     self.blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
                     moved = True
-                    if self._full or self.window <= 0:
-                        return
+
+    def _pump_long(self) -> None:
+        """Send frames of long parts as `_send` and `_keep` would, up to the first other turn.
+
+        Each leaves its stream more to send and both windows open: nothing ends, and nothing waits.
+        """
+        blocked, output, size = self.blocked, self.output, self.max_frame
+        high, low = size >> 8, size & 0xFF
+        sent, before = 0, -1
+        while sent > before:
+            before = sent
+            for number, stream in tuple(blocked.items()):
+                if stream.send_window <= 0:
+                    continue
+                pending = stream.pending
+                if (
+                    size >= min(self.window, stream.send_window)
+                    or self.output_bytes >= FLUSH_BYTES
+                    or not pending
+                    or len(part := pending[0]) <= size
+                ):
+                    before = sent
+                    break
+                del blocked[number]
+                blocked[number] = stream
+                output += (HEADER.pack(high, low, DATA, 0, number), part[:size])
+                pending[0] = part[size:]
+                self.window -= size
+                stream.send_window -= size
+                stream.unsent -= size
+                stream.parked -= size
+                self.output_bytes += size
+                self._conduct.served += 1
+                stream.tick = stream.owner.tick
+                sent += size
+        if sent:
+            self._account.release(sent, Kind.ANSWERS)
 
     @property
     def _full(self) -> bool:

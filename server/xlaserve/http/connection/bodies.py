@@ -54,14 +54,14 @@ class BodyReader:
 
     def refuse(self) -> None:
         """Refuse every body that has not come by now: the server ends."""
-        self._is_over = True
+        self._is_draining = self._is_over = True
         for timeout in self._timeouts:
             self._expect_more(timeout)
 
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
-        if self._is_draining:
-            now = asyncio.get_running_loop().time()
-            timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
+        """Give a body so long for its next bytes; asked while the server drains."""
+        now = asyncio.get_running_loop().time()
+        timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
 
     async def read(self, request: Request, held: Held) -> memoryview:
         """Return the whole body, decompressed; some of its time may have passed already.
@@ -94,7 +94,8 @@ class BodyReader:
             async with timeout:
                 outside_call().run(timeout.reschedule, due)
                 self._timeouts.add(timeout)
-                self._expect_more(timeout)
+                if self._is_draining:
+                    self._expect_more(timeout)
                 return await self._receive(content, length, held, timeout)
         except TimeoutError:
             if not timeout.expired():
@@ -125,7 +126,8 @@ class BodyReader:
         while piece:
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
-            self._expect_more(timeout)
+            if self._is_draining:
+                self._expect_more(timeout)
             piece = await content.read()
         return whole[:filled]
 
@@ -175,7 +177,8 @@ class BodyReader:
                 more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
                 held.grow(more)
                 reserved += more
-            self._expect_more(timeout)
+            if self._is_draining:
+                self._expect_more(timeout)
             whole += piece
             if len(whole) > self._limits.max_bytes:
                 self._raise_too_large()

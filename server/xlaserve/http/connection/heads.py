@@ -37,9 +37,9 @@ class Heads:
 
 def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
     """Return the headers that define a plan: all but the idle ones."""
-    return CIMultiDictProxy(
-        CIMultiDict((name, value) for name, value in headers.items() if not is_idle(name.lower()))
-    )
+    # A list: a generator would be resumed for each of them.
+    kept = [(name, value) for name, value in headers.items() if not is_idle(name.lower())]
+    return CIMultiDictProxy(CIMultiDict(kept))
 
 
 def _is_plain(head: bytes, request: Request) -> bool:

@@ -91,8 +91,8 @@ class Origins:
 
     def answer_headers(self, headers: Headers) -> Mapping[str, str]:
         """Return the CORS headers for a page of an allowed origin."""
-        origin = headers.get("origin")
-        if not self._origins or origin is None or not self.allows(origin):
+        origin = headers.get("origin") if self._origins else None
+        if origin is None or not self.allows(origin):
             return _NONE
         return {
             "Access-Control-Allow-Origin": origin,
@@ -106,9 +106,9 @@ class Origins:
         None for any other request. Browsers show no credentials with it: the answer is the same
         whatever is asked for, and whether it is there.
         """
-        origin = headers.get("origin")
         if method != "OPTIONS" or headers.get("access-control-request-method") is None:
             return None
+        origin = headers.get("origin")
         if origin is None or not self.allows(origin):
             return None
         asked = headers.get("access-control-request-headers") or ""

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import msgspec
@@ -69,6 +70,7 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN = bytes(range(0x20, 0x7F))
 
 
+@lru_cache(_MAX_NAMES)
 def is_idle(name: str) -> bool:
     """Tell whether headers of a name, in lower case, decide nothing of how a request is read."""
     if name in IDLE_NAMES:

@@ -8,7 +8,7 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.serving.call import Call
 from xlaserve.serving.inference import InferOutput, RequestedOutput
 from xlaserve.serving.inputs.classification import check_classes, classified
-from xlaserve.serving.inputs.shared_memory import Regions
+from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
 from xlaserve.serving.inputs.shared_tensors import REGION, OutputPlaces
 
 CLASSES = "classification"
@@ -60,6 +60,16 @@ class OutputForms:
             self._classes[output.name] = count
             self._labels[output.name] = labels(output.name)
         self._places = OutputPlaces(model, outputs, regions, call)
+
+    @property
+    def are_places(self) -> bool:
+        """Tell whether places in shared memory are all that they are, which do not vary."""
+        return not self._classes
+
+    @property
+    def regions(self) -> list[SharedRegion]:
+        """Return the regions that outputs are written to."""
+        return self._places.regions
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
         """Return outputs in their forms; raises an InvalidRequest for one that has no room."""

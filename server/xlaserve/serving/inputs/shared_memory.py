@@ -27,8 +27,10 @@ from xlaserve.errors import (
     SwitchedOff,
     TooManyRegions,
 )
+from xlaserve.net.bounded_cache import BoundedCache
 from xlaserve.serving.access.sight import Sees, everything, require_all_seen
 from xlaserve.serving.call import UNIX, Call, Operation, Peer, current_call, owner_now
+from xlaserve.serving.inference import Form
 from xlaserve.serving.proxies import came_through_a_proxy
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import SharedMemoryClients
@@ -50,6 +52,8 @@ _LARGEST = 2**63 - 1
 _LOOPBACK = "127."
 _THE_SERVER = Peer(address=UNIX)
 """Peer of requests that another process of the server has admitted."""
+MOST_KNOWN = 1024
+"""Forms of requests whose places are known."""
 _MOST_BUFFERS = 512
 """Buffers of one system call; POSIX allows 1024 on Linux."""
 
@@ -213,6 +217,9 @@ class Regions:
         self.driver: Any = None
         """CUDA's driver (a `cuda_regions.Driver`); None where JAX does not run on CUDA."""
         self._regions: dict[str, SharedRegion] = {}
+        self.known: BoundedCache[Form, Any] = BoundedCache(MOST_KNOWN)
+        """Where requests of a form have their tensors, by the form: a `KnownPlaces`. Forgotten
+        with every change of the regions."""
 
     @property
     def is_on(self) -> bool:
@@ -284,6 +291,7 @@ class Regions:
         if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
             raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
         region.owner = owner_now()
+        self.known.clear()
         self._regions[name] = region
 
     def status(self, name: str = "") -> list[Region]:
@@ -322,6 +330,7 @@ class Regions:
         if not self._regions:
             return
         self._permit(peer)
+        self.known.clear()
         self._regions = {
             known: region
             for known, region in self._regions.items()
@@ -340,6 +349,19 @@ class Regions:
             raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
         return region
 
+    def may_use_again(self, call: Call, regions: Iterable[SharedRegion]) -> bool:
+        """Tell whether `find` would return regions, which are registered, for a call.
+
+        False where it might raise, or has to look closer.
+        """
+        clients = self.policy.clients
+        if clients is SharedMemoryClients.NONE:
+            return False
+        if clients is SharedMemoryClients.LOCAL and not _is_local(call.peer, call):
+            return False
+        # A generator would be a call for each of them.
+        return not [one for one in regions if one.owner and one.owner != call.owner]
+
     def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
         """Tell whether a region is of the caller of a call, or the caller manages everything."""
         if not region.owner or call is None or call.owner == region.owner:
@@ -348,6 +370,7 @@ class Regions:
 
     def close(self) -> None:
         """Forget all regions: the server ends."""
+        self.known.clear()
         self._regions.clear()
 
     def _permit(self, peer: Peer, call: Call | None = None) -> None:

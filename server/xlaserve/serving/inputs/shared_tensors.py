@@ -74,7 +74,7 @@ class SharedInputs:
     def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
         """Raises an InvalidRequest for a range outside of a region, or of a wrong size."""
         self._request = request
-        self._places: dict[int, tuple[Place, bool]] = {}
+        self.places: dict[int, tuple[Place, bool]] = {}
         """Where each input is, and whether it is read in place."""
         self.copied_bytes = 0
         """Bytes of memory that it takes to read them."""
@@ -87,7 +87,7 @@ class SharedInputs:
                 self._check_size(tensor, place.size)
                 # Elements of BYTES are copied from the whole of them, which may not change then.
                 is_view = in_place and place.region.can_map and tensor.datatype is not BYTES
-                self._places[index] = place, is_view
+                self.places[index] = place, is_view
                 if is_view:
                     self.has_views = True
                 else:
@@ -100,7 +100,7 @@ class SharedInputs:
         such tensor.
         """
         inputs = [*self._request.inputs]
-        for index, (place, is_view) in self._places.items():
+        for index, (place, is_view) in self.places.items():
             inputs[index] = self._read(inputs[index], place, is_view=is_view)
         return structs.replace(self._request, inputs=tuple(inputs))
 
@@ -151,6 +151,11 @@ class OutputPlaces:
             for output in outputs
             if REGION in output.parameters
         }
+
+    @property
+    def regions(self) -> list[SharedRegion]:
+        """Return the regions that they are in."""
+        return [place.region for place in self._places.values()]
 
     def write(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
         """Write the outputs that have a place, and return all as they are to be answered.

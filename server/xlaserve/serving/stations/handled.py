@@ -181,7 +181,8 @@ class CopiesRunner:
         self._in_flight -= count
         self._exchanges.difference_update(handed)
         if not self._calls_others:
-            self._calls_others = any(exchange.call.nested is not None for exchange in handed)
+            nested = [exchange.call.nested for exchange in handed]
+            self._calls_others = nested.count(None) < len(nested)
         failed = failure_of(handed)
         if not self.model.is_decoupled:
             for exchange in handed:

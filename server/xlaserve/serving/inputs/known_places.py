@@ -1,0 +1,112 @@
+"""Where requests of one form have their tensors in shared memory, found once and known again."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xlaserve.serving.infer_call import InferCall, ShapeKey, Tensors
+from xlaserve.serving.inference import InferRequest
+from xlaserve.serving.inputs.output_forms import OutputForms
+from xlaserve.serving.inputs.shared_memory import Regions, SharedRegion
+from xlaserve.serving.inputs.shared_tensors import REGION, SharedInputs
+from xlaserve.serving.stations.station import Served
+from xlaserve.tensors import Shape, Tensor, TensorSpec, aligned_bytes
+
+_DECODED = "bO"
+"""Kinds of dtype whose elements are looked at before they are a tensor: of BOOL and BYTES."""
+
+
+class _Known(NamedTuple):
+    """One input, and where it is."""
+
+    region: SharedRegion
+    offset: int
+    size: int
+    dtype: "np.dtype[Any]"
+    shape: Shape
+    is_view: bool
+
+
+class KnownPlaces:
+    """What the rules have found for a request of a form, for another of it to be read at once.
+
+    Regions keep it and forget it with every change of theirs: what it refers to is registered. It
+    says nothing about who may ask, which depends on the call.
+    """
+
+    def __init__(
+        self,
+        checked_by: object,
+        request: InferRequest,
+        call: InferCall,
+        shared: SharedInputs | None,
+        forms: OutputForms | None,
+    ) -> None:
+        self.checked_by = checked_by
+        """The check of the model that has accepted the form."""
+        self.copied_bytes = 0 if shared is None else shared.copied_bytes
+        """Bytes of memory that it takes to read the inputs."""
+        self.is_shared = shared is not None
+        """Whether there are inputs in shared memory."""
+        self.has_views = shared is not None and shared.has_views
+        self.rows: int = call.rows
+        self.key: ShapeKey = call.key
+        self.chosen: tuple[TensorSpec, ...] | None = call.chosen
+        self.forms = forms
+        places = {} if shared is None else shared.places
+        self._inputs: list[_Known | None] = [None] * len(request.inputs)
+        for index, (place, is_view) in places.items():
+            data = request.inputs[index].data
+            known = (place.region, place.offset, place.size, data.dtype, data.shape, is_view)
+            self._inputs[index] = _Known(*known)
+        regions = [place.region for place, _ in places.values()]
+        regions += [] if forms is None else forms.regions
+        self.regions: list[SharedRegion] = list({id(region): region for region in regions}.values())
+
+    @classmethod
+    def learn(
+        cls,
+        regions: Regions,
+        instance: Served,
+        request: InferRequest,
+        call: InferCall,
+        shared: SharedInputs | None,
+    ) -> None:
+        """Have regions keep what is known of a request, which was checked and read in this turn.
+
+        Not where more than the elements of the inputs of another one has to be looked at.
+        """
+        form, forms, info = request.form, call.shaping, instance.info
+        if form is None or (shared is None and forms is None):
+            return
+        if (
+            (forms is not None and not (isinstance(forms, OutputForms) and forms.are_places))
+            or info.takes_tensor_parameters
+            or len(request.inputs) != len(info.inputs)
+        ):
+            return
+        places = {} if shared is None else shared.places
+        for index, tensor in enumerate(request.inputs):
+            # What a thread has read is not found in this turn: its region may be gone by now.
+            if REGION in tensor.parameters and (
+                index not in places or tensor.data.dtype.kind in _DECODED
+            ):
+                return
+        regions.known.keep(form, cls(instance.quick, request, call, shared, forms))
+
+    def read(self, request: InferRequest) -> Tensors:
+        """Return the inputs as they are now; raises InvalidRegion where a file was truncated."""
+        inputs: dict[str, Tensor] = {}
+        for tensor, known in zip(request.inputs, self._inputs, strict=True):
+            if known is None:
+                inputs[tensor.name] = tensor.data
+                continue
+            region, offset, size, dtype, shape, is_view = known
+            if is_view:
+                data = region.view(offset, size)
+            else:
+                data = aligned_bytes(size)
+                region.read(offset, data)
+                data.flags.writeable = False
+            inputs[tensor.name] = np.ndarray(shape, dtype, data.data)
+        return inputs
