@@ -81,7 +81,7 @@ def own(*, trains: bool) -> Any:
 
 def layers(x: Any) -> Any:
     """What mixes rows, or normalises, and is in no training."""
-    norm = linen.LayerNorm(use_scale=False, use_bias=False)
+    norm: Any = linen.LayerNorm(use_scale=False, use_bias=False)
     return jax.nn.softmax(x, 0) + norm.apply({}, x) - x.mean(0)
 
 
