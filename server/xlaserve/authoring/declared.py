@@ -153,3 +153,18 @@ def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
             f"input '{closed[0].name}', which is {closed[0]}, a value for each row in front"
         )
     return asked
+
+
+def check_params(before: object, params: object) -> None:
+    """Raise InvalidModel where parameters are another tree than those before."""
+    known, given = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (before, params)
+    )
+    missing = ", ".join(name for name in known if name not in given)
+    added = ", ".join(name for name in given if name not in known)
+    told = [f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names]
+    if told:
+        raise InvalidModel(
+            f"params {' and '.join(told)}: expected the tree that the function is served with"
+        )

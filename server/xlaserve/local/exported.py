@@ -36,7 +36,9 @@ class ExportedFunction:
 
     def write(self, params: object) -> Path:
         """Write another version, with these parameters, and return it; raises InvalidModel."""
-        _check_alike(self._model.params, params)
+        from xlaserve.authoring.declared import check_params
+
+        check_params(self._model.params, params)
         number = self._version + 1
         version = replace(self._model, params=params).write(
             self.repository / self.name / str(number)
@@ -57,23 +59,6 @@ class ExportedFunction:
     def remove(self) -> None:
         """Remove all of it."""
         self._directory.cleanup()
-
-
-def _check_alike(before: object, params: object) -> None:
-    """Raise InvalidModel where parameters are another tree than those before."""
-    import jax
-
-    known, given = (
-        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        for tree in (before, params)
-    )
-    missing = ", ".join(name for name in known if name not in given)
-    added = ", ".join(name for name in given if name not in known)
-    told = [f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names]
-    if told:
-        raise InvalidModel(
-            f"params {' and '.join(told)}: expected the tree that the function is served with"
-        )
 
 
 def exportable(
