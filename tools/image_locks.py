@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deploy" / "locks"
 PYTHON = "3.12"
 """Version of Python in the images."""
-_SERVING = ("jwt", "otel")
+_SERVING = ("generation", "jwt", "onnx", "otel")
 EXTRAS: Mapping[str, Sequence[str]] = {"cpu": _SERVING, "cuda12": (*_SERVING, "cuda12")}
 """The lock files, each with the optional dependencies of the server that it holds."""
 BUILD = ("hatchling", "cyclonedx-bom")

@@ -1,28 +1,42 @@
-"""Write deploy/kubernetes/xlaserve.yaml from the chart, or prove that it is fresh (`--check`).
+"""Write the manifests of deploy/kubernetes from the chart, or prove that they are fresh.
 
     python tools/kubernetes_manifests.py [--check] [--helm PROGRAM]
 
-There is one description of the deployment, the chart; who has no helm applies the file.
+There is one description of the deployment, the chart; who has no helm applies a file.
 """
 
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "xlaserve"
 FOLDER = ROOT / "deploy" / "kubernetes"
 FILE = FOLDER / "xlaserve.yaml"
+POOL = FOLDER / "inference-pool.yaml"
+MADE_OF: Mapping[Path, Path] = MappingProxyType(
+    {FILE: FOLDER / "values.yaml", POOL: FOLDER / "inference-pool-values.yaml"}
+)
+"""The values of each file."""
 KUBERNETES = "1.33.0"
 """Version of the API that manifests are checked with."""
-_INTRODUCTION = """# Made by tools/kubernetes_manifests.py from deploy/helm and values.yaml here.
+_INTRODUCTION = """# Made by tools/kubernetes_manifests.py from deploy/helm and {values} here.
 #
-#   kubectl apply -f deploy/kubernetes/xlaserve.yaml
+#   kubectl apply -f deploy/kubernetes/{file}
 #
-# The PersistentVolumeClaim `models` has to be there, with the model repository. The autoscaler
-# needs an adapter that offers metrics of Prometheus, the PodMonitor the Prometheus operator.
+# The PersistentVolumeClaim `models` has to be there, with the model repository. {needs}
 """
+_NEEDS: Mapping[Path, str] = MappingProxyType(
+    {
+        FILE: "The autoscaler needs\n"
+        "# an adapter that offers metrics of Prometheus, the PodMonitor the Prometheus operator.",
+        POOL: "The pool needs\n"
+        "# the Gateway API's inference extension, and a picker with endpoint-picker.yaml of here.",
+    }
+)
 
 
 def rendered(helm: str, values: Path = FOLDER / "values.yaml", *options: str) -> str:
@@ -37,11 +51,13 @@ def rendered(helm: str, values: Path = FOLDER / "values.yaml", *options: str) ->
     return done.stdout
 
 
-def page(helm: str) -> str:
-    """Return the whole file: as one would write it, without the marks of helm."""
-    text = rendered(helm).replace("managed-by: Helm", "managed-by: kubectl")
+def page(helm: str, file: Path = FILE) -> str:
+    """Return a whole file: as one would write it, without the marks of helm."""
+    values = MADE_OF[file]
+    text = rendered(helm, values).replace("managed-by: Helm", "managed-by: kubectl")
     lines = [line for line in text.splitlines() if not line.startswith("# Source: ")]
-    return _INTRODUCTION + "\n".join(lines) + "\n"
+    head = _INTRODUCTION.format(values=values.name, file=file.name, needs=_NEEDS[file])
+    return head + "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -49,14 +65,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
     parser.add_argument("--helm", default="helm", help="the program")
     given = parser.parse_args()
-    if not given.check:
-        FILE.write_text(page(given.helm))
-        return 0
-    if FILE.read_text() == page(given.helm):
-        print("deploy/kubernetes/xlaserve.yaml is fresh")
-        return 0
-    print("deploy/kubernetes/xlaserve.yaml is stale: run tools/kubernetes_manifests.py")
-    return 1
+    stale = []
+    for file in MADE_OF:
+        text = page(given.helm, file)
+        if not given.check:
+            file.write_text(text)
+        elif not file.exists() or file.read_text() != text:
+            stale.append(file)
+    for file in stale:
+        print(f"{file.relative_to(ROOT)} is stale: run tools/kubernetes_manifests.py")
+    if given.check and not stale:
+        print("the manifests in deploy/kubernetes are fresh")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

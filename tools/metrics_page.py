@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve.http.metrics.fetching_families import OF_FETCHING
+from xlaserve.http.metrics.generation_families import OF_GENERATORS
 from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.http.metrics.metric_family import Family
@@ -33,6 +34,7 @@ def families() -> list[list[Family[Any]]]:
         [
             *OF_MODELS,
             *OF_SERVER,
+            *OF_GENERATORS,
             *OF_SHARED,
             *OF_OBSERVING,
             *OF_FETCHING,

@@ -27,6 +27,14 @@ CRDS = (
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",
         "example/prometheus-operator-crd/*_podmonitors.yaml",
     ),
+    (
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "example/prometheus-operator-crd/*_servicemonitors.yaml",
+    ),
+    (
+        "sigs.k8s.io/gateway-api-inference-extension@v1.0.1",
+        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
     ("github.com/kserve/kserve@v0.15.2", "config/crd/full/*_clusterservingruntimes.yaml"),
     ("github.com/kserve/kserve@v0.15.2", "config/crd/full/*_inferenceservices.yaml"),
 )
@@ -101,8 +109,10 @@ def test_helm_finds_nothing_wrong(helm: str) -> None:
     assert 0 == done.returncode, done.stdout
 
 
-def test_the_manifests_are_those_of_the_chart(helm: str) -> None:
-    assert kubernetes_manifests.page(helm) == kubernetes_manifests.FILE.read_text()
+@pytest.mark.parametrize("file", kubernetes_manifests.MADE_OF, ids=lambda file: file.stem)
+def test_the_manifests_are_those_of_the_chart(helm: str, conforms: Any, file: Path) -> None:
+    assert kubernetes_manifests.page(helm, file) == file.read_text()
+    assert "" == conforms(file.read_text())
 
 
 VARIANTS: Sequence[Sequence[str]] = (
@@ -118,6 +128,17 @@ VARIANTS: Sequence[Sequence[str]] = (
         "networkPolicy.egress[0].to[0].podSelector.matchLabels.a=b",
     ),
     ("podAnnotations.a=b", "podLabels.c=d", "nodeSelector.e=f", "priorityClassName=g"),
+    ("access.existingSecret=a", "podMonitor.enabled=false", "serviceMonitor.enabled=true"),
+    (
+        "inferencePool.enabled=true",
+        "inferencePool.failureMode=FailOpen",
+        "autoscaling.enabled=false",
+    ),
+    (
+        *("extraVolumes[0].name=a", "extraVolumes[0].secret.secretName=b"),
+        *("extraVolumeMounts[0].name=a", "extraVolumeMounts[0].mountPath=/c"),
+        *("envFrom[0].secretRef.name=d", "autoscaling.queueSeconds=500m"),
+    ),
 )
 
 
@@ -146,6 +167,9 @@ WRONG: Sequence[tuple[str, str]] = (
     ("models.volume.emptyDir.medium=Memory", "two places"),
     ("tls.clientCaConfigMap=b", "needs tls.existingSecret"),
     ("repository.existingClaim=a", "repository"),
+    ("serviceMonitor.enabled=true", "enable one"),
+    ("autoscaling.queueSeconds=soon", "/autoscaling/queueSeconds"),
+    ("inferencePool.failureMode=Open", "/inferencePool/failureMode"),
     ("device.kind=gpu", "/device/kind"),
     ("replicas=many", "/replicas"),
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -383,6 +384,50 @@ async def test_only_failed_models_are_shown_where_that_is_wanted(site: Site) -> 
 
     assert ["broken"] == await page.evaluate(SHOWN)
     assert "1 of" in await page.evaluate("document.getElementById('shown').textContent")
+
+
+async def test_what_failed_comes_first_with_its_reason(site: Site) -> None:
+    page = site.page
+    await site.load("broken")
+    await page.open(site.url)
+    await page.until("document.getElementById('failing').checkVisibility()")
+    said: str = await page.evaluate("document.getElementById('failing').innerText")
+    reason: str = await page.evaluate(f"{row('broken')}.querySelector('.reason').textContent")
+    above = await page.evaluate(
+        "document.getElementById('failing').getBoundingClientRect().bottom"
+        " <= document.querySelector('.cards').getBoundingClientRect().top"
+    )
+
+    assert "failed to load 'broken'" in reason
+    assert ["1 model failed", "broken 1", reason] == [line.strip() for line in said.splitlines()]
+    assert above
+    link = "document.querySelector('#failing-list a').getAttribute('href')"
+    assert "#/models/broken" == await page.evaluate(link)
+
+
+OFFERED = (
+    "[...document.querySelectorAll('#model-rows [data-verb]')]"
+    ".filter((one) => one.checkVisibility({visibilityProperty: true})).length"
+)
+
+
+async def test_a_server_that_is_gone_is_said_and_offers_nothing(site: Site) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"{OFFERED} > 0")
+    await page.evaluate(
+        "window.asked = window.fetch.bind(window);"
+        "window.fetch = () => Promise.reject(new Error('nobody is there'))"
+    )
+    await page.until("document.getElementById('gone').checkVisibility()")
+    said: str = await page.evaluate("document.getElementById('gone').textContent")
+    offered = await page.evaluate(OFFERED)
+    await page.evaluate("window.fetch = window.asked")
+    await page.until("!document.getElementById('gone').checkVisibility()")
+
+    assert re.match(r"No answer since \w+ \d+, \d\d:\d\d:\d\d \S+: nobody is there\.", said), said
+    assert 0 == offered
+    assert 0 < await page.evaluate(OFFERED)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from flax import linen, nnx
 
 import xlaserve
-from xlaserve.authoring import training_mode
+from xlaserve.artifact.training_layers import LAYERS
 from xlaserve.errors import InvalidModel
 
 INPUTS = {"x": ("FP32", [-1, 4])}
@@ -129,12 +129,12 @@ def test_dropout_that_drops_nothing_trains_nothing(tmp_path: Path) -> None:
 
 def test_the_table_names_code_that_is_there() -> None:
     """Of the frameworks that are installed: a layer that is renamed is not overlooked."""
-    for module, name in training_mode.LAYERS:
+    for module, name in LAYERS:
         found = pytest.importorskip(module) if module.startswith(("flax", "equinox")) else None
         if found is not None:
             owner, method = name.split(".")
             code = getattr(getattr(found, owner), method)
             while hasattr(code, "__wrapped__"):
                 code = code.__wrapped__
-            layer = training_mode.LAYERS[module, name]
+            layer = LAYERS[module, name]
             assert layer.local in code.__code__.co_varnames

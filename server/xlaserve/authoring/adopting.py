@@ -13,6 +13,7 @@ from jax.export import Exported
 
 from xlaserve.artifact import artifact
 from xlaserve.artifact.plain_artifact import FROM_TREE, SUFFIX, Names
+from xlaserve.artifact.training_layers import training_layer
 from xlaserve.authoring.export import Exportable
 from xlaserve.authoring.lowering import KNOWN_PLATFORMS
 from xlaserve.errors import InvalidModel
@@ -28,6 +29,8 @@ class Options:
     batch_independent: bool | None = None
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     max_on_demand_shapes: int = 0
+    training_mode: bool = False
+    """Whether layers may be in training mode."""
 
 
 def read(path: Path, options: Options) -> Exportable:
@@ -39,6 +42,12 @@ def read(path: Path, options: Options) -> Exportable:
     if path.suffix != SUFFIX or not path.is_file():
         raise InvalidModel(f"'{path}': expected a file *{SUFFIX} that jax.export wrote")
     exported = single_file.read_file(path)
+    layer = None if options.training_mode else training_layer(exported.mlir_module_serialized)
+    if layer is not None:
+        raise InvalidModel(
+            f"{path.name} looks like training mode: {layer.name} {layer.does}; {layer.told}, and "
+            "write it again, or adopt it as it is with --training-mode"
+        )
     artifact.check_runs(exported, jax.export.default_export_platform(), path.name)
     inputs, outputs = single_file.tensor_names(exported, path.name, options.names)
     batch = single_file.batch_of(exported)

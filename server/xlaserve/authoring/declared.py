@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import jax
@@ -18,6 +19,8 @@ Described: TypeAlias = tuple[str, Sequence[int]] | tuple[str, Sequence[int | str
 Inputs: TypeAlias = Mapping[str, Described] | Mapping[str, Any] | Sequence[TensorSpec]
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`. An argument that
 is a tree of arrays is described by one; its arrays are inputs of names such as `x.left.0`."""
+
+_EXAMPLE = "('FP32', [-1, 784])"
 
 
 def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
@@ -43,6 +46,7 @@ def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
 def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
     """Return the inputs by the names of their leaves, and the trees that the function takes."""
     if not isinstance(inputs, Mapping):
+        _check_specs(inputs)
         return inputs, None
     flat, nesting = flatten_inputs(inputs)
     return {name: _described(name, said) for name, said in flat.items()}, nesting
@@ -50,11 +54,12 @@ def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
 
 def _described(name: str, said: Any) -> Described:
     """Return a description with the name of V2 for its datatype, also of an array or its spec."""
-    if hasattr(said, "shape") and hasattr(said, "dtype"):
+    if not isinstance(said, type) and hasattr(said, "shape") and hasattr(said, "dtype"):
         said = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
-    if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != 2:
+    is_pair = not isinstance(said, str) and isinstance(said, Sequence) and len(said) == 2
+    if not is_pair or not _is_shape(said[1]):
         raise InvalidModel(
-            f"input '{name}': expected a datatype and a shape, as ('FP32', [-1, 784]), "
+            f"input '{name}': expected a datatype and a shape, as {_EXAMPLE}, "
             f"or a jax.ShapeDtypeStruct, got {said!r}"
         )
     datatype, shape = said
@@ -63,6 +68,21 @@ def _described(name: str, said: Any) -> Described:
         row = None if datatype in DATATYPES else datatype_of(jax.numpy.dtype(datatype))
         datatype = datatype if row is None else row.name
     return str(datatype), shape
+
+
+def _is_shape(said: object) -> bool:
+    if isinstance(said, str) or not isinstance(said, Sequence):
+        return False
+    return all(isinstance(one, Integral | str) for one in said)
+
+
+def _check_specs(inputs: object) -> None:
+    specs = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs
+    for one in specs:
+        if not isinstance(one, TensorSpec):
+            raise InvalidModel(
+                f"inputs: expected a dict of their names, as {{'x': {_EXAMPLE}}}, got {one!r}"
+            )
 
 
 def _size(number: int, size: Any) -> int | str:
@@ -133,3 +153,18 @@ def max_batch_of(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
             f"input '{closed[0].name}', which is {closed[0]}, a value for each row in front"
         )
     return asked
+
+
+def check_params(before: object, params: object) -> None:
+    """Raise InvalidModel where parameters are another tree than those before."""
+    known, given = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        for tree in (before, params)
+    )
+    missing = ", ".join(name for name in known if name not in given)
+    added = ", ".join(name for name in given if name not in known)
+    told = [f"{word} {names}" for word, names in (("lack", missing), ("also have", added)) if names]
+    if told:
+        raise InvalidModel(
+            f"params {' and '.join(told)}: expected the tree that the function is served with"
+        )

@@ -46,6 +46,10 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
         ),
     ] = 0,
     batch_independent: Independence = None,
+    training_mode: Annotated[
+        bool,
+        typer.Option("--training-mode", help="Take layers in training mode, which are refused."),
+    ] = False,
     for_target: recorded.Targets = None,
 ) -> None:
     """Make what any xlaserve can serve, checked and named, of a file that jax.export wrote."""
@@ -61,6 +65,7 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
         batch_independent=batch_independent,
         compiled_shapes=pairs_of("--dim", dim, sizes_of) or None,
         max_on_demand_shapes=max_on_demand_shapes,
+        training_mode=training_mode,
     )
     notices: list[str] = []
     try:

@@ -36,6 +36,9 @@ class ExportedFunction:
 
     def write(self, params: object) -> Path:
         """Write another version, with these parameters, and return it; raises InvalidModel."""
+        from xlaserve.authoring.declared import check_params
+
+        check_params(self._model.params, params)
         number = self._version + 1
         version = replace(self._model, params=params).write(
             self.repository / self.name / str(number)

@@ -138,8 +138,7 @@ class Checkup:
         info = model.info
         model.close()
         self._infos[source.name] = info
-        if info.notice:
-            yield info.notice
+        yield from filter(None, (info.training, info.notice))
 
     # --- ensembles ---
 

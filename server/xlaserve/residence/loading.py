@@ -214,13 +214,12 @@ class VersionLoader:
                 version=version.number,
                 fields=list(unused),
             )
-        if runner.info.notice:
-            self._log.warning(
-                "no request is put together with another",
-                model=version.model,
-                version=version.number,
-                reason=runner.info.notice,
-            )
+        for told, reason in (
+            ("a layer of the model may be in training mode", runner.info.training),
+            ("no request is put together with another", runner.info.notice),
+        ):
+            if reason:
+                self._log.warning(told, model=version.model, version=version.number, reason=reason)
         if self._background_compile and not loaded.steps:
             self._finisher.finish(version, loaded, cast(LoadedModel, runner))
         if replaced is not None:

@@ -157,6 +157,8 @@ class ModelInfo:
     where nobody can choose it, as on the CPU."""
     embedding: EmbeddingInfo | None = None
     """The facts of an embedding model, if declared."""
+    training: str = ""
+    """Why it looks like training mode, and what to do, for the log of its load; else empty."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""

@@ -9,6 +9,7 @@ from support.others import PlayedOthers
 from xlaserve.concurrency.others import Question
 from xlaserve.http.messages import HttpRequest
 from xlaserve.http.metrics.fetching_families import OF_FETCHING
+from xlaserve.http.metrics.generation_families import OF_GENERATORS
 from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.http.metrics.metric_folds import (
@@ -54,7 +55,16 @@ def family(name: str, kind: str, *rows: str) -> str:
 def test_every_family_has_a_rule_and_every_rule_a_family() -> None:
     process = CollectorRegistry()
     ProcessCollector(registry=process)
-    tables = (OF_VERSIONS, OF_MODELS, OF_SERVER, OF_SHARED, OF_OBSERVING, OF_FETCHING, OF_PROGRAMS)
+    tables = (
+        OF_VERSIONS,
+        OF_MODELS,
+        OF_SERVER,
+        OF_GENERATORS,
+        OF_SHARED,
+        OF_OBSERVING,
+        OF_FETCHING,
+        OF_PROGRAMS,
+    )
     names = {one.name for table in tables for one in table}
     # Its parser takes the suffix of counters off.
     names |= {name for name in FOLDS if name.startswith("process_")}

@@ -16,3 +16,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "xlaserve.account" -}}
 {{ .Values.serviceAccount.existing | default (include "xlaserve.name" .) }}
 {{- end }}
+
+{{- /* The port of /metrics and of probes: a picker reads metrics where requests are served. */}}
+{{- define "xlaserve.metrics" -}}
+{{- if .Values.inferencePool.enabled }}http{{ else }}metrics{{ end -}}
+{{- end }}

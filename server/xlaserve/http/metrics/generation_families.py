@@ -24,6 +24,11 @@ class GenerationReading:
         found = [reading for reading in readings if reading is not None]
         if not found:
             return None
+        return cls.sum_of(found)
+
+    @classmethod
+    def sum_of(cls, found: "Sequence[GenerationReading]") -> "GenerationReading":
+        """Return the sums, of none too."""
         counts = GenerationCounts.sum_of([reading.counts for reading in found])
         return cls(counts, sum(reading.waiting for reading in found))
 
@@ -164,3 +169,32 @@ OF_GENERATION: tuple[Family[GenerationReading], ...] = (
     ),
 )
 """Families with rows for loaded generators alone."""
+
+
+def _usage(reading: GenerationReading) -> float:
+    counts = reading.counts
+    return counts.positions_used / counts.positions if counts.positions else 0.0
+
+
+OF_GENERATORS: tuple[Family[GenerationReading], ...] = (
+    Family(
+        "xlaserve_generators_waiting",
+        "gauge",
+        "Requests to all generators of the server that wait for a slot",
+        lambda reading: one(reading.waiting),
+    ),
+    Family(
+        "xlaserve_generators_running",
+        "gauge",
+        "Requests to all generators of the server that have a slot",
+        lambda reading: one(reading.counts.running),
+    ),
+    Family(
+        "xlaserve_generators_cache_usage_ratio",
+        "gauge",
+        "Positions of all caches that hold a token of a request that has a slot, of those that "
+        "there are: 0 to 1; of several processes the fullest",
+        lambda reading: one(_usage(reading)),
+    ),
+)
+"""One row each, without labels and in every server, as what picks a server of a pool reads them."""

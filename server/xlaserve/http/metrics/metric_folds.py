@@ -81,6 +81,9 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_generation_step_rows_total": Fold.SUM,
         "xlaserve_generation_chunks_total": Fold.SUM,
         "xlaserve_generation_host_seconds_total": Fold.SUM,
+        "xlaserve_generators_waiting": Fold.SUM,
+        "xlaserve_generators_running": Fold.SUM,
+        "xlaserve_generators_cache_usage_ratio": Fold.MAX,
         # Of models.
         "xlaserve_requests_in_progress": Fold.SUM,
         # Of the server.

@@ -17,7 +17,7 @@ from xlaserve.grpc.http2.limits import Shared
 from xlaserve.http.accept import preferred
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.metrics.fetching_families import OF_FETCHING
-from xlaserve.http.metrics.generation_families import GenerationReading
+from xlaserve.http.metrics.generation_families import OF_GENERATORS, GenerationReading
 from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import (
     FAILURE,
@@ -195,13 +195,17 @@ class Metrics:
         """
         lines: list[list[str]] = [[family.head] for family in OF_VERSIONS]
         others: list[VersionReading] = []
+        generations: list[GenerationReading] = []
         for number, version in enumerate(every_version(self._registry)):
             if number % _VERSIONS_AT_A_TIME == _VERSIONS_AT_A_TIME - 1:
                 await asyncio.sleep(0)
+            reading = self._reading(version)
+            if reading.generation is not None:
+                generations.append(reading.generation)
             if number < self._max_versions:
-                self._add_version(lines, version)
+                _add(lines, _labels(version), reading)
             else:
-                others.append(self._reading(version))
+                others.append(reading)
         if others:
             self._add_others(lines, others)
         lines[_LOAD_FAILURES_AT] += (
@@ -213,7 +217,7 @@ class Metrics:
         for family_lines in lines:
             await asyncio.sleep(0)
             parts.append("".join(family_lines))
-        parts += [self._models(), self._of_server()]
+        parts += [self._models(), self._of_server(), _of_generators(generations)]
         if self._of_code is not None:
             parts.append(written(self._of_code))
         return parts
@@ -224,9 +228,6 @@ class Metrics:
             for one in failing(self._registry, model):
                 for _, reason, value in () if one.version else failure_rows(one.reason):
                     yield f'{FAILURE}{{model="{escape(model)}",version=""{reason}}} {value}\n'
-
-    def _add_version(self, lines: Iterable[list[str]], version: Version) -> None:
-        _add(lines, _labels(version), self._reading(version))
 
     def _reading(self, version: Version) -> VersionReading:
         state, reason = self._registry.shown_state(version)
@@ -283,6 +284,12 @@ class Metrics:
             for kept in OF_PROGRAMS:
                 lines += [kept.head, *kept.lines("", self._programs)]
         return "".join(lines)
+
+
+def _of_generators(readings: Sequence[GenerationReading]) -> str:
+    reading = GenerationReading.sum_of(readings)
+    lines = ([family.head, *family.lines("", reading)] for family in OF_GENERATORS)
+    return "".join(line for of_family in lines for line in of_family)
 
 
 def _labels(version: Version) -> str:

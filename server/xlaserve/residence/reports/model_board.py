@@ -246,13 +246,13 @@ def _tensor(spec: TensorSpec, parameters: Mapping[str, str]) -> TensorReading:
 
 
 def _rows(info: ModelInfo, config: ModelConfig) -> RowsReading:
-    verdict = info.verdict
+    verdict, notice = info.verdict, "; ".join(filter(None, (info.training, info.notice)))
     if verdict is None:
-        return RowsReading("", "", "", info.notice)
+        return RowsReading("", "", "", notice)
     by = DECLARATION if declared(config) else ""
     if verdict.independence is Independence.PROVED:
         by = ANALYSIS
-    return RowsReading(verdict.independence.value, by, str(verdict), info.notice)
+    return RowsReading(verdict.independence.value, by, str(verdict), notice)
 
 
 def executed_rows(report: VersionReport) -> Iterable[tuple[int, int, int]]:

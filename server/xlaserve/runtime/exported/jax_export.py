@@ -23,7 +23,7 @@ from xlaserve.errors import InvalidTensor
 from xlaserve.model_config import buckets
 from xlaserve.model_config.buckets import FIXED, BucketPlan
 from xlaserve.row_proofs import neighbours
-from xlaserve.row_proofs.verdict import Independence, Verdict
+from xlaserve.row_proofs.verdict import Verdict
 from xlaserve.runtime.devices import sites
 from xlaserve.runtime.devices.device_parameters import DeviceParameters
 from xlaserve.runtime.devices.sites import Layout, Site
@@ -464,14 +464,12 @@ def _compiled(
         on_stage=context.on_stage,
     )
     plan = CompilePlan.of(lease, signature, context.config, prover, find_difference, refuse=refuse)
-    verdict = plan.verdict
-    is_proved = verdict is not None and verdict.independence is Independence.PROVED
     net = Net(
         subject(plan.dimensions),
         lease,
         copies[0],
         context.compilation,
-        is_proved and plan.buckets.is_batched and plan.buckets.independent,
+        plan.is_proved and plan.buckets.is_batched and plan.buckets.independent,
         context.check_cancelled,
     )
     net.check_ends(_first_shapes(plan, signature))
@@ -482,6 +480,7 @@ def _compiled(
         plan.rows.max_batch_size,
         loops_follow_inputs=plan.loops_follow_inputs,
         verdict=plan.verdict,
+        training=plan.training,
         notice=plan.rows.notice,
         optional=optional_inputs.of_computation(context.config),
         embedding=_embedding(signature, plan.dimensions, context),

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from xlaserve.artifact import shapes
 from xlaserve.artifact.shapes import OpenDimensions
 from xlaserve.artifact.signature import Signature
+from xlaserve.artifact.training_layers import said_of_module
 from xlaserve.model_config import buckets
 from xlaserve.model_config.buckets import FIXED, BucketPlan
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.row_proofs.neighbours import Difference
-from xlaserve.row_proofs.verdict import Verdict
+from xlaserve.row_proofs.verdict import Independence, Verdict
 from xlaserve.runtime.programs.proving import Prover, digest_of
 from xlaserve.runtime.programs.served_rows import ServedRows, refused_rows, served_rows
 from xlaserve.runtime.programs.shared_programs import Lease
@@ -30,6 +31,13 @@ class CompilePlan:
     """Whether nothing may be executed before a request comes: it may never end on zeros."""
     buckets: BucketPlan
     dimensions: OpenDimensions
+    training: str
+    """Why it looks like training mode, and what to do; else empty."""
+
+    @property
+    def is_proved(self) -> bool:
+        """Tell whether its rows are proved independent."""
+        return self.verdict is not None and self.verdict.independence is Independence.PROVED
 
     @staticmethod
     def of(
@@ -79,7 +87,11 @@ class CompilePlan:
         )
         plan, numbers = _buckets(rows, config)
         dimensions = shapes.read(config, inputs, avals, numbers)
-        return CompilePlan(rows, verdict, follows, plan, dimensions)
+        training = said_of_module(
+            exported.mlir_module_serialized,
+            takes_integers=any(spec.datatype.dtype.kind in "iu" for spec in inputs),
+        )
+        return CompilePlan(rows, verdict, follows, plan, dimensions, training)
 
 
 def _known(sizes: Mapping[str, int]) -> Hashable:

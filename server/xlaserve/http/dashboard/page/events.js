@@ -1,18 +1,9 @@
 // The events of the server: what changed or failed, when, and who asked for it.
 
-import { byId, fetchJson, grid, make, modelAddress, plural, setText } from "./words.js";
+import { byId, fetchJson, grid, make, modelAddress, moment, plural, setText } from "./words.js";
 
 /** Rows in the document; older ones are found by a search. */
 const MOST_ROWS = 200;
-
-const TIME = {
-  month: "short",
-  day: "numeric",
-  hour: "2-digit",
-  minute: "2-digit",
-  second: "2-digit",
-  hourCycle: "h23",
-};
 
 const DONE = {
   load: "Loaded",
@@ -103,7 +94,7 @@ export class EventsView {
 /** Return a table of events; `ofOne` leaves out the model, which is that of the page. */
 export function eventTable(events, ofOne = false) {
   const row = (event) => [
-    new Date(event.at_ns / 1e6).toLocaleString("en", TIME),
+    moment(event.at_ns),
     make("span", { class: event.failed ? "bad" : null }, whatOf(event)),
     ...(ofOne ? [] : [subjectOf(event)]),
     detailsOf(event),

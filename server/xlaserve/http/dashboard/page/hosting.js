@@ -1,7 +1,18 @@
 // The models of a platform that decides what is loaded: ModelMesh with what it counts, or SageMaker.
 
 import { EventFeed, eventTable } from "./events.js";
-import { byId, bytes, duration, fetchJson, grid, make, modelAddress, plural, setText } from "./words.js";
+import {
+  byId,
+  bytes,
+  duration,
+  fetchJson,
+  grid,
+  make,
+  modelAddress,
+  moment,
+  plural,
+  setText,
+} from "./words.js";
 
 /** Rows of each table in the document. */
 const MOST_ROWS = 200;
@@ -74,7 +85,7 @@ function loads(list) {
 
 function modelTable({ shown, count, told }) {
   if (!count) return make("p", { class: "quiet" }, "None.");
-  const when = (at) => (at ? new Date(at / 1e6).toLocaleString("en") : "");
+  const when = (at) => (at ? moment(at) : "");
   const row = (model) => [
     link(model.name),
     bytes(model.held_bytes),

@@ -14,6 +14,7 @@ import {
   grid,
   make,
   modelAddress,
+  moment,
   percent,
   plural,
   setText,
@@ -359,11 +360,11 @@ function reasons(failures) {
 function loadedBy({ origin }) {
   if (!origin) return "never";
   const who = whoOf(origin);
-  return when(origin.at_ns / 1e6) + (who ? `, asked by ${who}` : "");
+  return moment(origin.at_ns) + (who ? `, asked by ${who}` : "");
 }
 
 function when(milliseconds) {
-  return milliseconds ? new Date(milliseconds).toLocaleString("en") : "never";
+  return milliseconds ? moment(milliseconds * 1e6) : "never";
 }
 
 function depends({ dependents }, loaded) {
@@ -383,7 +384,7 @@ export function errors(list, ofSeveral = false) {
   if (!list.length) return [make("p", { class: "quiet" }, "None of the last 50 of the server.")];
   const link = (name) => (name ? make("a", { href: modelAddress(name) }, make("bdi", {}, name)) : "");
   const row = ({ at_ns: at, reason, operation, model, text }) => [
-    new Date(at / 1e6).toLocaleTimeString("en"),
+    moment(at),
     reason,
     ...(ofSeveral ? [link(model)] : []),
     operation,

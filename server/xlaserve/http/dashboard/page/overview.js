@@ -1,6 +1,7 @@
 // What happened: rates, failures and percentiles over five minutes or an hour, and memory.
 
 import { errors } from "./model.js";
+import { isFailed } from "./table.js";
 import {
   byId,
   bytes,
@@ -10,6 +11,7 @@ import {
   make,
   modelAddress,
   percent,
+  plural,
   setText,
 } from "./words.js";
 
@@ -21,6 +23,9 @@ const AXIS = { left: 58, right: 6, top: 8, bottom: 20 };
 /** Tiles of the treemap; what is smaller is one tile together. */
 const MOST_TILES = 24;
 
+/** Models that are named with why they failed, above everything. */
+const MOST_FAILED = 5;
+
 /** Models that are named with how many of their executions wait. */
 const MOST_QUEUES = 5;
 
@@ -30,6 +35,7 @@ export class Overview {
   #answer = null;
   #tiles = "";
   #waiting = "";
+  #failing = "";
 
   constructor() {
     byId("window").addEventListener("change", () => this.#draw());
@@ -37,6 +43,7 @@ export class Overview {
 
   /** Show it beside a status; the history is asked for again where it is old. */
   async update(status) {
+    this.#failures(status);
     this.#treemap(status);
     this.#queues(status);
     if (performance.now() - this.#asked < REFRESH_MILLISECONDS) return;
@@ -73,6 +80,28 @@ export class Overview {
     byId("over-queue").replaceChildren(lines("Executions that wait", shown, queue, digits, waited));
     byId("over-reasons").replaceChildren(reasons(shown));
     byId("over-errors").replaceChildren(...errors(last.slice(0, 8), true));
+  }
+
+  /** Say first which models failed, and why: nobody looks for them in a list of hundreds. */
+  #failures({ models }) {
+    const failed = models.filter(isFailed);
+    byId("failing").hidden = !failed.length;
+    const shown = failed.slice(0, MOST_FAILED);
+    const drawn = JSON.stringify(shown.map(({ name, version, reason }) => [name, version, reason]));
+    setText(byId("failing-title"), `${plural(failed.length, "model")} failed`);
+    byId("failing-more").hidden = shown.length === failed.length;
+    if (drawn === this.#failing) return;
+    this.#failing = drawn;
+    const item = ({ name, version, reason }) =>
+      make(
+        "li",
+        {},
+        make("a", { href: modelAddress(name) }, make("bdi", {}, name)),
+        version ? ` ${version}` : "",
+        make("br"),
+        reason || "It says no reason.",
+      );
+    byId("failing-list").replaceChildren(...shown.map(item));
   }
 
   /** Name the models with the longest queues now. */

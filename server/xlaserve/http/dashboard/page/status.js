@@ -10,7 +10,7 @@ import { History } from "./history.js";
 import { ModelView } from "./model.js";
 import { Overview } from "./overview.js";
 import { Table } from "./table.js";
-import { byId, bytes, digits, duration, plural, setText, uptime } from "./words.js";
+import { byId, bytes, digits, duration, moment, plural, setText, uptime } from "./words.js";
 
 const POLL_MILLISECONDS = 1000;
 /** With more rows than this they are asked for less often: the server has better to do. */
@@ -28,6 +28,15 @@ const paths = (chart) => {
 };
 const rateChart = paths("rate-chart");
 const latencyChart = paths("latency-chart");
+
+/** Grey what is old, and offer nothing that nobody would answer. */
+function showGone(reason) {
+  document.body.toggleAttribute("data-gone", Boolean(reason));
+  byId("gone").hidden = !reason;
+  if (!reason) return;
+  const since = answered === null ? "" : ` since ${moment(answered * 1e6)}`;
+  setText(byId("gone"), `No answer${since}: ${reason}. What is below is as it was; the page asks on.`);
+}
 
 function showHead({ server, memory, requests, bounds_ns: bounds, now, ...status }) {
   byId("live").title = "";
@@ -96,6 +105,8 @@ let asking = null;
 let remembered = false;
 /** The last status, which the server need not send again: where it was asked for, its tag, and when. */
 let kept = null;
+/** When the server answered last, in milliseconds since 1970. */
+let answered = null;
 
 /** Ask for the status and show it; who asks meanwhile waits for the same answer. */
 function poll() {
@@ -120,6 +131,8 @@ async function ask() {
     if (!remembered) await remember().catch(() => {});
     const asked = place;
     const status = await read(address());
+    answered = Date.now();
+    showGone("");
     for (const model of status.models) histories.add(model, status);
     showHead(status);
     // Asked for another view, which meanwhile is left.
@@ -130,6 +143,7 @@ async function ask() {
     pill("live", false, "no answer");
     byId("ready").hidden = true;
     byId("live").title = error.message;
+    showGone(error.message);
   }
 }
 
@@ -191,6 +205,13 @@ function filter() {
   byId("empty").hidden = latest.models.length > 0 && shown > 0;
   setText(byId("empty"), narrowed ? "No model is like that." : "There are no models.");
 }
+
+byId("failing-all").addEventListener("click", () => {
+  byId("failed").checked = true;
+  filter();
+  byId("models-title").scrollIntoView();
+  byId("failed").focus({ preventScroll: true });
+});
 
 for (const id of ["loaded", "failed"]) byId(id).addEventListener("change", filter);
 

@@ -132,11 +132,16 @@ function entriesOf({ models, bounds_ns: bounds }, histories) {
       model,
       place,
       leads: position === 0,
-      failed: model.state === "UNAVAILABLE" && !WISHED.has(model.reason ?? ""),
+      failed: isFailed(model),
       history,
       recent: history.recent(bounds),
     };
   });
+}
+
+/** Tell whether a row is one of a load that failed, and of none that somebody wanted away. */
+export function isFailed({ state, reason = "" }) {
+  return state === "UNAVAILABLE" && !WISHED.has(reason);
 }
 
 function compare(one, other) {

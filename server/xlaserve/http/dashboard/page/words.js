@@ -33,6 +33,21 @@ export function uptime(seconds) {
   return `up ${shown.map(([count, unit]) => `${count} ${unit}`).join(" ")}`;
 }
 
+const TIME = {
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+  timeZoneName: "short",
+};
+
+/** Write a time since 1970 in nanoseconds, the same way everywhere: `Nov 27, 17:23:01 GMT+1`. */
+export function moment(ns) {
+  return new Date(ns / 1e6).toLocaleString("en", TIME);
+}
+
 export function plural(count, word) {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }

@@ -1,0 +1,132 @@
+"""Layers of frameworks that differ in training, and the traces that they leave in a module."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from xlaserve.artifact.computation import parsed
+
+_STATISTICS = "normalises with the statistics of the batch"
+_DROPS = "drops elements, the same ones in every request"
+_EVAL = "call model.eval() before"
+_LINEN = "apply it as in inference: train=False, or whatever sets {local}=True"
+_EQUINOX = "export equinox.nn.inference_mode(model)"
+_HAIKU = "call it with is_training=False"
+_KERAS = "call the model with training=False"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer that differs in training."""
+
+    name: str
+    local: str
+    """The local variable with the mode of a call."""
+    trains: bool
+    """The value of that in training."""
+    does: str
+    to_do: str
+    rate: str = ""
+    """Attribute that disables it: when absent or 0, both modes are equal."""
+
+    @property
+    def told(self) -> str:
+        """Return what to do, in the framework's own words."""
+        return self.to_do.format(local=self.local)
+
+
+LAYERS: Mapping[tuple[str, str], Layer] = MappingProxyType(
+    {
+        ("flax.nnx.nn.normalization", "BatchNorm.__call__"): Layer(
+            "flax.nnx.BatchNorm", "use_running_average", False, _STATISTICS, _EVAL
+        ),
+        ("flax.nnx.nn.stochastic", "Dropout.__call__"): Layer(
+            "flax.nnx.Dropout", "deterministic", False, _DROPS, _EVAL, "rate"
+        ),
+        ("flax.linen.normalization", "BatchNorm.__call__"): Layer(
+            "flax.linen.BatchNorm", "use_running_average", False, _STATISTICS, _LINEN
+        ),
+        ("flax.linen.stochastic", "Dropout.__call__"): Layer(
+            "flax.linen.Dropout", "deterministic", False, _DROPS, _LINEN, "rate"
+        ),
+        ("equinox.nn._batch_norm", "BatchNorm.__call__"): Layer(
+            "equinox.nn.BatchNorm", "inference", False, _STATISTICS, _EQUINOX
+        ),
+        ("equinox.nn._dropout", "Dropout.__call__"): Layer(
+            "equinox.nn.Dropout", "inference", False, _DROPS, _EQUINOX, "p"
+        ),
+        ("haiku._src.batch_norm", "BatchNorm.__call__"): Layer(
+            "haiku.BatchNorm", "is_training", True, _STATISTICS, _HAIKU
+        ),
+        ("keras.src.layers.normalization.batch_normalization", "BatchNormalization.call"): Layer(
+            "keras.layers.BatchNormalization", "training", True, _STATISTICS, _KERAS
+        ),
+        ("keras.src.layers.regularization.dropout", "Dropout.call"): Layer(
+            "keras.layers.Dropout", "training", True, _DROPS, _KERAS, "rate"
+        ),
+    }
+)
+"""Layers that differ in training, by module and qualified name of their `__call__`."""
+
+_REDUCE = "stablehlo.reduce"
+_BERNOULLI = b"_bernoulli"
+"""The function that a call of `jax.random.bernoulli` is in a module."""
+_LOOKS = "it looks like training mode"
+_DRAWN = (
+    f"{_LOOKS}: jax.random.bernoulli draws the same numbers in every request, as dropout does; "
+    "export it again: as in inference, or with a seed among its inputs"
+)
+
+
+def training_layer(module: bytes) -> Layer | None:
+    """Return the first layer that was traced in training, by the lines that a module names.
+
+    In inference dropout leaves no operation behind, and batch normalisation reduces nothing.
+    """
+    named = {
+        layer: (_file(place), name)
+        for (place, name), layer in LAYERS.items()
+        if _file(place).encode() in module and name.encode() in module
+    }
+    if not named:
+        return None
+    with parsed(module) as whole:
+        for location in _locations(whole.operation, reduces=all(map(_normalises, named))):
+            for layer, (file, name) in named.items():
+                if _normalises(layer) and not location.startswith(_REDUCE):
+                    continue
+                if re.search(rf'"{re.escape(name)}"\("[^"]*{re.escape(file)}"', location):
+                    return layer
+    return None
+
+
+def said_of_module(module: bytes, *, takes_integers: bool) -> str:
+    """Say why a module looks like training mode, and what to do; empty where it does not.
+
+    Where it `takes_integers`, one may be the seed of what it draws.
+    """
+    layer = training_layer(module)
+    if layer is not None:
+        return f"{_LOOKS}: {layer.name} {layer.does}; export it again: {layer.told}"
+    return _DRAWN if _BERNOULLI in module and not takes_integers else ""
+
+
+def _normalises(layer: Layer) -> bool:
+    return layer.does is _STATISTICS
+
+
+def _file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _locations(operation: Any, *, reduces: bool) -> Iterator[str]:
+    """Yield the name and the place of each operation in another, of the reductions alone if so."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                found = inner.operation
+                if not reduces or found.name == _REDUCE:
+                    yield f"{found.name} {found.location}"
+                yield from _locations(found, reduces=reduces)

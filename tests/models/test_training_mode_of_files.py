@@ -1,0 +1,208 @@
+"""Files of `jax.export` whose layers were traced in training mode: adopted, checked, served."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+import structlog
+from flax import linen, nnx
+from support.server import Serve
+
+from xlaserve.artifact.training_layers import said_of_module
+from xlaserve.authoring import adopting
+from xlaserve.authoring.adopting import Options
+from xlaserve.errors import InvalidModel
+from xlaserve.offline.checkup import Checkup, Finding
+from xlaserve.residence.repository.repository import Repository
+from xlaserve.runtime import loaders
+from xlaserve.runtime.load_context import LoadContext
+
+STATISTICS = "normalises with the statistics of the batch"
+DROPS = "drops elements, the same ones in every request"
+EVENT = "a layer of the model may be in training mode"
+
+
+class Net(nnx.Module):
+    """Two layers, both of which differ in training."""
+
+    def __init__(self) -> None:
+        self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.dropout(self.norm(x))
+
+
+def of_nnx(model: nnx.Module, *, trains: bool) -> Any:
+    if not trains:
+        model.eval()
+    graph, state = nnx.split(model)
+
+    def predict(x: Any) -> Any:
+        copied: Any = nnx.merge(graph, state, copy=True)
+        return copied(x)
+
+    return predict
+
+
+def of_linen(layer: linen.Module, variables: Any) -> Any:
+    keys = {"dropout": jax.random.key(1)}
+    return lambda x: layer.apply(variables, x, rngs=keys, mutable=["batch_stats"])[0]
+
+
+def of_equinox(*, trains: bool) -> Any:
+    layer = eqx.nn.Dropout(0.5, inference=not trains)
+    return lambda x: layer(x, key=jax.random.key(0))
+
+
+def linen_norm(*, trains: bool) -> Any:
+    layer = linen.BatchNorm(use_running_average=not trains)
+    return of_linen(layer, layer.init(jax.random.key(0), jnp.ones((2, 4), jnp.float32)))
+
+
+def linen_dropout(*, trains: bool) -> Any:
+    return of_linen(linen.Dropout(0.5, deterministic=not trains), {})
+
+
+def own(*, trains: bool) -> Any:
+    """Dropout that somebody wrote: nobody knows its name."""
+    if not trains:
+        return lambda x: x * 2
+    return lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), x, 0)
+
+
+def layers(x: Any) -> Any:
+    """What mixes rows, or normalises, and is in no training."""
+    norm: Any = linen.LayerNorm(use_scale=False, use_bias=False)
+    return jax.nn.softmax(x, 0) + norm.apply({}, x) - x.mean(0)
+
+
+KINDS: Mapping[str, tuple[Any, str]] = {
+    "nnx": (
+        lambda trains: of_nnx(Net(), trains=trains),
+        f"flax.nnx.BatchNorm {STATISTICS}; export it again: call model.eval() before",
+    ),
+    "nnx-dropout": (
+        lambda trains: of_nnx(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), trains=trains),
+        f"flax.nnx.Dropout {DROPS}; export it again: call model.eval() before",
+    ),
+    "linen-norm": (
+        lambda trains: linen_norm(trains=trains),
+        f"flax.linen.BatchNorm {STATISTICS}; export it again: apply it as in inference: "
+        "train=False, or whatever sets use_running_average=True",
+    ),
+    "linen-dropout": (
+        lambda trains: linen_dropout(trains=trains),
+        f"flax.linen.Dropout {DROPS}; export it again: apply it as in inference: train=False, or "
+        "whatever sets deterministic=True",
+    ),
+    "equinox": (
+        lambda trains: of_equinox(trains=trains),
+        f"equinox.nn.Dropout {DROPS}; export it again: export equinox.nn.inference_mode(model)",
+    ),
+    "own": (
+        lambda trains: own(trains=trains),
+        "jax.random.bernoulli draws the same numbers in every request, as dropout does; export it "
+        "again: as in inference, or with a seed among its inputs",
+    ),
+}
+
+
+def written(root: Path, fn: Any, *more: Any) -> Path:
+    """Write what a user of JAX writes who knows of no other tool, as a model of a repository."""
+    (rows,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
+    path = root / "m" / "1" / "model.jaxexp"
+    path.parent.mkdir(parents=True)
+    # As JAX is where nobody has set it up otherwise.
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        path.write_bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(x, *more).serialize())
+    return path
+
+
+def notes_of(root: Path) -> tuple[Finding, list[str]]:
+    """Return what `repo check` finds, and its notes on training."""
+    repository = Repository(root, max_models=1, max_config_bytes=1000)
+    (report,) = Checkup(
+        repository, loaders.load, lambda source, _: LoadContext(source.name, "1", source.config)
+    ).run()
+    return report.finding, [note for note in report.notes if "training mode" in note]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_says_what_looks_like_training(kind: str, tmp_path: Path) -> None:
+    make, told = KINDS[kind]
+    written(tmp_path, make(True))
+
+    assert (Finding.NOTES, [f"it looks like training mode: {told}"]) == notes_of(tmp_path)
+
+
+def test_a_check_says_nothing_of_inference(tmp_path: Path) -> None:
+    make, _ = KINDS["nnx"]
+    written(tmp_path, make(False))
+
+    assert (Finding.WORKS, []) == notes_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_layer_in_inference_looks_like_training(kind: str, tmp_path: Path) -> None:
+    make, _ = KINDS[kind]
+
+    assert "" == said_of_module(module_of(written(tmp_path, make(False))), takes_integers=False)
+
+
+def test_layers_without_modes_are_in_no_training(tmp_path: Path) -> None:
+    path = written(tmp_path, layers)
+
+    assert "" == said_of_module(module_of(path), takes_integers=False)
+
+
+@pytest.mark.parametrize("has_seed", [False, True])
+def test_what_draws_by_a_seed_of_its_request_is_meant(tmp_path: Path, *, has_seed: bool) -> None:
+    def noisy(x: Any, seed: Any = 0) -> Any:
+        return x * jax.random.bernoulli(jax.random.key(seed), 0.5, (4,))
+
+    (path,) = [written(tmp_path, noisy, *[jax.ShapeDtypeStruct((), jnp.int32)] * has_seed)]
+    said = said_of_module(module_of(path), takes_integers=has_seed)
+
+    assert has_seed is not ("looks like training mode" in said)
+
+
+def module_of(path: Path) -> bytes:
+    return bytes(jax.export.deserialize(bytearray(path.read_bytes())).mlir_module_serialized)
+
+
+async def test_the_log_of_a_load_says_it_too(serve: Serve, tmp_path: Path) -> None:
+    make, told = KINDS["nnx"]
+    written(tmp_path, make(True))
+    with structlog.testing.capture_logs() as logged:
+        async with serve(tmp_path, load_model=("m",)):
+            pass
+
+    reasons = [line["reason"] for line in logged if line["event"] == EVENT]
+    assert [f"it looks like training mode: {told}"] == reasons
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "own"])
+def test_it_is_not_adopted(kind: str, tmp_path: Path) -> None:
+    make, told = KINDS[kind]
+    path = written(tmp_path, make(True))
+    with pytest.raises(InvalidModel) as raised:
+        adopting.read(path, Options())
+
+    begin, _, _ = told.partition("; export it again")
+    assert f"model.jaxexp looks like training mode: {begin}; " in str(raised.value)
+    assert "adopt it as it is with --training-mode" in str(raised.value)
+    adopting.read(path, Options(training_mode=True))
