@@ -43,6 +43,7 @@ class Method:
 
 
 _INFERENCE = "/inference.GRPCInferenceService/"
+_MLSERVER = "/inference.model_repository.ModelRepositoryService/"
 _RUNTIME = "/mmesh.ModelRuntime/"
 _HEALTH = "/grpc.health.v1.Health/"
 _LIVE = Row(Operation.HEALTH)
@@ -78,6 +79,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         _INFERENCE + "CudaSharedMemoryUnregister": _SHARE,
         _INFERENCE + "TraceSetting": Row(Operation.MANAGE, api=Api.TRACE),
         _INFERENCE + "LogSettings": Row(Operation.MANAGE, api=Api.LOGGING),
+        _MLSERVER + "RepositoryIndex": Row(Operation.METADATA, api=Api.MODEL_REPOSITORY),
+        _MLSERVER + "RepositoryModelLoad": _LOAD,
+        _MLSERVER + "RepositoryModelUnload": _LOAD,
         _RUNTIME + "loadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "unloadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "predictModelSize": Row(Operation.RUNTIME, "model_id"),

@@ -27,6 +27,7 @@ from xlaserve.settings.choices import (
     TraceLevel,
     TraceMode,
     TypedAnswerForm,
+    V2Dialect,
 )
 from xlaserve.settings.conflicts import check_conflicts
 from xlaserve.settings.derived import Derived
@@ -320,6 +321,12 @@ class Settings(Derived):
     max_typed_answer_bytes: int = 2 << 20
     """Most bytes that typed contents may add to an answer: an integer counts 10 or 5, an element
     of BYTES 64 and its length. Beyond it an answer is raw alone; with typed, it is refused."""
+    v2_dialect: V2Dialect = V2Dialect.TRITON
+    """Whose form of V2 gRPC has where they differ: triton; mlserver, whose ModelStreamInfer answers
+    ModelInferResponse; or kserve, whose ModelMetadataResponse has properties, a map of texts."""
+    health_bodies: bool = True
+    """Answer what asks whether the server or a model is live or ready with JSON, and with the
+    reason where it is not; false: with a status alone, as Triton does."""
     max_message_fields: int = 100_000
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
