@@ -4,12 +4,9 @@ A flag beats the environment variable `XLASERVE_<FIELD>`, which beats the defaul
 each field is its documentation: `xlaserve serve --help` and docs/settings.md are made from it.
 """
 
-import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, get_type_hints
 
 from xlaserve.settings.bounds import check_bounds
 from xlaserve.settings.choices import (
@@ -31,7 +28,6 @@ from xlaserve.settings.choices import (
 )
 from xlaserve.settings.conflicts import check_conflicts
 from xlaserve.settings.derived import Derived
-from xlaserve.settings.reading import read_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -510,14 +506,3 @@ class Settings(Derived):
     def __post_init__(self) -> None:
         check_bounds(self)
         check_conflicts(self)
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
-        """Merge flags over the environment over the defaults. A flag of None was not given.
-
-        With `sagemaker` the variables of SageMaker come between environment and defaults. Values
-        may be texts as on a command line. Raises InvalidSettings for one that cannot be
-        read, and for an `XLASERVE_` variable that names no setting.
-        """
-        environ = os.environ if environment is None else environment
-        return cls(**read_values(get_type_hints(cls), environ, flags))
