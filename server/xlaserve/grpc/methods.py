@@ -79,9 +79,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         _INFERENCE + "CudaSharedMemoryUnregister": _SHARE,
         _INFERENCE + "TraceSetting": Row(Operation.MANAGE, api=Api.TRACE),
         _INFERENCE + "LogSettings": Row(Operation.MANAGE, api=Api.LOGGING),
-        _MLSERVER + "RepositoryIndex": Row(Operation.METADATA, api=Api.MODEL_REPOSITORY),
-        _MLSERVER + "RepositoryModelLoad": _LOAD,
-        _MLSERVER + "RepositoryModelUnload": _LOAD,
         _RUNTIME + "loadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "unloadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "predictModelSize": Row(Operation.RUNTIME, "model_id"),
@@ -96,6 +93,14 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 )
 """Methods of the server's own services; any other belongs to a custom service."""
 
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        f"{_MLSERVER}{method}": f"{_INFERENCE}{method}"
+        for method in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+    }
+)
+"""Methods of MLServer's own service, and those of V2 with the same messages and permissions."""
+
 INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
     {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
 )
@@ -107,7 +112,7 @@ _OF_ONES_OWN = Row(Operation.SERVICE)
 def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
     """Return the methods of services by their full names."""
     return {
-        path: Method(path, ROWS.get(path, _OF_ONES_OWN), handler)
+        path: Method(path, ROWS.get(ALIASES.get(path, path), _OF_ONES_OWN), handler)
         for service in services
         for path, handler in service.__mapping__().items()
     }

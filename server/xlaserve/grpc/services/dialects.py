@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Self
 
 import betterproto
 from grpclib._typing import IServable
 from grpclib.const import Handler
 
+from xlaserve.grpc.methods import ALIASES
 from xlaserve_proto import inference as pb
 
 # Fields of a parent name them, and betterproto looks here.
@@ -16,17 +16,6 @@ from xlaserve_proto.inference import (  # noqa: F401
     InferParameter,
     ModelMetadataResponseTensorMetadata,
 )
-
-_OURS = "/inference.GRPCInferenceService/"
-_MLSERVER = "/inference.model_repository.ModelRepositoryService/"
-
-ALIASES: Mapping[str, str] = MappingProxyType(
-    {
-        f"{_MLSERVER}{method}": f"{_OURS}{method}"
-        for method in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
-    }
-)
-"""Methods of MLServer's own service, and those of V2 with the same messages."""
 
 
 class Aliases:
