@@ -12,14 +12,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import structlog
 from flax import nnx
+from jax.experimental import io_callback
 
 from xlaserve.artifact import manifest
-from xlaserve.authoring import lowering
+from xlaserve.authoring import lowering, read_back
 from xlaserve.authoring.export import Exportable, export_model, load_exportable
 from xlaserve.errors import InvalidModel, InvalidTensor
 from xlaserve.model_config.config import ModelConfig
@@ -51,7 +51,7 @@ def _export(path: Path, fn: Callable[..., object] = _double, **fields: Any) -> P
 def _refused(path: Path, fn: Callable[..., object] = _double, **fields: Any) -> str:
     with pytest.raises(InvalidModel) as caught:
         _export(path, fn, **fields)
-    assert not (path / "m" / "1").exists()
+    assert [] == [*path.iterdir()]
     return str(caught.value)
 
 
@@ -343,6 +343,19 @@ def _calling_back(params: None, x: jax.Array) -> object:
     return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
+def _in_a_loop(call: Callable[[jax.Array], None]) -> Callable[[None, jax.Array], Any]:
+    """Return a function that calls Python in a branch of a loop."""
+
+    def called(x: jax.Array) -> jax.Array:
+        call(x)
+        return x + 1
+
+    def function(params: None, x: jax.Array) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda i, x: jax.lax.cond(i > 1, called, lambda x: x, x), x)
+
+    return function
+
+
 def _failing(params: None, x: jax.Array) -> jax.Array:
     raise ZeroDivisionError("an error of the author")
 
@@ -381,7 +394,19 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
             "stablehlo.reduce reduces over the rows: output 'y' of a row changes",
         ),
         ({"fn": _needing_its_size}, "cannot be exported (its batch dimension has no size"),
-        ({"fn": _calling_back}, "cannot be exported"),
+        ({"fn": _calling_back}, "cannot be exported: jax.pure_callback calls Python, which no"),
+        (
+            {"fn": _in_a_loop(lambda x: jax.debug.print("x {}", x))},
+            "cannot be exported: jax.debug.print calls Python, which no artifact holds: leave it",
+        ),
+        (
+            {"fn": _in_a_loop(lambda x: jax.debug.callback(print, x))},
+            "cannot be exported: jax.debug.callback calls Python",
+        ),
+        (
+            {"fn": _in_a_loop(lambda x: io_callback(print, None, x))},
+            "cannot be exported: jax.experimental.io_callback calls Python",
+        ),
         ({"fn": _failing}, "an error of the author"),
         ({"platforms": ["cuda"]}, "platforms cuda: expected cpu among them"),
         ({"platforms": ["cpu", "abacus"]}, "abacus"),
@@ -394,10 +419,37 @@ def test_what_cannot_be_served_is_refused(
     assert expected in _refused(tmp_path, **fields)
 
 
-def test_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
-    _refused(tmp_path, params={"w": np.ones(2, ml_dtypes.int4)})
+@pytest.mark.parametrize("there", [False, True])
+def test_failed_export_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """What it fails at last is what was written; a directory of its model stays if it was there."""
+    if there:
+        (tmp_path / "m").mkdir()
 
-    assert [] == [*tmp_path.glob("m/*"), *tmp_path.glob("m/.*")]
+    def refuse(directory: Path) -> None:
+        raise InvalidModel(f"{directory.name} cannot be read back")
+
+    monkeypatch.setattr(read_back, "check", refuse)
+    with pytest.raises(InvalidModel, match="1 cannot be read back"):
+        _export(tmp_path)
+
+    assert [tmp_path / "m"] * there == [*tmp_path.rglob("*")]
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.int2, jnp.uint2, jnp.int4, jnp.float4_e2m1fn, jnp.float8_e8m0fnu]
+)
+def test_a_parameter_of_a_dtype_that_no_file_holds_is_refused(tmp_path: Path, dtype: Any) -> None:
+    """Before it is traced: of some JAX writes nothing."""
+
+    def model(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        raise AssertionError("it is traced")
+
+    text = _refused(tmp_path, model, params={"w": jnp.ones(2, dtype)})
+
+    assert text.startswith(f"parameter 'w' has dtype {jnp.dtype(dtype)}, expected one of bool,")
+    assert text.endswith("keep it in one of these, and convert it in the function")
 
 
 def test_artifact_that_gives_something_else_is_not_written(

@@ -14,6 +14,7 @@ from xlaserve.grpc.infer.infer_fast_path import METHOD as INFER_METHOD
 from xlaserve.grpc.infer.infer_fast_paths import InferFastPaths
 from xlaserve.grpc.infer.infer_stream import InferStreams, StreamLimits
 from xlaserve.grpc.infer.long_messages import LongMessages
+from xlaserve.grpc.infer.stream_answers import StreamAnswers
 from xlaserve.grpc.infer.typed_answers import TypedAnswers
 from xlaserve.grpc.injection import Injection, splices
 from xlaserve.grpc.methods import INFERENCE_PATHS, methods_of
@@ -22,6 +23,7 @@ from xlaserve.grpc.protobuf.descriptors import DescriptorIndex
 from xlaserve.grpc.protobuf.splice import InjectionPath
 from xlaserve.grpc.runner import Runner
 from xlaserve.grpc.server import GrpcServer
+from xlaserve.grpc.services.dialects import Aliases
 from xlaserve.grpc.services.health import HealthService
 from xlaserve.grpc.services.inference import InferenceService
 from xlaserve.grpc.services.model_runtime import ModelRuntimeService
@@ -37,7 +39,7 @@ from xlaserve.runtime import loaders
 from xlaserve.serving.call import Operation, current_call
 from xlaserve.serving.models_api import Models
 from xlaserve.settings import Settings
-from xlaserve.settings.choices import IdInjection, TlsEndpoint
+from xlaserve.settings.choices import IdInjection, TlsEndpoint, V2Dialect
 
 _CLIENTS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -81,10 +83,17 @@ def assemble_grpc(core: Core) -> GrpcDoor:
             settings.max_infer_stream_bytes,
         ),
         core.workers.host,
+        answers=StreamAnswers(codec, bare=settings.v2_dialect is V2Dialect.MLSERVER),
     )
     services: list[IServable] = [
         InferenceService(
-            core.description, core.engine, core.control, typed, streams, tracing=core.tracing
+            core.description,
+            core.engine,
+            core.control,
+            typed,
+            streams,
+            tracing=core.tracing,
+            has_properties=settings.v2_dialect is V2Dialect.KSERVE,
         ),
         *(service.handler for service in added),
     ]
@@ -106,7 +115,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
     )
     splicing = splices(paths, **limits)
     runner = Runner(
-        methods_of([*services, health, *reflection]),
+        methods_of([*services, Aliases(services), health, *reflection]),
         ServicesCodec(WireCodec(**limits)),
         core.gates,
         Injection(splicing),

@@ -87,6 +87,7 @@ def http_routes(
         max_json_depth=depth,
         json_rules=json_rules,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
+        health_bodies=core.settings.health_bodies,
     )
     generate = GenerateRoutes(
         core.engine,
@@ -112,7 +113,7 @@ def http_routes(
     )
     added = extensions.rows(core.settings.extension)
     rows = [
-        *HealthRoutes(core.control.follower).table(),
+        *HealthRoutes(core.control.follower, bodies=core.settings.health_bodies).table(),
         *inference.table(),
         *generate.table(),
         *(route for row in added for route in row.http(core)),
@@ -134,7 +135,7 @@ def http_routes(
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
     """Return the table of the endpoint that serves metrics, and says how the server is."""
-    health = HealthRoutes(core.control.follower)
+    health = HealthRoutes(core.control.follower, bodies=core.settings.health_bodies)
     return RouteTable([*_metrics(core, connections), *health.table()])
 
 

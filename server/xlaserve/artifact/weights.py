@@ -97,15 +97,23 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
 def _entry(name: str, tensor: Tensor, start: int) -> _Entry:
     if name == _METADATA or not 0 < len(name) <= MAX_NAME_LENGTH:
         raise InvalidModel(f"parameter {name[:64]!r} cannot be stored under this name")
-    dtype = _NAMES.get(tensor.dtype)
-    if dtype is None:
-        raise InvalidModel(
-            f"parameter '{name}' has dtype {tensor.dtype}, expected one of {', '.join(_NAMES_TEXT)}"
-        )
+    dtype = dtype_name(name, tensor)
     return _Entry(dtype, list(tensor.shape), (start, start + tensor.nbytes))
 
 
 _NAMES_TEXT = tuple(dtype.name for dtype in DTYPES.values())
+
+
+def dtype_name(name: str, tensor: Tensor) -> str:
+    """Return the name of a parameter's dtype in the file; raises InvalidModel where it has none."""
+    dtype = _NAMES.get(tensor.dtype)
+    if dtype is None:
+        expected = f"one of {', '.join(_NAMES_TEXT)}"
+        raise InvalidModel(
+            f"parameter '{name}' has dtype {tensor.dtype}, expected {expected}: keep it in one of "
+            "these, and convert it in the function"
+        )
+    return dtype
 
 
 def _file_parts(header: Mapping[str, _Entry], tensors: list[Tensor]) -> Iterator[Buffer]:

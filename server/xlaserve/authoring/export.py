@@ -42,7 +42,7 @@ from xlaserve.authoring.training_mode import refused_in_training
 from xlaserve.errors import InvalidModel, InvalidReference
 from xlaserve.files import files
 from xlaserve.files.references import load_reference
-from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.model_config.buckets import MAX_BUCKETS
 from xlaserve.row_proofs.verdict import Independence, Verdict, worst
 from xlaserve.runtime.programs.trials import SECONDS, Outcome, refused_proof
@@ -142,9 +142,7 @@ class Exportable:
         if notice and not _proved(verdicts):
             batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent)
-        with TemporaryDirectory(target.parent) as temporary:
+        with TemporaryDirectory.beside(target) as temporary:
             made = temporary.path / target.name
             made.mkdir()
             described = _write_files(made, lowered)

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported
 
-from xlaserve.artifact import artifact, dimensions
+from xlaserve.artifact import artifact, dimensions, weights
 from xlaserve.artifact.artifact import BATCH_DIMENSION
 from xlaserve.artifact.computation import Computation, lasting, text_of, to_file
 from xlaserve.artifact.parameters import Parameters, flatten, has_64_bit
@@ -49,6 +49,15 @@ _HINTS = (
     " (its open dimensions have no size while it is traced)",
 )
 _RANDOM_INTEGERS_BELOW = 8
+
+_PYTHON_CALLS = {
+    "debug_print": "jax.debug.print",
+    "debug_callback": "jax.debug.callback",
+    "pure_callback": "jax.pure_callback",
+    "io_callback": "jax.experimental.io_callback",
+}
+"""Primitives that call Python while a model computes, by the names that authors know."""
+_CALLS_PYTHON = "calls Python, which no artifact holds: leave it out, or serve a Python model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ def lower(
     _check_platforms(PLATFORMS if platforms is None else platforms)
     wide = is_wide(params, inputs, x64)
     with jax.enable_x64(wide), _source_locations(0):
-        function = _Flat(fn, flatten(params, x64=wide), outputs)
+        function = _Flat(fn, _storable(flatten(params, x64=wide)), outputs)
         not_for: dict[str, str] = {}
         if platforms is None:
             exported = _export_where_possible(function, inputs, shapes, not_for)
@@ -167,6 +176,13 @@ def lower(
         partial(trial.made, is_thorough=False),
         MappingProxyType(not_for),
     )
+
+
+def _storable(parameters: Parameters) -> Parameters:
+    """Raise InvalidModel for a parameter that no file can hold: some of them JAX cannot write."""
+    for name, array in parameters.arrays.items():
+        weights.dtype_name(name, array)
+    return parameters
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:
@@ -284,7 +300,27 @@ def _export(
         raise
     except Exception as error:
         hint = _HINTS[bool(shapes.checked)] if shapes.batched or shapes.checked else ""
-        raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
+        found = _python_call(model, function.abstract_leaves(), arguments)
+        text = f"{hint}: {error}" if found is None else f": {found} {_CALLS_PYTHON}"
+        raise InvalidModel(f"the function cannot be exported{text}") from error
+
+
+def _python_call(model: Callable[..., object], *arguments: object) -> str | None:
+    """Return the name of a function of JAX by which a model calls Python; None for none."""
+    with suppress(Exception):  # an author's, which is the error
+        return next(_python_calls(jax.make_jaxpr(model)(*arguments)), None)
+    return None
+
+
+def _python_calls(traced: Any) -> Iterator[str]:
+    """Yield the names for every part of a traced function."""
+    for equation in getattr(traced, "jaxpr", traced).eqns:
+        name = _PYTHON_CALLS.get(equation.primitive.name)
+        if name is not None:
+            yield name
+        for part in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                yield from _python_calls(part)
 
 
 def _export_where_possible(

@@ -168,7 +168,8 @@ class RestClient:
             timeout=aiohttp.ClientTimeout(total=timeout),
         ) as response:
             if response.status != _OK:
-                self._check(response.status, await response.read())
+                # An error of the model is an event.
+                self._check(response.status, (await response.read()).removeprefix(b"data:"))
             try:
                 async with aclosing(events(response.content.iter_any())) as found:
                     async for said in found:

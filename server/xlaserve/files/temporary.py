@@ -50,6 +50,23 @@ class TemporaryDirectory:
             os.close(descriptor)
         self.path = path
         self._descriptor: int | None = descriptor
+        self._made: list[Path] = []
+        """Directories above it that were made for it, the innermost first."""
+
+    @classmethod
+    def beside(cls, target: Path) -> Self:
+        """Make one beside `target`, which the block is to put there; raises OSError.
+
+        Directories above it are made as well, and removed with it where nothing has come to be in
+        them; leftovers of other processes go.
+        """
+        parent = target.parent
+        missing = [above for above in (parent, *parent.parents) if not above.exists()]
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(parent)
+        made = cls(parent)
+        made._made = missing
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +100,9 @@ class TemporaryDirectory:
         _put_back(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(descriptor)
+        with suppress(OSError):  # the first that is not empty
+            for directory in self._made:
+                directory.rmdir()
 
 
 def _exchanged(one: Path, other: Path) -> bool:

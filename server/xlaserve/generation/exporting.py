@@ -29,7 +29,7 @@ from xlaserve.artifact.written_by import Writer
 from xlaserve.authoring import read_back
 from xlaserve.errors import InvalidModel
 from xlaserve.files import files
-from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.generation.sampling import INTEGERS, REALS, Tables, sample
 from xlaserve.runtime.generator.info import mask_words
 
@@ -94,9 +94,7 @@ def export_generator(
     with jax.enable_x64(False):
         made = _Programs((decode, chunk), init_cache, params, vocab, tuple(stop_tokens))
         programs = made.exported(tuple(platforms or PLATFORMS))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target.parent)
-    with TemporaryDirectory(target.parent) as temporary:
+    with TemporaryDirectory.beside(target) as temporary:
         directory = temporary.path / target.name
         directory.mkdir()
         record.write(directory, _record(directory, made, programs, max_length, files))

@@ -43,6 +43,7 @@ class Method:
 
 
 _INFERENCE = "/inference.GRPCInferenceService/"
+_MLSERVER = "/inference.model_repository.ModelRepositoryService/"
 _RUNTIME = "/mmesh.ModelRuntime/"
 _HEALTH = "/grpc.health.v1.Health/"
 _LIVE = Row(Operation.HEALTH)
@@ -92,6 +93,14 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 )
 """Methods of the server's own services; any other belongs to a custom service."""
 
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        f"{_MLSERVER}{method}": f"{_INFERENCE}{method}"
+        for method in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+    }
+)
+"""Methods of MLServer's own service, and those of V2 with the same messages and permissions."""
+
 INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
     {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
 )
@@ -103,7 +112,7 @@ _OF_ONES_OWN = Row(Operation.SERVICE)
 def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
     """Return the methods of services by their full names."""
     return {
-        path: Method(path, ROWS.get(path, _OF_ONES_OWN), handler)
+        path: Method(path, ROWS.get(ALIASES.get(path, path), _OF_ONES_OWN), handler)
         for service in services
         for path, handler in service.__mapping__().items()
     }

@@ -321,14 +321,13 @@ class Engine:
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Start a step; its inputs were validated with the plan."""
+        """Start a step; its inputs were validated with the plan, and it has its parameters."""
         try:
             self._gates.admit(call)
             call.model = version.model
             _find(call, version, instance)
             call.started_ns = self._clock()
             if isinstance(call.parent, InferCall):
-                call.parameters = call.parent.parameters  # a sequence goes through its steps
                 call.is_volatile = call.parent.is_volatile
             call.inputs = inputs
             _describe(call, instance.info)

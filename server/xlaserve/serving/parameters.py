@@ -75,7 +75,7 @@ REQUEST: Table = MappingProxyType(
         "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
     }
 )
-_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 """Parameters that models obey which serve sequences."""
 
 INPUT: Table = MappingProxyType({**_OF_TENSORS, "binary_data_size": Row(_COUNT, Effect.OBEYED)})
@@ -95,7 +95,7 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
     rows = {}
     if info.has_sequences:
-        rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in _SEQUENCE}
+        rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in SEQUENCE}
     if config.is_ensemble:
         # They are for its steps.
         rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)

@@ -4,12 +4,9 @@ A flag beats the environment variable `XLASERVE_<FIELD>`, which beats the defaul
 each field is its documentation: `xlaserve serve --help` and docs/settings.md are made from it.
 """
 
-import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, get_type_hints
 
 from xlaserve.settings.bounds import check_bounds
 from xlaserve.settings.choices import (
@@ -27,10 +24,10 @@ from xlaserve.settings.choices import (
     TraceLevel,
     TraceMode,
     TypedAnswerForm,
+    V2Dialect,
 )
 from xlaserve.settings.conflicts import check_conflicts
 from xlaserve.settings.derived import Derived
-from xlaserve.settings.reading import read_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,6 +317,12 @@ class Settings(Derived):
     max_typed_answer_bytes: int = 2 << 20
     """Most bytes that typed contents may add to an answer: an integer counts 10 or 5, an element
     of BYTES 64 and its length. Beyond it an answer is raw alone; with typed, it is refused."""
+    v2_dialect: V2Dialect = V2Dialect.TRITON
+    """Whose form of V2 gRPC has where they differ: triton; mlserver, whose ModelStreamInfer answers
+    ModelInferResponse; or kserve, whose ModelMetadataResponse has properties, a map of texts."""
+    health_bodies: bool = True
+    """Answer what asks whether the server or a model is live or ready with JSON, and with the
+    reason where it is not; false: with a status alone, as Triton does."""
     max_message_fields: int = 100_000
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
@@ -503,14 +506,3 @@ class Settings(Derived):
     def __post_init__(self) -> None:
         check_bounds(self)
         check_conflicts(self)
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
-        """Merge flags over the environment over the defaults. A flag of None was not given.
-
-        With `sagemaker` the variables of SageMaker come between environment and defaults. Values
-        may be texts as on a command line. Raises InvalidSettings for one that cannot be
-        read, and for an `XLASERVE_` variable that names no setting.
-        """
-        environ = os.environ if environment is None else environment
-        return cls(**read_values(get_type_hints(cls), environ, flags))

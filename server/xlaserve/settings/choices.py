@@ -97,6 +97,17 @@ class Http2Engine(StrEnum):
     """The h2 library, through grpclib: slower, and the reference."""
 
 
+class V2Dialect(StrEnum):
+    """Servers whose form of V2 over gRPC clients expect, where the forms differ."""
+
+    TRITON = "triton"
+    """Streams have Triton's envelope, metadata has `parameters`."""
+    MLSERVER = "mlserver"
+    """Streams answer ModelInferResponse, and an error ends them; metadata has `parameters`."""
+    KSERVE = "kserve"
+    """Streams have Triton's envelope, metadata has the `properties` of Open Inference."""
+
+
 class TypedAnswerForm(StrEnum):
     """Answers to gRPC requests whose inputs came as typed contents."""
 

@@ -1,10 +1,15 @@
-"""What follows from several settings together."""
+"""How settings are read, and what follows from several of them together."""
+
+import os
+from collections.abc import Mapping
+from typing import Self, get_type_hints
 
 from xlaserve.settings import sagemaker_environment
+from xlaserve.settings.reading import read_values
 
 
 class Derived:
-    """Properties of `Settings`, which has these fields."""
+    """The reader and the properties of `Settings`, which has these fields."""
 
     __slots__ = ()
 
@@ -27,3 +32,14 @@ class Derived:
         if self.sagemaker and not self.sagemaker_multi_model:
             return self.default_model or sagemaker_environment.MODEL_NAME
         return ""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
+        """Merge flags over the environment over the defaults. A flag of None was not given.
+
+        With `sagemaker` the variables of SageMaker come between environment and defaults. Values
+        may be texts as on a command line. Raises InvalidSettings for one that cannot be
+        read, and for an `XLASERVE_` variable that names no setting.
+        """
+        environ = os.environ if environment is None else environment
+        return cls(**read_values(get_type_hints(cls), environ, flags))

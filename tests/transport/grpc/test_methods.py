@@ -7,7 +7,7 @@ import pytest
 from support import echo_service
 
 from xlaserve.app.server import Application
-from xlaserve.grpc.methods import ROWS, methods_of
+from xlaserve.grpc.methods import ALIASES, ROWS, methods_of
 from xlaserve.grpc.services.model_runtime import ModelRuntimeService
 from xlaserve.serving.call import Operation
 from xlaserve.settings import Settings
@@ -25,7 +25,10 @@ async def test_every_method_of_the_contracts_has_a_row(tmp_path: Path) -> None:
     async with application.running():
         served = application.grpc._runner.methods
 
-    assert set(ROWS) == set(served)
+    assert {*ROWS, *ALIASES} == set(served)
+    assert {path: served[path].row for path in ALIASES} == {
+        path: ROWS[other] for path, other in ALIASES.items()
+    }
     assert Operation.SERVICE not in {row.operation for row in ROWS.values()}
     for path, row in ROWS.items():
         fields = set(served[path].handler.request_type.__dataclass_fields__)

@@ -58,13 +58,15 @@ class InferStreams:
         codec: InferCodec,
         limits: StreamLimits,
         threads: HostThreads,
+        *,
+        answers: StreamAnswers | None = None,
     ) -> None:
         self.engine = engine
         self.gates = gates
         self.codec = codec
         self.limits = limits
         self.threads = threads
-        self.answers = StreamAnswers(codec)
+        self.answers = answers or StreamAnswers(codec)
         self._open: set[InferStream] = set()
 
     async def run(self, stream: RpcStream) -> None:
@@ -164,7 +166,7 @@ class InferStream:
 
     def __init__(self, streams: InferStreams, stream: RpcStream) -> None:
         self.answers = streams.answers
-        self.errors_end = stream.call.headers.get(_ERRORS_END) == "true"
+        self.errors_end = self.answers.is_bare or stream.call.headers.get(_ERRORS_END) == "true"
         """Whether the first error is the status of the stream."""
         self._engine = streams.engine
         self._gates = streams.gates

@@ -19,8 +19,10 @@ _INFER_RESPONSE = write_varint(2 << 3 | LENGTH)
 class StreamAnswers:
     """Writes the messages of a stream."""
 
-    def __init__(self, codec: InferCodec) -> None:
+    def __init__(self, codec: InferCodec, *, bare: bool = False) -> None:
+        """With `bare` an answer is a ModelInferResponse, as MLServer's are; no error has a form."""
         self._codec = codec
+        self.is_bare = bare
         self._messages = WireCodec()
         # A parser takes the fields of a message in any order: the parameter comes last.
         self._marks = {
@@ -33,6 +35,8 @@ class StreamAnswers:
         encode = self._codec.encode_typed if typed else self._codec.encode
         parts, size = encode(response)
         mark = self._marks[last]
+        if self.is_bare:
+            return b"".join((*parts, mark))
         return b"".join((_INFER_RESPONSE, write_varint(size + len(mark)), *parts, mark))
 
     def refuse(self, call: InferCall, refusal: GRPCError) -> bytes:

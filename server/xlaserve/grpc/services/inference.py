@@ -11,6 +11,7 @@ from xlaserve.grpc.infer.infer_stream import InferStreams
 from xlaserve.grpc.infer.parameters import read_parameters
 from xlaserve.grpc.infer.tensors import read_request, write_outputs
 from xlaserve.grpc.infer.typed_answers import TypedAnswers
+from xlaserve.grpc.services.dialects import MetadataWithProperties
 from xlaserve.grpc.services.runtime_settings import read_log, update_trace, write_log, write_trace
 from xlaserve.grpc.services.statistics import write_statistics
 from xlaserve.residence.control import ModelControl
@@ -39,7 +40,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         streams: InferStreams,
         *,
         tracing: Tracing,
+        has_properties: bool = False,
     ) -> None:
+        """With `has_properties` metadata is as the Open Inference Protocol has it."""
         self._description = description
         self._engine = engine
         self._cuda = CudaRegions(engine.regions)
@@ -47,6 +50,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self._typed = typed
         self._streams = streams
         self._tracing = tracing
+        self._has_properties = has_properties
 
     def __mapping__(self) -> dict[str, Handler]:
         """Return the handlers of all methods; streams of inferences have their own."""
@@ -88,7 +92,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         request = model_metadata_request
         info, versions = self._control.catalog.describe(request.name, request.version)
         config = self._control.catalog.config(request.name, request.version).config
-        return pb.ModelMetadataResponse(
+        said = pb.ModelMetadataResponse(
             name=request.name,
             versions=versions,
             platform=info.platform,
@@ -96,8 +100,12 @@ class InferenceService(pb.GrpcInferenceServiceBase):
                 _tensor_metadata(spec, of_input(config, info, spec.name)) for spec in info.inputs
             ],
             outputs=[_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
-            parameters=_texts(of_model(config, info)),
         )
+        found = of_model(config, info)
+        if self._has_properties:
+            return MetadataWithProperties.of(said, found)
+        said.parameters = _texts(found)
+        return said
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """Run one inference; `id` comes back, `model_version` is the version that answered."""

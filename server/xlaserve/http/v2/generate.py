@@ -5,6 +5,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from xlaserve.errors import NotOneAnswer
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.edge import translate
@@ -94,11 +96,21 @@ class GenerateRoutes:
             raise NotOneAnswer(call.model, "none")
         return await self._write(call, found, is_text)
 
-    async def generate_stream(self, request: HttpRequest) -> HttpStream:
-        """Send each answer as an event, as it comes."""
+    async def generate_stream(self, request: HttpRequest) -> HttpResponse | HttpStream:
+        """Send each answer as an event, as it comes; as in Triton, errors of the model too."""
         call, is_text = await self._begin(request)
         path = f"/v2/models/{call.model}/generate_stream"
-        return HttpStream(_CONTENT_TYPE, self._events(call, path, is_text))
+        events = self._events(call, path, is_text)
+        if call.has_ended:
+            return HttpStream(_CONTENT_TYPE, events)
+        try:
+            first = await anext(events, None)
+        except (ConnectionError, *ENDS):
+            raise
+        except BaseException as error:
+            answer = translate(error, method="POST", path=path)
+            return replace(answer, content_type=_CONTENT_TYPE, parts=[_event(answer)])
+        return HttpStream(_CONTENT_TYPE, _opened(first, events))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
         """Make the call of a request, which may get any number of answers."""
@@ -150,6 +162,17 @@ class GenerateRoutes:
             if not has_begun or isinstance(error, ConnectionError):
                 raise
             yield _event(translate(error, method="POST", path=path))
+
+
+async def _opened(
+    first: bytes | None, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield events whose first was taken already; None where there is none."""
+    async with aclosing(events):
+        if first is not None:
+            yield first
+        async for event in events:
+            yield event
 
 
 def _event(answer: HttpResponse) -> bytes:

@@ -19,11 +19,20 @@ STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
 """Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
 
 
+def health_response(
+    said: object, status: HTTPStatus = HTTPStatus.OK, *, bodies: bool
+) -> HttpResponse:
+    """Answer with a value, or with the status alone."""
+    return json_response(said, status) if bodies else HttpResponse(status, compressible=False)
+
+
 class HealthRoutes:
     """Answers where HTTP is served, and where metrics are alone: a probe has no certificate."""
 
-    def __init__(self, follower: RepositoryFollower) -> None:
+    def __init__(self, follower: RepositoryFollower, *, bodies: bool = True) -> None:
+        """Without `bodies` the status says it alone, as Triton's does."""
         self._follower = follower
+        self._bodies = bodies
 
     def table(self) -> list[Route]:
         """Return the rows of these handlers."""
@@ -51,13 +60,13 @@ class HealthRoutes:
 
     async def live(self, request: HttpRequest) -> HttpResponse:
         """Answer true: a server that answers is live."""
-        return json_response(Live(live=True))
+        return health_response(Live(live=True), bodies=self._bodies)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
         """Tell whether the start is complete, as the readiness setting defines it, or why not."""
         follower = self._follower
         if follower.server_ready:
-            return json_response(Ready(ready=True), STATUS_OF_READY[True])
+            return health_response(Ready(ready=True), bodies=self._bodies)
         said = Ready(ready=False, reason=follower.why_not_ready())
-        answer = json_response(said, STATUS_OF_READY[False])
+        answer = health_response(said, STATUS_OF_READY[False], bodies=self._bodies)
         return msgspec.structs.replace(answer, headers={**answer.headers, **RETRY})

@@ -12,7 +12,7 @@ from xlaserve.http.parsing import parsed_bytes
 from xlaserve.http.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.http.threads import OffLoop
 from xlaserve.http.v2.fast_infer import Asked, FastInfer
-from xlaserve.http.v2.health import STATUS_OF_READY
+from xlaserve.http.v2.health import STATUS_OF_READY, health_response
 from xlaserve.http.v2.infer_request import read_header_length, read_infer_request
 from xlaserve.http.v2.infer_response import (
     HEADER_LENGTH,
@@ -69,8 +69,10 @@ class InferenceRoutes:
         max_json_depth: int,
         json_rules: JsonRules,
         max_stream_bytes: int,
+        health_bodies: bool = True,
     ) -> None:
         """Up to `max_stream_bytes` of unsent events are queued."""
+        self._health_bodies = health_bodies
         self._max_stream_bytes = max_stream_bytes
         self._threads = threads
         self._description = description
@@ -195,7 +197,8 @@ class InferenceRoutes:
         """Tell whether a model answers; an unknown one is 404."""
         name, version = _model(request)
         ready = await self._control.catalog.ready(name, version)
-        return json_response(ModelReady(name, ready), STATUS_OF_READY[ready])
+        said = ModelReady(name, ready)
+        return health_response(said, STATUS_OF_READY[ready], bodies=self._health_bodies)
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return ready versions, platform, tensors and parameters."""

@@ -13,7 +13,7 @@ from xlaserve.authoring.cpu.optimizing import optimize
 from xlaserve.authoring.export import Exportable
 from xlaserve.errors import InvalidModel
 from xlaserve.files.roots import ANYWHERE, Roots
-from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.importers.onnx import checking, configuring, edges, planning, signature
 from xlaserve.importers.onnx.checking import Checked
 from xlaserve.importers.onnx.given import with_constants
@@ -138,11 +138,9 @@ def import_model(
         )
     _check_counted(plan, inputs)
     on_stage(Stage("exporting"))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(directory.parent)
     notices: list[str] = []
     made = exportable(plan, inputs, options.platforms, batch_independent=options.batch_independent)
-    with TemporaryDirectory(directory.parent) as staging:
+    with TemporaryDirectory.beside(directory) as staging:
         written = made.write(staging.path / target.name, on_notice=notices.append)
         checked = None
         if options.check and not texts:  # onnxruntime would have to be given them

@@ -13,7 +13,7 @@ from xlaserve.authoring.export import Exportable
 from xlaserve.errors import InvalidModel
 from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
-from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.importers.onnx import configuring
 from xlaserve.importers.onnx.signature import Inputs
 from xlaserve.importers.pt2 import archive
@@ -93,10 +93,8 @@ def import_program(
     inputs = resolve(read.program, dimensions, options.max_batch_size)
     made = exportable(read, inputs, options)
     on_stage(Stage("exporting"))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(directory.parent)
     notices: list[str] = []
-    with TemporaryDirectory(directory.parent) as staging:
+    with TemporaryDirectory.beside(directory) as staging:
         written = made.write(staging.path / target.name, on_notice=notices.append)
         described = manifest.read(written)
         labels = configuring.named(described, options.labels) if options.labels else {}

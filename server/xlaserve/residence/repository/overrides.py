@@ -83,10 +83,12 @@ def _kind(value: LoadParameter) -> str:
 
 
 def _file_name(model: str, parameter: str) -> tuple[int, str]:
-    for part in parameter.removeprefix(FILE_PREFIX).split("/"):
+    # As Triton reads it: `file:/1/model.py` is below the model's directory as well.
+    path = parameter.removeprefix(FILE_PREFIX).removeprefix("/")
+    for part in path.split("/"):
         if len(part.encode(errors="replace")) > MAX_NAME_BYTES:
             raise FileNameTooLong(model, part, MAX_NAME_BYTES)
-    version, separator, name = parameter.removeprefix(FILE_PREFIX).partition("/")
+    version, separator, name = path.partition("/")
     if not separator:
         raise InvalidParameter(parameter[:80], "'file:<version>/<name>'", "no '/'")
     return check_version(version), check_name("file name", name)

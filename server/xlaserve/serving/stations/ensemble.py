@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import Decoupled, InvalidRequest, InvalidTensor, XlaserveError
+from xlaserve.runtime.handling import AnswerParameters
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.serving.access.sight import without_hidden
 from xlaserve.serving.answers import answer_last, deliver, respond
@@ -19,6 +20,7 @@ from xlaserve.serving.infer_call import AwaitedInfer, Executed, InferCall, Serve
 from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.serving.stations.station import Served, Working
 from xlaserve.serving.stations.step_answers import StepAnswers
+from xlaserve.serving.stations.step_flow import Flow
 from xlaserve.serving.stations.unending import Unending
 from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
 
@@ -35,8 +37,15 @@ class Steps(Protocol):
     def begin_step(
         self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
     ) -> None:
-        """Start a step; its inputs were validated with the plan."""
+        """Start a step; its inputs were validated with the plan, and it has its parameters."""
         ...
+
+
+class _Done(NamedTuple):
+    """The outcome of all steps; for a decoupled ensemble, that of the last answer."""
+
+    executed: Executed
+    parameters: AnswerParameters | None
 
 
 class Ensemble:
@@ -75,10 +84,11 @@ class Ensemble:
         """Return nothing: no call waits."""
         return ()
 
-    async def _run(self, call: InferCall) -> Executed:
+    async def _run(self, call: InferCall) -> _Done:
         asked = _asked(call)
         run = _Run(self._plan, self._steps, self._threads, call)
         wanted: Mapping[str, Value] = {}
+        parameters = None
         with ExitStack() as leases:
             for name, number in self._plan.models():
                 found = run.found[name, number] = self._steps.resolve(name, number)
@@ -86,33 +96,42 @@ class Ensemble:
                 instance.acquire()
                 leases.callback(instance.release)
             async with aclosing(run.answers()) as answers:
-                async for tensors in answers:
-                    wanted = await run.wanted(tensors)
+                async for flow in answers:
+                    wanted = await run.wanted(flow.tensors)
+                    parameters = flow.answer_parameters(asked)
                     if self._plan.info.is_decoupled:
-                        call.answer(_respond(call, asked, wanted), last=False)
+                        call.answer(_respond(call, asked, wanted, parameters), last=False)
                         await call.writable()
         # The steps of an ensemble wait and compute in turns: as if they had waited first.
         begun = call.submitted_ns + run.queue_ns
-        return Executed(cast(Tensors, wanted), begun, begun + run.infer_ns)
+        return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
-    def _end(self, call: InferCall, running: "asyncio.Task[Executed]") -> None:
+    def _end(self, call: InferCall, running: "asyncio.Task[_Done]") -> None:
         if running.cancelled():
             deliver([call], asyncio.CancelledError())
         elif error := running.exception():
             names = [name for name, _ in self._plan.models()]
             names += error.steps if isinstance(error, XlaserveError) else ()
             deliver([call], without_hidden(call, error, names))
-        elif self._plan.info.is_decoupled:
-            answer_last(call, running.result())
-        elif self._plan.info.is_lenient:
-            self._answer(call, running.result())
         else:
-            deliver([call], running.result())
+            self._deliver(call, *running.result())
 
-    def _answer(self, call: InferCall, executed: Executed) -> None:
+    def _deliver(
+        self, call: InferCall, executed: Executed, parameters: AnswerParameters | None
+    ) -> None:
+        if self._plan.info.is_decoupled:
+            answer_last(call, executed)
+        elif self._plan.info.is_lenient or parameters is not None:
+            self._answer(call, executed, parameters)
+        else:
+            deliver([call], executed)
+
+    def _answer(
+        self, call: InferCall, executed: Executed, parameters: AnswerParameters | None
+    ) -> None:
         """Answer with the outputs there are: steps may omit or replace some."""
         try:
-            response = _respond(call, _asked(call), executed.outputs)
+            response = _respond(call, _asked(call), executed.outputs, parameters)
         except InvalidRequest as error:
             deliver([call], error)
         else:
@@ -134,56 +153,53 @@ class _Run:
         self._threads = threads
         self._call = call
 
-    async def answers(self) -> "AsyncGenerator[dict[str, Value], None]":
+    async def answers(self) -> "AsyncGenerator[Flow, None]":
         """Yield all tensors of each answer: of one, unless a step is decoupled."""
         tensors: dict[str, Value] = dict(self._call.inputs)
         for name, shape in self._plan.inputs.items():
             if name in tensors:
                 tensors[name] = shape(tensors[name])
-        async with aclosing(self._from(0, tensors)) as found:
+        async with aclosing(self._from(0, Flow(tensors))) as found:
             async for one in found:
                 yield one
 
-    async def _from(
-        self, start: int, tensors: dict[str, Value]
-    ) -> "AsyncGenerator[dict[str, Value], None]":
+    async def _from(self, start: int, flow: Flow) -> "AsyncGenerator[Flow, None]":
         """Yield the tensors after the last step, starting at one."""
         for at, planned in enumerate(self._plan.steps[start:], start):
             if planned.is_decoupled:
-                async with aclosing(self._many(planned, tensors)) as answers:
+                async with aclosing(self._many(planned, flow)) as answers:
                     async for made in answers:
-                        async with aclosing(self._from(at + 1, tensors | made)) as found:
+                        async with aclosing(self._from(at + 1, made)) as found:
                             async for one in found:
                                 yield one
                 return
-            tensors = tensors | await self._one(planned, tensors)
-        yield tensors
+            flow = await self._one(planned, flow)
+        yield flow
 
-    async def _one(self, planned: PlannedStep, tensors: Mapping[str, Value]) -> dict[str, Value]:
-        """Execute a step, and return its outputs."""
+    async def _one(self, planned: PlannedStep, flow: Flow) -> Flow:
+        """Execute a step, and add its outputs."""
         one = AwaitedInfer.within(self._call)
-        await self._begin(one, planned, tensors)
+        await self._begin(one, planned, flow)
         response = await one.answered()
         queued, computed = _times(one)
         self.queue_ns += queued
         self.infer_ns += computed
-        return _made(planned, response)
+        return flow.with_answer(planned.step.output_map, response, one.parameters)
 
-    async def _many(
-        self, planned: PlannedStep, tensors: Mapping[str, Value]
-    ) -> "AsyncGenerator[dict[str, Value], None]":
-        """Execute a decoupled step, and yield the outputs of each answer with any."""
+    async def _many(self, planned: PlannedStep, flow: Flow) -> "AsyncGenerator[Flow, None]":
+        """Execute a decoupled step, and add the outputs of each answer with any."""
         one = StepAnswers.within(self._call)
-        await self._begin(one, planned, tensors)
+        await self._begin(one, planned, flow)
         async with aclosing(one.answers()) as answers:
             async for response in answers:
-                yield _made(planned, response)
+                yield flow.with_answer(planned.step.output_map, response, one.parameters)
 
-    async def _begin(
-        self, one: AwaitedInfer, planned: PlannedStep, tensors: Mapping[str, Value]
-    ) -> None:
-        step = planned.step
+    async def _begin(self, one: AwaitedInfer, planned: PlannedStep, flow: Flow) -> None:
+        step, tensors = planned.step, flow.tensors
         version, instance = self.found[step.model_name, step.model_version]
+        one.id = self._call.id
+        taken = step.input_map.values()
+        one.parameters = flow.parameters(step.model_name, taken, self._call.parameters)
         # An optional input may be absent; then it is in its steps.
         given = {
             name: tensors[tensor] for name, tensor in step.input_map.items() if tensor in tensors
@@ -222,12 +238,6 @@ class _Run:
         return found
 
 
-def _made(planned: PlannedStep, response: InferResponse) -> dict[str, Value]:
-    outputs = {output.name: output.data for output in response.outputs}
-    named = planned.step.output_map.items()
-    return {tensor: outputs[name] for name, tensor in named if name in outputs}
-
-
 def _led(lead: Lead, value: Tensor, model: str, kind: str, name: str, *, rows: int = 1) -> Tensor:
     """Return a tensor with a batch of one row, or without; raises InvalidTensor for more rows."""
     have = rows if lead is Lead.ADDED else value.shape[0]
@@ -257,11 +267,16 @@ def _asked(call: InferCall) -> list[str]:
     return [spec.name for spec in specs]
 
 
-def _respond(call: InferCall, asked: Sequence[str], outputs: Mapping[str, Value]) -> InferResponse:
+def _respond(
+    call: InferCall,
+    asked: Sequence[str],
+    outputs: Mapping[str, Value],
+    parameters: AnswerParameters | None,
+) -> InferResponse:
     """Return an answer with the requested outputs that exist."""
     found = cast(Tensors, outputs)
     call.chosen = specs_of({name: found[name] for name in asked if name in found})
-    return respond(call, found)
+    return respond(call, found, parameters)
 
 
 def _times(step: InferCall) -> tuple[int, int]:

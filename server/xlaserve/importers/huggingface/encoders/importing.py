@@ -14,7 +14,7 @@ from xlaserve.authoring import read_back
 from xlaserve.authoring.export import Exportable
 from xlaserve.errors import InvalidModel
 from xlaserve.files import files
-from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
+from xlaserve.files.temporary import TemporaryDirectory
 from xlaserve.importers.huggingface.encoders import configuration, forward, parameters
 from xlaserve.importers.huggingface.encoders.form import EncoderForm
 from xlaserve.runtime.embedding import declared
@@ -68,10 +68,8 @@ def import_encoder(
         max_batch_size=DEFAULT_ROWS if max_batch_size is None else max_batch_size,
         compiled_shapes={TOKENS: sizes},
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target.parent)
     beside = [name for name in _OF_TEXT if (source / name).is_file()]
-    with TemporaryDirectory(target.parent) as temporary:
+    with TemporaryDirectory.beside(target) as temporary:
         made = model.write(temporary.path / target.name)
         for name in beside:
             shutil.copyfile(source / name, made / name)

@@ -1,0 +1,76 @@
+"""Tensors between the steps of an ensemble, and the sequences that steps name."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import structlog
+
+from xlaserve.runtime.handling import AnswerParameters, Parameters
+from xlaserve.runtime.loaded import Value
+from xlaserve.serving.inference import DetailedResponse, InferResponse
+from xlaserve.serving.parameters import SEQUENCE, check_request
+
+Sequences: TypeAlias = Mapping[str, Parameters]
+"""The sequence of a tensor, where the step that made it has named one."""
+
+_NONE: Sequences = MappingProxyType({})
+
+
+class Flow(NamedTuple):
+    """What the next steps of an ensemble are given; as in Triton, answers may name a sequence.
+
+    A step whose answer has one of the parameters of a sequence says of which the steps behind it
+    are, in the place of the request's.
+    """
+
+    tensors: Mapping[str, Value]
+    sequences: Sequences = _NONE
+
+    def with_answer(
+        self, output_map: Mapping[str, str], response: InferResponse, own: Parameters
+    ) -> "Flow":
+        """Add the outputs of a step that had the parameters `own`.
+
+        Raises InvalidParameter for an answer with a sequence that no request can have.
+        """
+        outputs = {output.name: output.data for output in response.outputs}
+        made = {tensor: outputs[name] for name, tensor in output_map.items() if name in outputs}
+        named = _sequence_of(response, own)
+        sequences = self.sequences
+        if named is not None:
+            sequences = {**sequences, **dict.fromkeys(output_map.values(), named)}
+        return Flow({**self.tensors, **made}, sequences)
+
+    def parameters(self, model: str, taken: Iterable[str], given: Parameters) -> Parameters:
+        """Return the parameters of a step that takes some tensors; `given` are the request's."""
+        if not self.sequences:
+            return given
+        named = [self.sequences[tensor] for tensor in taken if tensor in self.sequences]
+        if not named:
+            return given
+        if any(other != named[0] for other in named[1:]):
+            log = structlog.get_logger("ensemble")
+            log.warning("inputs of different sequences", model=model, used=dict(named[0]))
+        others = {name: value for name, value in given.items() if name not in SEQUENCE}
+        return {**others, **named[0]}
+
+    def answer_parameters(self, outputs: Iterable[str]) -> AnswerParameters | None:
+        """Return the sequence that the steps behind some outputs have named; None for none."""
+        for output in outputs:
+            if output in self.sequences:
+                return AnswerParameters(self.sequences[output])
+        return None
+
+
+def _sequence_of(response: InferResponse, own: Parameters) -> Parameters | None:
+    if not isinstance(response, DetailedResponse):
+        return None
+    named = {name: response.parameters[name] for name in SEQUENCE if name in response.parameters}
+    if not named:
+        return None
+    check_request(named)
+    first, start, end = SEQUENCE
+    sequence = {start: named.get(start, False), end: named.get(end, False)}
+    identifier = named.get(first, own.get(first))
+    return sequence if identifier is None else {first: identifier, **sequence}
