@@ -4,12 +4,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import Decoupled, InvalidRequest, InvalidTensor, XlaserveError
+from xlaserve.errors import (
+    Decoupled,
+    InvalidModel,
+    InvalidRequest,
+    InvalidTensor,
+    ModelNotReady,
+    XlaserveError,
+)
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.serving.access.sight import without_hidden
 from xlaserve.serving.answers import answer_last, deliver, respond
@@ -20,15 +27,17 @@ from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.serving.stations.station import Served, Working
 from xlaserve.serving.stations.step_answers import StepAnswers
 from xlaserve.serving.stations.unending import Unending
+from xlaserve.serving.uses import note, use_of
 from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
 
 _CPU = "cpu"
+_Found: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Steps(Protocol):
     """Executes the steps of ensembles: the engine."""
 
-    def resolve(self, name: str, number: str) -> tuple[ServedVersion, Served]:
+    def resolve(self, name: str, number: str) -> _Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         ...
 
@@ -51,6 +60,8 @@ class Ensemble:
         instance: Served,
     ) -> None:
         self._plan = plan
+        self._planned_for: Sequence[object] = ()
+        """The recognisers of the loads that the plan is for."""
         self._steps = steps
         self._threads = threads
         self._now_ns = now_ns
@@ -77,14 +88,15 @@ class Ensemble:
 
     async def _run(self, call: InferCall) -> Executed:
         asked = _asked(call)
-        run = _Run(self._plan, self._steps, self._threads, call)
+        found: dict[tuple[str, str], _Found] = {}
         wanted: Mapping[str, Value] = {}
         with ExitStack() as leases:
             for name, number in self._plan.models():
-                found = run.found[name, number] = self._steps.resolve(name, number)
-                _, instance = found
+                _, instance = found[name, number] = self._steps.resolve(name, number)
                 instance.acquire()
                 leases.callback(instance.release)
+            note(call, [use_of(*key, instance) for key, (_, instance) in found.items()])
+            run = _Run(self._plan_for(call, found), found, self._steps, self._threads, call)
             async with aclosing(run.answers()) as answers:
                 async for tensors in answers:
                     wanted = await run.wanted(tensors)
@@ -94,6 +106,20 @@ class Ensemble:
         # The steps of an ensemble wait and compute in turns: as if they had waited first.
         begun = call.submitted_ns + run.queue_ns
         return Executed(cast(Tensors, wanted), begun, begun + run.infer_ns)
+
+    def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
+        """Return the plan for the models as they are now: a step may have been loaded anew."""
+        loads = [instance.quick for _, instance in found.values()]
+        if loads != self._planned_for:
+            models = {key: instance.info for key, (_, instance) in found.items()}
+            try:
+                self._plan = self._plan.fitted(models)
+            except InvalidModel as error:
+                reason = f"a step was loaded with other tensors: {error}"
+                state = "UNAVAILABLE"
+                raise ModelNotReady(call.model, call.version, state, reason) from error
+            self._planned_for = loads
+        return self._plan
 
     def _end(self, call: InferCall, running: "asyncio.Task[Executed]") -> None:
         if running.cancelled():
@@ -123,9 +149,14 @@ class _Run:
     """The steps for one call."""
 
     def __init__(
-        self, plan: EnsemblePlan, steps: Steps, threads: HostThreads, call: InferCall
+        self,
+        plan: EnsemblePlan,
+        found: Mapping[tuple[str, str], _Found],
+        steps: Steps,
+        threads: HostThreads,
+        call: InferCall,
     ) -> None:
-        self.found: dict[tuple[str, str], tuple[ServedVersion, Served]] = {}
+        self.found = found
         """Version and instance of each model of a step."""
         self.queue_ns = self.infer_ns = 0
         """How long steps have waited, and computed."""

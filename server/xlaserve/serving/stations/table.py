@@ -419,6 +419,7 @@ def _caching(of: Candidate, within: Station) -> Station:
         within,
         section,
         instance,
+        resolve=stations.steps.resolve,
         threads=stations.workers.host,
         counting=stations.counting,
         now_ns=stations.now_ns,
