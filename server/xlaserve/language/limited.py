@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -193,6 +193,10 @@ class Limited:
             has_failed = "lost" in found or process is found
         except msgspec.DecodeError as error:
             raise OSError(str(error)) from None
+            if "killed" in found:
+                # Nothing was found out, and the next process may be left alone.
+                has_failed = True
+                _raise_killed(found["killed"])
         finally:
             if has_failed:
                 self._end()
@@ -224,6 +228,10 @@ class Limited:
         process, self._process = self._process, None
         if process is not None:
             process.end()
+
+
+def _raise_killed(said: str) -> NoReturn:
+    raise OSError(said)
 
 
 def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":

@@ -7,7 +7,7 @@ made by all side by side: the first load of a model, by a client that sees every
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -105,13 +105,20 @@ class Control:
 
     # --- changes ---
 
-    async def change(self, origin: WorkerProcess, ask: Ask) -> None:
-        """Make a change that a worker asks for, and tell it how that went."""
+    def change(self, origin: WorkerProcess, ask: Ask) -> Coroutine[Any, Any, None]:
+        """Return what makes a change that a worker asks for, and tells it how that went.
+
+        It is known from now on: a GiveUp of the same read finds it before that has begun.
+        """
+        asked = self._asked[origin, ask.number] = _Asked(ask.change)
+        return self._change(origin, ask, asked)
+
+    async def _change(self, origin: WorkerProcess, ask: Ask, asked: _Asked) -> None:
         if self._in_progress.refuses(ask.change.kind):
+            del self._asked[origin, ask.number]
             _remove(ask.change)
             origin.tell(Settled(ask.number, _SHUTTING_DOWN))
             return
-        asked = self._asked[origin, ask.number] = _Asked(ask.change)
         failure: Failure | None = Failure("Exception", "the change failed in the parent")
         try:
             with self._in_progress.making(ask.change.kind):
@@ -344,20 +351,31 @@ class Control:
                 _remove(before)
 
     async def replay(self, worker: WorkerProcess) -> None:
-        """Return once a worker has made every change that the others have made."""
-        for known in self._journal.changes():
-            if not worker.makes(known.kind):
-                continue
-            async with self._turns.of((known.kind in _MODELS, known.subject)):
-                change = self._journal.last(known)
-                did = None if change is None else await self._do(worker, change)
-            if did is not None and did.failure is not None:
-                _log.error(
-                    "a worker is without what others have",
-                    of=worker.role.worker,
-                    subject=known.subject,
-                    error=did.failure.text,
-                )
+        """Return once a worker has made every change that the others have made.
+
+        One that needs another, such as an ensemble a step with files of its own, is made again
+        behind it.
+        """
+        left = [known for known in self._journal.changes() if worker.makes(known.kind)]
+        failures: list[tuple[ChangeText, Failure]] = []
+        while left:
+            failures = [
+                (known, failure) for known in left if (failure := await self._again(worker, known))
+            ]
+            left = [known for known, _ in failures] if len(failures) < len(left) else []
+        for known, failure in failures:
+            _log.error(
+                "a worker is without what others have",
+                of=worker.role.worker,
+                subject=known.subject,
+                error=failure.text,
+            )
+
+    async def _again(self, worker: WorkerProcess, known: ChangeText) -> Failure | None:
+        async with self._turns.of((known.kind in _MODELS, known.subject)):
+            change = self._journal.last(known)
+            did = None if change is None else await self._do(worker, change)
+        return None if did is None else did.failure
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Have all others load what a worker that has started found in the repository.
@@ -433,9 +451,13 @@ class Control:
         return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what all workers that answer a question say, but those that have nothing to."""
+        """Return what the workers say that answer a question, but those that have nothing to.
+
+        One that is not ready yet has served nothing, and cannot speak for the server.
+        """
         asked = AskAll(0, question)
-        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
+        ready = [worker for worker in self._workers() if worker.is_ready]
+        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in ready))
         return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:
