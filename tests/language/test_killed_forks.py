@@ -28,7 +28,7 @@ confining.serve(begin)
 """
 BY_ITSELF = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 """Ends that a text is the cause of: a limit, or memory that it was refused."""
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGUSR1)
+FROM_OUTSIDE = (signal.SIGKILL,)
 
 
 @pytest.fixture(scope="module")

@@ -191,12 +191,10 @@ class Limited:
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
             # What has run out of memory may have left anything behind.
             has_failed = "lost" in found or process is found
+            if "killed" in found:
+                _raise_killed(found["killed"])
         except msgspec.DecodeError as error:
             raise OSError(str(error)) from None
-            if "killed" in found:
-                # Nothing was found out, and the next process may be left alone.
-                has_failed = True
-                _raise_killed(found["killed"])
         finally:
             if has_failed:
                 self._end()

@@ -11,6 +11,7 @@ from xlaserve.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.serving.inference import InferOutput, InferResponse
 from xlaserve.serving.response_cache import Key, Section, input_bytes, key_of
 from xlaserve.serving.stations.around import Around
+from xlaserve.serving.stations.deadlock import Waits
 from xlaserve.serving.stations.relay import Relay
 from xlaserve.serving.stations.station import Served, Station, Working
 from xlaserve.serving.uses import Resolve, Use, are_current, note
@@ -35,6 +36,7 @@ class Caching(Around):
         instance: Served,
         *,
         resolve: Resolve,
+        waits: Waits,
         threads: HostThreads,
         counting: Observer,
         now_ns: Callable[[], int],
@@ -42,6 +44,7 @@ class Caching(Around):
         super().__init__(within)
         self._section = section
         self._resolve = resolve
+        self._waits = waits
         self._names = tuple(spec.name for spec in instance.info.inputs)
         self._instance = instance
         self._threads = threads
@@ -101,6 +104,7 @@ class Caching(Around):
         flight = self._flights.get(flight_key)
         if flight is not None and flight.is_current(self._resolve):
             flight.join(call, looked)
+            self._waits.watch(call)
             return
         flight = _Flight(self, key, flight_key, call, looked)
         self._flights[flight_key] = flight
@@ -109,6 +113,8 @@ class Caching(Around):
         except BaseException:
             flight.close()
             raise
+        if not call.has_ended:
+            self._waits.watch(call)
 
     # --- as flights call it ---
 
@@ -147,6 +153,10 @@ class _Flight:
         """Let a call wait for the answer."""
         self._waiting[call] = looked
         call.wait_at(self)
+
+    def awaited(self, call: InferCall) -> Sequence[InferCall]:
+        """Return the execution."""
+        return (self.relay,)
 
     def is_current(self, resolve: Resolve) -> bool:
         """Tell whether the models that the execution has used so far are the same now."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from xlaserve.serving.uses import note, use_of
 from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
 
 _CPU = "cpu"
+_Part = TypeVar("_Part", bound=InferCall)
 _Found: TypeAlias = tuple[ServedVersion, Served]
 
 
@@ -164,6 +165,8 @@ class _Run:
         self._steps = steps
         self._threads = threads
         self._call = call
+        self._parts: set[InferCall] = set()
+        call.nested = self._parts
 
     async def answers(self) -> "AsyncGenerator[dict[str, Value], None]":
         """Yield all tensors of each answer: of one, unless a step is decoupled."""
@@ -192,9 +195,10 @@ class _Run:
 
     async def _one(self, planned: PlannedStep, tensors: Mapping[str, Value]) -> dict[str, Value]:
         """Execute a step, and return its outputs."""
-        one = AwaitedInfer.within(self._call)
+        one = self._part(AwaitedInfer.within(self._call))
         await self._begin(one, planned, tensors)
         response = await one.answered()
+        self._parts.discard(one)
         queued, computed = _times(one)
         self.queue_ns += queued
         self.infer_ns += computed
@@ -204,11 +208,19 @@ class _Run:
         self, planned: PlannedStep, tensors: Mapping[str, Value]
     ) -> "AsyncGenerator[dict[str, Value], None]":
         """Execute a decoupled step, and yield the outputs of each answer with any."""
-        one = StepAnswers.within(self._call)
+        one = self._part(StepAnswers.within(self._call))
         await self._begin(one, planned, tensors)
         async with aclosing(one.answers()) as answers:
             async for response in answers:
+                # What follows waits for other steps.
+                self._parts.discard(one)
                 yield _made(planned, response)
+                self._parts.add(one)
+        self._parts.discard(one)
+
+    def _part(self, one: _Part) -> _Part:
+        self._parts.add(one)
+        return one
 
     async def _begin(
         self, one: AwaitedInfer, planned: PlannedStep, tensors: Mapping[str, Value]
