@@ -7,7 +7,7 @@ the model is as it was, or once it is loaded itself.
 
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 import xlaserve
 
 FP32, INT32 = ("FP32", [-1, 2]), ("INT32", [-1, 2])
-CHANGES = {
+CHANGES: dict[str, tuple[tuple[str, list[int]], Callable[[Any], Any]]] = {
     "twice": (FP32, lambda x: 2 * x),
     "thrice": (FP32, lambda x: 3 * x),
     "integers": (INT32, lambda x: (4 * x).astype(np.int32)),

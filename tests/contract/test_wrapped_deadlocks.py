@@ -2,15 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.asking import Client
-from support.asking import client as asking
-from support.python_models import VECTORS, write
+from support.python_models import VECTORS, Start, starting, write
 from support.server import Serve
 
 CACHED = "response_cache { enable: true }\n"
@@ -50,10 +48,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def client(serve: Serve, root: Path) -> AsyncIterator[Client]:
-    more = {"load_model": ("*",), "allow_python_models": True}
-    async with serve(root, **more) as server, asking(server) as client:
-        yield client
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
 
 
 def x(value: float) -> Any:
@@ -73,19 +69,18 @@ async def answered(client: Client, name: str, value: float) -> list[float]:
     return found
 
 
-async def test_a_wait_for_itself_is_refused_and_the_model_goes_on(client: Client) -> None:
+async def test_a_wait_for_itself_is_refused_and_the_model_goes_on(start: Start) -> None:
     """As deep as it has copies it may call itself, where its answers need not be in order."""
     names = [f"{kind}_{around}" for kind in ("self", "equal") for around in AROUND]
     names += [f"ping_{one}_{other}" for one in AROUND for other in AROUND]
-    refused = dict(
-        zip(names, await asyncio.gather(*(told(client, n, 9) for n in names)), strict=True)
-    )
-    after = {name: await answered(client, name, 0) for name in names}
-    two = {around: await told(client, f"two_{around}", 2) for around in AROUND}
-    fits = {around: await answered(client, f"two_{around}", 1) for around in ("none", "cached")}
-    ordered = {around: await told(client, f"two_{around}", 1) for around in ("ordered", "both")}
+    async with start() as client:
+        found = await asyncio.gather(*(told(client, name, 9) for name in names))
+        after = {name: await answered(client, name, 0) for name in names}
+        two = {around: await told(client, f"two_{around}", 2) for around in AROUND}
+        fits = {one: await answered(client, f"two_{one}", 1) for one in ("none", "cached")}
+        ordered = {one: await told(client, f"two_{one}", 1) for one in ("ordered", "both")}
 
-    assert dict.fromkeys(names, "deadlock") == refused
+    assert dict.fromkeys(names, "deadlock") == dict(zip(names, found, strict=True))
     assert {name: [0.0] for name in names} == after
     assert dict.fromkeys(AROUND, "deadlock") == two
     assert {"none": [1.0], "cached": [1.0]} == fits
@@ -93,12 +88,13 @@ async def test_a_wait_for_itself_is_refused_and_the_model_goes_on(client: Client
 
 
 @pytest.mark.parametrize("around", AROUND)
-async def test_who_waits_with_one_that_is_refused_is_answered(client: Client, around: str) -> None:
+async def test_who_waits_with_one_that_is_refused_is_answered(start: Start, around: str) -> None:
     """Its own call is no part of the wait: it is behind one that is ended."""
-    refused, *others = await asyncio.gather(
-        told(client, f"self_{around}", 3),
-        *(answered(client, f"self_{around}", 0) for _ in range(4)),
-    )
+    name = f"self_{around}"
+    async with start(name) as client:
+        refused, *others = await asyncio.gather(
+            told(client, name, 3), *(answered(client, name, 0) for _ in range(4))
+        )
 
     assert "deadlock" == refused
     assert [[0.0]] * 4 == others

@@ -59,9 +59,9 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
                     unloaded.add(change.subject)
                 if await _error_of(change, here) is not None:
                     left.append(change)
-        for change, error in await _made_behind_others(left, here):
-            if _is_gone(change, error):
-                gone[change.subject] = (type(error).__name__, str(error))
+        for failed, why in await _made_behind_others(left, here):
+            if _is_gone(failed, why):
+                gone[failed.subject] = (type(why).__name__, str(why))
         _log.info("changes of clients taken over", changes=count)
     answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error

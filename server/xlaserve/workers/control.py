@@ -111,29 +111,30 @@ class Control:
         It is known from now on: a GiveUp of the same read finds it before that has begun.
         """
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
-        return self._change(origin, ask, asked)
+        kind = ask.change.kind
 
-    async def _change(self, origin: WorkerProcess, ask: Ask, asked: _Asked) -> None:
-        if self._in_progress.refuses(ask.change.kind):
-            del self._asked[origin, ask.number]
-            _remove(ask.change)
-            origin.tell(Settled(ask.number, _SHUTTING_DOWN))
-            return
-        failure: Failure | None = Failure("Exception", "the change failed in the parent")
-        try:
-            with self._in_progress.making(ask.change.kind):
-                if ask.change.kind is ChangeKind.PURGE:
-                    failure = await self._purge(origin, ask)
-                else:
-                    failure = await self._in_turn(origin, ask, asked)
-        except WorkerGone:
-            return
-        except Exception:
-            _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
-        finally:
-            del self._asked[origin, ask.number]
-            # Whatever was raised: the worker waits. One that is gone does not hear it.
-            origin.tell(Settled(ask.number, failure))
+        async def made() -> None:
+            failure: Failure | None = Failure("Exception", "the change failed in the parent")
+            try:
+                if self._in_progress.refuses(kind):
+                    _remove(ask.change)
+                    failure = _SHUTTING_DOWN
+                    return
+                with self._in_progress.making(kind):
+                    if kind is ChangeKind.PURGE:
+                        failure = await self._purge(origin, ask)
+                    else:
+                        failure = await self._in_turn(origin, ask, asked)
+            except WorkerGone:
+                return
+            except Exception:
+                _log.exception("change not made", kind=kind, subject=ask.change.subject)
+            finally:
+                del self._asked[origin, ask.number]
+                # Whatever was raised: the worker waits. One that is gone does not hear it.
+                origin.tell(Settled(ask.number, failure))
+
+        return made()
 
     def give_up(self, origin: WorkerProcess, number: int) -> None:
         """Take a change back that a worker has asked for, in all that make it by now."""
@@ -359,23 +360,17 @@ class Control:
         left = [known for known in self._journal.changes() if worker.makes(known.kind)]
         failures: list[tuple[ChangeText, Failure]] = []
         while left:
-            failures = [
-                (known, failure) for known in left if (failure := await self._again(worker, known))
-            ]
+            failures = []
+            for known in left:
+                async with self._turns.of((known.kind in _MODELS, known.subject)):
+                    change = self._journal.last(known)
+                    did = None if change is None else await self._do(worker, change)
+                if did is not None and did.failure is not None:
+                    failures.append((known, did.failure))
             left = [known for known, _ in failures] if len(failures) < len(left) else []
         for known, failure in failures:
-            _log.error(
-                "a worker is without what others have",
-                of=worker.role.worker,
-                subject=known.subject,
-                error=failure.text,
-            )
-
-    async def _again(self, worker: WorkerProcess, known: ChangeText) -> Failure | None:
-        async with self._turns.of((known.kind in _MODELS, known.subject)):
-            change = self._journal.last(known)
-            did = None if change is None else await self._do(worker, change)
-        return None if did is None else did.failure
+            said = {"of": worker.role.worker, "subject": known.subject, "error": failure.text}
+            _log.error("a worker is without what others have", **said)
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Have all others load what a worker that has started found in the repository.
