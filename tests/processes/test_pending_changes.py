@@ -82,3 +82,37 @@ async def test_a_change_that_is_given_up_before_it_begins_is_answered(tmp_path: 
     assert told.keys() == {1, 2}
     assert {"LoadCancelled"} == {one.error for one in told.values() if one is not None}
     assert None not in told.values()
+
+
+async def test_a_load_that_is_given_up_before_it_is_asked_for_is_never_asked_for(
+    tmp_path: Path,
+) -> None:
+    """Its files are still being written: a GiveUp would come before what it gives up."""
+    here, there = socket.socketpair()
+    parent = await Channel.open(here, from_worker())
+    channel = await Channel.open(there, to_worker())
+    link = Link(channel, tmp_path)
+
+    async def nothing() -> None: ...
+
+    files = {"file:1/model.py": b"x" * 100}
+    leaving = asyncio.ensure_future(link.apply(Change(ChangeKind.LOAD, "a", {}, files), nothing))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    staying = asyncio.ensure_future(link.apply(Change(ChangeKind.LOAD, "b"), nothing))
+    async with asyncio.timeout(60):
+        first = await parent.receive()
+        while list(tmp_path.iterdir()):
+            await asyncio.sleep(0)
+    link.heard(Settled(1))
+    with pytest.raises(ShuttingDown):
+        await staying
+    for end in (parent, channel):
+        end.close()
+    await asyncio.sleep(0)
+
+    assert isinstance(first, Ask)
+    assert "b" == first.change.subject

@@ -224,3 +224,19 @@ async def test_a_client_that_leaves_ends_it_everywhere() -> None:
 
     assert [False, True, True] == given_up
     assert not await change.is_remembered()
+
+
+@pytest.mark.parametrize("kind", sorted(OF_LOADS))
+async def test_a_load_that_is_given_up_in_the_same_read_is_made_nowhere(kind: ChangeKind) -> None:
+    """What makes it has not begun by then."""
+    workers = [Fake(0), Fake(1)]
+    change = Change.begin(kind, workers)
+    change.control.give_up(cast("WorkerProcess", workers[0]), 0)
+    await change.goes_on()
+    begun = [worker.has_begun for worker in workers]
+    for worker in workers:
+        worker.end(MADE)
+    await change.task
+
+    assert [False, False] == begun
+    assert "the load of 'm' was cancelled" == change.failure

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from xlaserve.app.successor import Successor
 from xlaserve.concurrency.control_plane import ChangeKind, ChangeText
@@ -53,3 +55,35 @@ async def test_a_server_that_was_replaced_sends_itself_no_second_signal(
 
     assert ([] if is_stopped else [(os.getpid(), signal.SIGTERM)]) == sent
     assert made.has_taken_over is not is_stopped
+
+
+class Handed:
+    """The end of a channel to a replacement."""
+
+    def __init__(self) -> None:
+        self.shut: list[int] = []
+
+    def shutdown(self, how: int) -> None:
+        self.shut.append(how)
+
+
+async def test_nothing_is_handed_over_while_no_process_answers_for_the_models(
+    tmp_path: Path,
+) -> None:
+    """The engine has died: its replacement would take every model for gone, and serve none."""
+    changes = Changes()
+    changes.may_say.set()
+    settings = Settings.read({}, repository=tmp_path, scratch_directory=tmp_path)
+    made = Successor(settings, (), Systemd(), changes, lambda: True)
+    channel: Any = Handed()
+    made._channel = channel
+    with capture_logs() as logs:
+        await made._hand_over(channel)
+    made._channel = None
+
+    assert [socket.SHUT_RDWR] == channel.shut
+    (said,) = logs
+    assert "changes of clients not handed over" == said["event"]
+    assert (
+        "no process that loads models answers: it has died, starts or is silent" == said["reason"]
+    )

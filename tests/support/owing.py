@@ -93,7 +93,7 @@ UNGUARDED: Mapping[str, str] = {
     "python_models.loaded:close_all": "the end of a load that has failed",
     "python_models.outputs:OutputCheck._converted": "a fault of an output; all else is raised",
     "python_models.process.copies:ProcessCopy._life": "a fault of a process, which is ended anyway",
-    "workers.control:Control.change": "settled in its `finally`, whatever is raised",
+    "workers.control:Control.change.made": "settled in its `finally`, whatever is raised",
     "workers.fronts.front_end:FrontEnd._has_read": "what comes over a bridge, which is closed",
     "grpc.services.services:ServicesCodec.decode": "what is no message; all else is raised",
 }

@@ -52,38 +52,62 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
             theirs = await asyncio.to_thread(handover.versions, file)
             changes = handover.read(file, settings)
             count = 0
+            left: list[Change] = []
             while (change := await asyncio.to_thread(next, changes, None)) is not None:
                 count += 1
                 if change.kind is ChangeKind.UNLOAD:
                     unloaded.add(change.subject)
-                if fault := await _fault_of(change, here):
-                    gone[change.subject] = (type(fault).__name__, str(fault))
+                if await _error_of(change, here) is not None:
+                    left.append(change)
+        for failed, why in await _made_behind_others(left, here):
+            if _is_gone(failed, why):
+                gone[failed.subject] = (type(why).__name__, str(why))
         _log.info("changes of clients taken over", changes=count)
     answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error
     check_lost(theirs, answers, gone=gone, unloaded=unloaded, strict=strict)
 
 
-async def _fault_of(change: Change, here: Here) -> XlaserveError | None:
-    """Make a change; return why it cannot be made that names a model which is gone.
-
-    Raises ChangesNotTaken where that blocks the replacement.
-    """
+async def _error_of(change: Change, here: Here) -> XlaserveError | None:
+    """Make a change; return why it cannot be made."""
     try:
         await here.make_again(change)
     except XlaserveError as error:
-        if change.kind in OF_MODELS:
-            if type(error).__name__ in GONE:
-                return error
-            raise ChangesNotTaken(f"{change.kind} '{change.subject}': {error}") from error
-        _log.warning(
-            "change of a client not taken over",
-            kind=change.kind,
-            subject=change.subject,
-            reason=str(error),
-            to_do="the client has to make it again",
-        )
+        return error
     return None
+
+
+async def _made_behind_others(
+    left: Sequence[Change], here: Here
+) -> Sequence[tuple[Change, XlaserveError]]:
+    """Make changes again, which may need one another; return those that cannot be made, and why.
+
+    A load of an ensemble needs those of its steps, whichever was asked for first.
+    """
+    failed: list[tuple[Change, XlaserveError]] = []
+    while left:
+        failed = [(change, error) for change in left if (error := await _error_of(change, here))]
+        left = [change for change, _ in failed] if len(failed) < len(left) else []
+    return failed
+
+
+def _is_gone(change: Change, error: XlaserveError) -> bool:
+    """Tell whether a change cannot be made since its model is gone; others are logged.
+
+    Raises ChangesNotTaken where it blocks the replacement.
+    """
+    if change.kind in OF_MODELS:
+        if type(error).__name__ in GONE:
+            return True
+        raise ChangesNotTaken(f"{change.kind} '{change.subject}': {error}") from error
+    _log.warning(
+        "change of a client not taken over",
+        kind=change.kind,
+        subject=change.subject,
+        reason=str(error),
+        to_do="the client has to make it again",
+    )
+    return False
 
 
 def without_repositories_away(settings: Settings, systemd: Systemd) -> Settings:

@@ -22,7 +22,7 @@ from xlaserve.process.endpoints import Listener
 from xlaserve.process.predecessor import CHANGES, TAKEN_OVER, WANTED, SharedSocket, handed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
-from xlaserve.residence.lost import versions_of
+from xlaserve.residence.lost import NobodyAnswers, known_versions
 from xlaserve.settings import Settings
 
 _INIT = 1
@@ -151,13 +151,13 @@ class Successor:
         directory = self._settings.scratch_directory
         try:
             files_of = self._changes.files_of
-            theirs = versions_of(await self._changes.replies(ANSWERING), everywhere=False)
+            theirs = known_versions(await self._changes.replies(ANSWERING))
             file, left = await asyncio.to_thread(
                 handover.write, directory, changes, files_of, theirs
             )
             with file:
                 socket.send_fds(channel, [CHANGES], [file.fileno()])
-        except OSError as error:
+        except (OSError, NobodyAnswers) as error:
             _log.error("changes of clients not handed over", reason=str(error))
             if self._channel is channel:
                 # The replacement ends for want of them, which `_failed` waits for.

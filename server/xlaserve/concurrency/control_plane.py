@@ -161,8 +161,16 @@ class Journal:
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:
-        """Record a change, and return those that it replaces."""
-        left = self._pop(_key(change.kind, change.subject))
+        """Record a change, and return those that it replaces.
+
+        A load that replaces a load keeps its place, before the ensembles that need the model.
+        """
+        key = _key(change.kind, change.subject)
+        last = self._changes.get(key)
+        if change.kind in OF_LOADS and last is not None and last.kind in OF_LOADS:
+            self._changes[key] = change
+            return [last]
+        left = self._pop(key)
         match change.kind:
             case ChangeKind.EVICT:
                 return left
@@ -181,7 +189,7 @@ class Journal:
                 change = ChangeText(change.kind, change.subject, arguments)
             case _:
                 pass
-        self._changes[_key(change.kind, change.subject)] = change
+        self._changes[key] = change
         return left
 
     def forget_models(self) -> list[ChangeText]:

@@ -60,6 +60,16 @@ def confine(memory_bytes: int) -> None:
         resource.setrlimit(limit, (value, value))
 
 
+_ATTEMPTS = 2
+"""Forks for one message: the first may be killed, which is no fault of the message."""
+_FROM_OUTSIDE = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+        *(signal.SIGUSR1, signal.SIGUSR2),
+    }
+)
+"""Signals that no limit and no mistake of a fork sends: of people, and of a full machine."""
+
 Answer = Callable[[Any], Mapping[str, Any]]
 
 
@@ -67,7 +77,8 @@ def serve(begin: Callable[[Any], Answer]) -> None:
     """Begin with the first message, then have a fork answer the others, until the input ends.
 
     A fork ends where it takes too much, and the next message has another: no work is lost with it.
-    Exceptions are answered as `failed`, and a fork that has ended as `over`.
+    Exceptions are answered as `failed`, and a fork that has ended as `over`. One that was killed
+    from outside tells nothing of a message: another one has it, and then it is `killed`.
     """
     end_with(int(sys.argv[1]))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -77,15 +88,21 @@ def serve(begin: Callable[[Any], Answer]) -> None:
     answer, fork = begin(first), None
     send(sink, {"text": ""})
     while (asked := _read(source)) is not None:
-        if fork is None:
-            fork = _Fork(answer, first["limits"])
-        found = fork.ask(asked)
-        if found is None:
-            fork.end()
-            fork = None
-            send(sink, {"over": "it takes more than it may"})
-        else:
+        how, found = None, None
+        for _ in range(_ATTEMPTS):
+            fork = fork or _Fork(answer, first["limits"])
+            found = fork.ask(asked)
+            if found is not None:
+                break
+            how, fork = fork.end(), None
+            if how not in _FROM_OUTSIDE:
+                break
+        if found is not None:
             _write(sink, found)
+        elif how in _FROM_OUTSIDE:
+            send(sink, {"killed": f"what computes it was killed (signal {how})"})
+        else:
+            send(sink, {"over": "it takes more than it may"})
         del asked, found
 
 
@@ -115,13 +132,14 @@ class _Fork:
             return None
         return _read(self._source)
 
-    def end(self) -> None:
-        """End it, and close its pipes."""
+    def end(self) -> int:
+        """End it, and close its pipes; return the signal that had ended it, 0 for none."""
         os.kill(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        _, status = os.waitpid(self._process, 0)
         self._source.close()
         with suppress(OSError):  # what it did not read
             self._sink.close()
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def _answer(source: BinaryIO, sink: BinaryIO, answer: Answer, limits: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -191,6 +191,8 @@ class Limited:
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
             # What has run out of memory may have left anything behind.
             has_failed = "lost" in found or process is found
+            if "killed" in found:
+                _raise_killed(found["killed"])
         except msgspec.DecodeError as error:
             raise OSError(str(error)) from None
         finally:
@@ -224,6 +226,10 @@ class Limited:
         process, self._process = self._process, None
         if process is not None:
             process.end()
+
+
+def _raise_killed(said: str) -> NoReturn:
+    raise OSError(said)
 
 
 def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":

@@ -63,7 +63,7 @@ class Checkup:
     context: Callable[[ModelSource, VersionSource], LoadContext]
     """Returns the arguments of a load, but for what every load has."""
     runs_python: bool = False
-    _infos: dict[str, ModelInfo] = field(default_factory=dict)
+    _infos: dict[tuple[str, str], ModelInfo] = field(default_factory=dict)
     """Models that were loaded, for the ensembles that they are steps of."""
     _reports: dict[str, ModelReport] = field(default_factory=dict)
 
@@ -137,7 +137,9 @@ class Checkup:
         model = self.load(version.directory, context)
         info = model.info
         model.close()
-        self._infos[source.name] = info
+        # The last one is the newest.
+        for number in (str(version.number), ""):
+            self._infos[source.name, number] = info
         yield from filter(None, (info.training, info.notice))
 
     # --- ensembles ---
@@ -153,7 +155,7 @@ class Checkup:
             reason = self._reason(step, is_circle=is_circle)
             if reason:
                 return replace(report, reason=f"its step '{step.model_name}' {reason}")
-            if step.model_name not in self._infos:
+            if (step.model_name, step.model_version) not in self._infos:
                 unknown.append(step.model_name)
         if unknown:
             names = ", ".join(f"'{name}'" for name in dict.fromkeys(unknown))
@@ -163,7 +165,8 @@ class Checkup:
             plan = plan_ensemble(source.config, self._infos)
         except InvalidModel as error:
             return replace(report, reason=str(error))
-        self._infos[source.name] = plan.info
+        for number in ("", *versions):
+            self._infos[source.name, number] = plan.info
         return report
 
     def _reason(self, step: EnsembleStep, *, is_circle: bool) -> str:

@@ -25,6 +25,7 @@ from xlaserve.serving.inference import (
     RequestedOutput,
 )
 from xlaserve.serving.models_api import input_of
+from xlaserve.serving.uses import note, use_of
 from xlaserve.tensors import BYTES, Tensor, encoded_elements
 
 
@@ -233,6 +234,8 @@ class NestedCalls:
             call.fail(error)
             return
         self._engine.begin(call, request)
+        if call.is_found:
+            note(call.parent, [use_of(asked.model, asked.version, call.instance)])
 
 
 def _answered(response: InferResponse) -> Arrays:

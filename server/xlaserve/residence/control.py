@@ -370,7 +370,8 @@ class ModelControl:
         for wanted in source.versions:
             version = self._registry.version(source.name, str(wanted.number))
             current = version.instance
-            if current and not forced and current.fingerprint == wanted.fingerprint:
+            is_same = current is not None and current.fingerprint == wanted.fingerprint
+            if current and is_same and not forced and self._registry.is_planned(current):
                 continue
             try:
                 await self._loader.load(version, source, wanted)

@@ -373,7 +373,7 @@ class VersionLoader:
             except (ModelNotFound, ModelNotReady) as error:
                 told = without_names(str(error), seen_now())
                 raise LoadFailed(model.name, f"its step cannot answer: {told}") from error
-            described[step.model_name] = instance.info
+            described[step.model_name, step.model_version] = instance.info
         return plan_ensemble(model.config, described)
 
     async def _run_evicting(

@@ -19,7 +19,15 @@ GONE = frozenset({"ModelNotFound", "FilesMissing"})
 _ABSENT = "ModelNotFound", "it is not in the model repository"
 _SHOWN = 10
 
+
 _log = structlog.get_logger("replacing")
+
+
+class NobodyAnswers(Exception):
+    """No process that loads models says which of them answer."""
+
+    def __init__(self) -> None:
+        super().__init__("no process that loads models answers: it has died, starts or is silent")
 
 
 class Answering(msgspec.Struct, frozen=True):
@@ -65,6 +73,16 @@ def versions_of(answers: Sequence[object], *, everywhere: bool) -> dict[str, lis
     return {name: sorted(versions, key=int) for name, versions in found.items() if versions}
 
 
+def known_versions(answers: Sequence[object]) -> dict[str, list[str]]:
+    """Return the versions that answer in any of the processes; raises NobodyAnswers.
+
+    Without it the replacement would take all models for gone.
+    """
+    if not answers:
+        raise NobodyAnswers
+    return versions_of(answers, everywhere=False)
+
+
 def check_lost(
     theirs: Mapping[str, Sequence[str]] | None,
     answers: Sequence[object],
@@ -80,6 +98,8 @@ def check_lost(
     have unloaded there; with `strict` no other model of the start may fail either. Raises
     ChangesNotTaken for what blocks the replacement.
     """
+    if not answers:
+        raise ChangesNotTaken(str(NobodyAnswers()))
     ours = versions_of(answers, everywhere=True)
     read = _read(answers)
     failed = {name: error for answer in read for name, error in answer.failed.items()} | dict(gone)

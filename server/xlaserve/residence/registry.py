@@ -18,8 +18,9 @@ from xlaserve.residence.failed_loads import FailedLoads, of_reload
 from xlaserve.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.residence.repository.names import check_asked_version
 from xlaserve.residence.repository.remote.fetched import FetchedFiles
+from xlaserve.residence.steps import is_planned, missing_step, steps_of
 from xlaserve.runtime.loaded import ModelInfo
-from xlaserve.serving.access.sight import seen_now, step_now, without_names
+from xlaserve.serving.access.sight import seen_now, without_names
 from xlaserve.serving.call import Admission
 from xlaserve.serving.checks import QuickCheck
 from xlaserve.serving.observability.events import Origin
@@ -339,10 +340,11 @@ class Registry:
         if version.instance is None or not version.state.answers:
             self._raise_not_ready(version, number)
         assert version.instance is not None
-        missing = version.instance.fault or self._missing_step(version.instance)
+        missing = version.instance.fault or missing_step(version.instance, self._answering)
         if missing:
             error = ModelNotReady(name, number, State.UNAVAILABLE, missing)
-            error.steps = self._step_names(version.instance)
+            steps = steps_of(version.instance, self._answering)
+            error.steps = tuple(dict.fromkeys(step for step, _ in steps))
             raise error
         return version, version.instance
 
@@ -359,27 +361,17 @@ class Registry:
             raise self.standing.absent(version.model, asked, detail=_unavailable(reason))
         raise ModelNotReady(version.model, asked, state.public, reason)
 
-    def _missing_step(self, instance: Instance) -> str | None:
-        for name, version in self._steps(instance):
-            step = version and version.instance
-            if not version or not step or not version.state.answers or step.fault:
-                return f"its step {step_now(name)} is not ready"
-        return None
+    def _answering(self, name: str, number: str) -> Instance | None:
+        """Return the instance that answers for a step."""
+        model = self._models.get(name)
+        version = None
+        if model is not None:
+            version = model.versions.get(number) if number else model.newest()
+        return version.instance if version is not None and version.state.answers else None
 
-    def _step_names(self, instance: Instance) -> tuple[str, ...]:
-        """Return the known models of an ensemble's steps, recursively."""
-        return tuple(dict.fromkeys(name for name, _ in self._steps(instance)))
-
-    def _steps(self, instance: Instance) -> Iterator[tuple[str, Version | None]]:
-        """Yield each step of an ensemble with its version, recursively."""
-        for name, number in instance.steps:
-            model = self._models.get(name)
-            version = None
-            if model is not None:
-                version = model.versions.get(number) if number else model.newest()
-            yield name, version
-            if version is not None and version.instance is not None:
-                yield from self._steps(version.instance)
+    def is_planned(self, instance: Instance) -> bool:
+        """Tell whether an ensemble was planned for its steps as they are now."""
+        return is_planned(instance, self._answering)
 
     def ready(self, name: str, number: str = "") -> bool:
         """Tell whether an inference would be served now."""
@@ -398,7 +390,7 @@ class Registry:
     def shown_state(self, version: Version) -> tuple[str, str]:
         """Return the state and the reason of a version as the repository index shows them."""
         if version.instance is not None and version.state.answers:
-            missing = version.instance.fault or self._missing_step(version.instance)
+            missing = version.instance.fault or missing_step(version.instance, self._answering)
             if missing:
                 return State.UNAVAILABLE.public, missing
         return version.state.public, _reason(version, self.failed)

@@ -12,6 +12,7 @@ Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -204,6 +205,8 @@ class Call:
     """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    uses: "set[tuple[str, str, weakref.ref[object]]] | None" = None
+    """The models that its answer is made with, where somebody may keep it; else None."""
     opened_ns = 0
     """Time its headers were there, by the clock of the engine, where a transport makes it later,
     with its message; 0 for now."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Self, TypeAlias
 
 from xlaserve.errors import InvalidModel
 from xlaserve.model_config.config import ConfigTensor, EnsembleStep, ModelConfig
@@ -13,6 +14,37 @@ from xlaserve.runtime.wrappers.reshaping import Reshape
 from xlaserve.tensors import Shape, TensorSpec
 
 PLATFORM = "ensemble"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """The traits of a step's model that a plan depends on."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    optional: frozenset[str]
+    has_sequences: bool
+    is_decoupled: bool
+    is_open: bool
+    """Whether its outputs may have another form, or be absent."""
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> Self:
+        """Return the interface of a loaded model."""
+        return cls(
+            model.inputs,
+            model.outputs,
+            model.max_batch_size,
+            frozenset(model.optional),
+            model.has_sequences,
+            model.is_decoupled,
+            _is_open(model),
+        )
+
+
+Models: TypeAlias = Mapping[tuple[str, str], ModelInfo]
+"""The loaded models of steps, by name and version (empty for the newest)."""
 
 
 class Lead(Enum):
@@ -45,10 +77,32 @@ class EnsemblePlan:
     inputs: Mapping[str, Reshape]
     """The inputs of the ensemble whose steps take them in another shape (`reshape`)."""
     outputs: Mapping[str, Reshape]
+    config: ModelConfig
+    known: Mapping[tuple[str, str], Interface]
+    """What each model of a step was when this was planned."""
 
     def models(self) -> tuple[tuple[str, str], ...]:
         """Return name and version (empty for the newest) of every model of a step."""
         return tuple((one.step.model_name, one.step.model_version) for one in self.steps)
+
+    def is_for(self, models: Models) -> bool:
+        """Tell whether the models of the steps are still what they were when this was planned."""
+        return all(
+            key in models and Interface.of(models[key]) == known
+            for key, known in self.known.items()
+        )
+
+    def fitted(self, models: Models) -> "EnsemblePlan":
+        """Return the plan for models that were loaded anew; raises InvalidModel without one."""
+        if self.is_for(models):
+            return self
+        plan = plan_ensemble(self.config, models)
+        if Interface.of(plan.info) != Interface.of(self.info):
+            raise InvalidModel(
+                "its steps now give another number of answers, take sequences or none, or have "
+                "other optional tensors, expected what they were when it was loaded"
+            )
+        return plan
 
     def stop(self) -> None:
         """Do nothing: nothing of it is compiled."""
@@ -57,13 +111,17 @@ class EnsemblePlan:
         """Do nothing: the steps' models hold the memory."""
 
 
-def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> EnsemblePlan:
+def _key(step: EnsembleStep) -> tuple[str, str]:
+    return step.model_name, step.model_version
+
+
+def plan_ensemble(config: ModelConfig, described: Models) -> EnsemblePlan:
     """Join the steps of a configuration; `described` holds what the models of the steps are.
 
     The configuration has put the steps in order and given each tensor one source. Raises
     InvalidModel where a model has no such tensor, or takes another datatype or shape.
     """
-    models = [described[step.model_name] for step in config.steps]
+    models = [described[_key(step)] for step in config.steps]
     is_decoupled = any(model.is_decoupled for model in models)
     info = ModelInfo(
         platform=PLATFORM,
@@ -88,7 +146,7 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
         for spec in _specs(_inner(config.inputs), config.max_batch_size)
     }
     steps = tuple(
-        _planned(info, step, described[step.model_name], tensors)
+        _planned(info, step, described[_key(step)], tensors)
         for step in _apart(config.steps, described)
     )
     leads = {}
@@ -111,6 +169,8 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
             for t in config.outputs
             if t.reshape is not None
         },
+        config,
+        {_key(step): Interface.of(described[_key(step)]) for step in config.steps},
     )
 
 
@@ -133,9 +193,7 @@ def _inner(tensors: Sequence[ConfigTensor]) -> list[ConfigTensor]:
     return [t if t.reshape is None else replace(t, dims=t.reshape) for t in tensors]
 
 
-def _apart(
-    steps: Sequence[EnsembleStep], described: Mapping[str, ModelInfo]
-) -> Sequence[EnsembleStep]:
+def _apart(steps: Sequence[EnsembleStep], described: Models) -> Sequence[EnsembleStep]:
     """Return the steps with those first that take nothing of a decoupled one.
 
     Those behind it are executed for each of its answers.
@@ -144,7 +202,7 @@ def _apart(
     tensors: set[str] = set()
     for step in steps:
         is_behind = not tensors.isdisjoint(step.input_map.values())
-        if is_behind or described[step.model_name].is_decoupled:
+        if is_behind or described[_key(step)].is_decoupled:
             tensors.update(step.output_map.values())
             behind.append(step)
         else:
@@ -169,11 +227,13 @@ def _planned(
     is_batched = bool(model.max_batch_size)
     inputs = {spec.name: spec for spec in model.inputs}
     leads = {}
+    is_wider = False
     for name, spec in inputs.items():
         tensor = step.input_map.get(name)
         lead = None
         if tensor is not None:
             lead = _joint(step.model_name, spec, tensors[tensor], is_batched)
+            is_wider |= not spec.accepts(tensors[tensor].spec.shape)
         if lead is not None:
             leads[name] = lead
         if name not in model.optional:
@@ -189,7 +249,7 @@ def _planned(
     return PlannedStep(
         step,
         leads,
-        is_checked=is_open or bool(leads) or takes_any_rows,
+        is_checked=is_open or is_wider or bool(leads) or takes_any_rows,
         is_decoupled=model.is_decoupled,
     )
 

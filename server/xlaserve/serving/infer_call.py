@@ -168,7 +168,7 @@ class InferCall(Call):
     place: Place | None = None
     """None before it waits, and after its work is done."""
     nested: "set[InferCall] | None" = None
-    """Unfinished nested calls of its Python model; None before the first."""
+    """Unfinished calls of its Python model, or of its steps; None before the first."""
     is_counted_elsewhere = False
     """Whether the process that executes it counts its statistics."""
     is_counted = False

@@ -14,6 +14,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.infer_call import Executed, InferCall, Relayed, ServedInstance, ServedVersion
 from xlaserve.serving.response_cache import MOST_MESSAGE_BYTES, ResponseCache
+from xlaserve.serving.uses import are_current
 
 
 class Residents(Protocol):
@@ -65,7 +66,9 @@ class Repeats:
             version, instance = self._residents.resolve(written.model, written.version)
         except XlaserveError:
             return None
-        if instance is not written.instance:
+        uses = written.entry.uses
+        is_current = not uses or are_current(uses, self._residents.resolve)
+        if instance is not written.instance or not is_current:
             return None
         call.started_ns = begun
         call.model = written.model

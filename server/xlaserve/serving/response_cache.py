@@ -18,6 +18,7 @@ from xlaserve.net.ledger import Kind, Ledger
 from xlaserve.runtime.handling import NO_TENSOR_PARAMETERS
 from xlaserve.serving.infer_call import InferCall, ServedInstance
 from xlaserve.serving.inference import InferOutput
+from xlaserve.serving.uses import Use
 from xlaserve.tensors import Parameter, Tensor, pack_bytes
 
 MOST_EXACT_BYTES = 2048
@@ -91,16 +92,23 @@ def _bits(data: Tensor | bytes | memoryview) -> Hashable:
 class Entry:
     """A cached answer."""
 
-    __slots__ = ("key", "messages", "outputs", "section", "size")
+    __slots__ = ("key", "messages", "outputs", "section", "size", "uses")
 
     def __init__(
-        self, section: "Section", key: Key, outputs: tuple[InferOutput, ...], size: int
+        self,
+        section: "Section",
+        key: Key,
+        outputs: tuple[InferOutput, ...],
+        size: int,
+        uses: frozenset[Use] = frozenset(),
     ) -> None:
         self.section = section
         self.key = key
         self.outputs = outputs
         self.size = size
         """Its charged bytes."""
+        self.uses = uses
+        """The other models that it was made with."""
         self.messages: list[tuple[str, bytes]] = []
         """Owners and messages of its encoded answers; changed by the cache."""
 
@@ -240,13 +248,19 @@ class Section:
             self._cache.touch(entry)
         return entry
 
-    def keep(self, key: Key, outputs: Sequence[InferOutput]) -> None:
+    def drop(self, entry: Entry) -> None:
+        """Drop an answer that was made with models which have changed."""
+        self._cache.remove([entry])
+
+    def keep(
+        self, key: Key, outputs: Sequence[InferOutput], uses: frozenset[Use] = frozenset()
+    ) -> None:
         """Keep a copy of an answer: its tensors' memory belongs to a batch or a request."""
         size = ENTRY_BYTES + _key_bytes(key) + sum(_size(output.data) for output in outputs)
         if self._is_closed or key in self.entries or not self._cache.admits(size):
             return
         copies = tuple([InferOutput(o.name, o.datatype, _copy(o.data)) for o in outputs])
-        self._cache.add(Entry(self, key, copies, size))
+        self._cache.add(Entry(self, key, copies, size, uses))
 
     def close(self) -> None:
         """Drop all answers, and keep none from now on: the instance leaves."""

@@ -7,7 +7,7 @@ made by all side by side: the first load of a model, by a client that sees every
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -105,28 +105,36 @@ class Control:
 
     # --- changes ---
 
-    async def change(self, origin: WorkerProcess, ask: Ask) -> None:
-        """Make a change that a worker asks for, and tell it how that went."""
-        if self._in_progress.refuses(ask.change.kind):
-            _remove(ask.change)
-            origin.tell(Settled(ask.number, _SHUTTING_DOWN))
-            return
+    def change(self, origin: WorkerProcess, ask: Ask) -> Coroutine[Any, Any, None]:
+        """Return what makes a change that a worker asks for, and tells it how that went.
+
+        It is known from now on: a GiveUp of the same read finds it before that has begun.
+        """
         asked = self._asked[origin, ask.number] = _Asked(ask.change)
-        failure: Failure | None = Failure("Exception", "the change failed in the parent")
-        try:
-            with self._in_progress.making(ask.change.kind):
-                if ask.change.kind is ChangeKind.PURGE:
-                    failure = await self._purge(origin, ask)
-                else:
-                    failure = await self._in_turn(origin, ask, asked)
-        except WorkerGone:
-            return
-        except Exception:
-            _log.exception("change not made", kind=ask.change.kind, subject=ask.change.subject)
-        finally:
-            del self._asked[origin, ask.number]
-            # Whatever was raised: the worker waits. One that is gone does not hear it.
-            origin.tell(Settled(ask.number, failure))
+        kind = ask.change.kind
+
+        async def made() -> None:
+            failure: Failure | None = Failure("Exception", "the change failed in the parent")
+            try:
+                if self._in_progress.refuses(kind):
+                    _remove(ask.change)
+                    failure = _SHUTTING_DOWN
+                    return
+                with self._in_progress.making(kind):
+                    if kind is ChangeKind.PURGE:
+                        failure = await self._purge(origin, ask)
+                    else:
+                        failure = await self._in_turn(origin, ask, asked)
+            except WorkerGone:
+                return
+            except Exception:
+                _log.exception("change not made", kind=kind, subject=ask.change.subject)
+            finally:
+                del self._asked[origin, ask.number]
+                # Whatever was raised: the worker waits. One that is gone does not hear it.
+                origin.tell(Settled(ask.number, failure))
+
+        return made()
 
     def give_up(self, origin: WorkerProcess, number: int) -> None:
         """Take a change back that a worker has asked for, in all that make it by now."""
@@ -344,20 +352,25 @@ class Control:
                 _remove(before)
 
     async def replay(self, worker: WorkerProcess) -> None:
-        """Return once a worker has made every change that the others have made."""
-        for known in self._journal.changes():
-            if not worker.makes(known.kind):
-                continue
-            async with self._turns.of((known.kind in _MODELS, known.subject)):
-                change = self._journal.last(known)
-                did = None if change is None else await self._do(worker, change)
-            if did is not None and did.failure is not None:
-                _log.error(
-                    "a worker is without what others have",
-                    of=worker.role.worker,
-                    subject=known.subject,
-                    error=did.failure.text,
-                )
+        """Return once a worker has made every change that the others have made.
+
+        One that needs another, such as an ensemble a step with files of its own, is made again
+        behind it.
+        """
+        left = [known for known in self._journal.changes() if worker.makes(known.kind)]
+        failures: list[tuple[ChangeText, Failure]] = []
+        while left:
+            failures = []
+            for known in left:
+                async with self._turns.of((known.kind in _MODELS, known.subject)):
+                    change = self._journal.last(known)
+                    did = None if change is None else await self._do(worker, change)
+                if did is not None and did.failure is not None:
+                    failures.append((known, did.failure))
+            left = [known for known, _ in failures] if len(failures) < len(left) else []
+        for known, failure in failures:
+            said = {"of": worker.role.worker, "subject": known.subject, "error": failure.text}
+            _log.error("a worker is without what others have", **said)
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Have all others load what a worker that has started found in the repository.
@@ -433,9 +446,13 @@ class Control:
         return msgspec.msgpack.decode(Path(change.files).read_bytes(), type=dict[str, bytes])
 
     async def replies(self, question: str) -> Sequence[Any]:
-        """Return what all workers that answer a question say, but those that have nothing to."""
+        """Return what the workers say that answer a question, but those that have nothing to.
+
+        One that is not ready yet has served nothing, and cannot speak for the server.
+        """
         asked = AskAll(0, question)
-        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in self._workers()))
+        ready = [worker for worker in self._workers() if worker.is_ready]
+        answers = await asyncio.gather(*(self._answer(worker, asked) for worker in ready))
         return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -79,6 +80,8 @@ class Link:
         self._turns: dict[int, asyncio.Future[None]] = {}
         """Futures of changes that wait for Go."""
         self._settled: dict[int, asyncio.Future[Failure | None]] = {}
+        self._asking: set[int] = set()
+        """Changes that the parent was asked for."""
         self._asked: dict[int, asyncio.Future[Sequence[Answer]]] = {}
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
@@ -150,7 +153,10 @@ class Link:
             return await asyncio.shield(applying)
         except asyncio.CancelledError:
             if change.kind in OF_LOADS and not applying.done():
-                self._tell(GiveUp(number))
+                if number in self._asking:
+                    self._tell(GiveUp(number))
+                else:
+                    applying.cancel()  # the parent does not know it yet
                 if (making := self._making.get(number)) is not None:
                     making.cancel()
             raise
@@ -177,6 +183,7 @@ class Link:
             if change.files:
                 text = msgspec.structs.replace(text, files=await self._spooled(change))
             self._channel.send(Ask(number, text, seen_now() is not everything))
+            self._asking.add(number)
             await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
             if settled.done():
                 failure = settled.result()
@@ -199,14 +206,19 @@ class Link:
             raise ShuttingDown from None
         finally:
             del self._turns[number], self._settled[number]
+            self._asking.discard(number)
         if failure is not None:
             raise error_of(failure)
         return result
 
     async def _spooled(self, change: Change) -> str:
         data = msgspec.msgpack.encode(change.files)
+        writing = asyncio.ensure_future(asyncio.to_thread(spool, self._scratch, data))
         try:
-            return await asyncio.to_thread(spool, self._scratch, data)
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_remove_spooled)
+            raise
         except OSError as error:
             raise write_failure(change.subject, error) from error
 
@@ -335,6 +347,13 @@ class Link:
         if not task.cancelled():
             # Read, so that an error whose client has left is not reported as never retrieved.
             task.exception()
+
+
+def _remove_spooled(writing: "asyncio.Future[str]") -> None:
+    """Remove the file of a change that nobody waits for."""
+    if not writing.cancelled() and writing.exception() is None:
+        with suppress(OSError):
+            Path(writing.result()).unlink()
 
 
 def _settle(future: "asyncio.Future[Any] | None", value: object) -> None:

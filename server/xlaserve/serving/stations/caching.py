@@ -11,8 +11,10 @@ from xlaserve.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.serving.inference import InferOutput, InferResponse
 from xlaserve.serving.response_cache import Key, Section, input_bytes, key_of
 from xlaserve.serving.stations.around import Around
+from xlaserve.serving.stations.deadlock import Waits
 from xlaserve.serving.stations.relay import Relay
 from xlaserve.serving.stations.station import Served, Station, Working
+from xlaserve.serving.uses import Resolve, Use, are_current, note
 
 _INLINE_BYTES = 1 << 16
 """Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
@@ -33,12 +35,16 @@ class Caching(Around):
         section: Section,
         instance: Served,
         *,
+        resolve: Resolve,
+        waits: Waits,
         threads: HostThreads,
         counting: Observer,
         now_ns: Callable[[], int],
     ) -> None:
         super().__init__(within)
         self._section = section
+        self._resolve = resolve
+        self._waits = waits
         self._names = tuple(spec.name for spec in instance.info.inputs)
         self._instance = instance
         self._threads = threads
@@ -81,7 +87,11 @@ class Caching(Around):
 
     def _begin(self, call: InferCall, key: Key, begun: int) -> None:
         entry = self._section.find(key)
+        if entry is not None and entry.uses and not are_current(entry.uses, self._resolve):
+            self._section.drop(entry)
+            entry = None
         if entry is not None:
+            note(call.parent, entry.uses)
             if call.shaping is None and not call.reads_memory:
                 # Where more is done to answers behind this station, the call is a relay of its own.
                 call.kept = entry
@@ -92,8 +102,9 @@ class Caching(Around):
         looked = self._now_ns() - begun
         call.submitted_ns = call.submitted_ns or begun
         flight = self._flights.get(flight_key)
-        if flight is not None:
+        if flight is not None and flight.is_current(self._resolve):
             flight.join(call, looked)
+            self._waits.watch(call)
             return
         flight = _Flight(self, key, flight_key, call, looked)
         self._flights[flight_key] = flight
@@ -102,6 +113,8 @@ class Caching(Around):
         except BaseException:
             flight.close()
             raise
+        if not call.has_ended:
+            self._waits.watch(call)
 
     # --- as flights call it ---
 
@@ -109,15 +122,16 @@ class Caching(Around):
         """Return a call that is executed on behalf of others."""
         return Relay(call, self._counting, flight.completed)
 
-    def keep(self, key: Key, outputs: Sequence[InferOutput]) -> int:
+    def keep(self, key: Key, outputs: Sequence[InferOutput], uses: frozenset[Use]) -> int:
         """Keep an answer; return how long that took, in nanoseconds."""
         begun = self._now_ns()
-        self._section.keep(key, outputs)
+        self._section.keep(key, outputs, uses)
         return self._now_ns() - begun
 
-    def landed(self, flight_key: Key) -> None:
+    def landed(self, flight_key: Key, flight: "_Flight") -> None:
         """Record the end of a flight."""
-        del self._flights[flight_key]
+        if self._flights.get(flight_key) is flight:
+            del self._flights[flight_key]
 
 
 class _Flight:
@@ -140,6 +154,14 @@ class _Flight:
         self._waiting[call] = looked
         call.wait_at(self)
 
+    def awaited(self, call: InferCall) -> Sequence[InferCall]:
+        """Return the execution."""
+        return (self.relay,)
+
+    def is_current(self, resolve: Resolve) -> bool:
+        """Tell whether the models that the execution has used so far are the same now."""
+        return are_current(self.relay.uses or (), resolve)
+
     def leave(self, call: InferCall) -> None:
         """Answer a call no more; the last one takes the execution back."""
         self._waiting.pop(call, None)
@@ -153,7 +175,7 @@ class _Flight:
         for call in self._waiting:
             call.place = None
         self._waiting.clear()
-        self._station.landed(self._flight_key)
+        self._station.landed(self._flight_key, self)
 
     def completed(self, relay: Relay, result: InferResponse | BaseException) -> None:
         """Answer all waiting calls, and cache the answer."""
@@ -166,7 +188,10 @@ class _Flight:
             return
         # Parameters of an answer are of its execution: they are not kept, nor is what they are of.
         is_plain = type(result) is InferResponse
-        took = self._station.keep(self._key, result.outputs) if is_plain else 0
+        uses = frozenset(relay.uses or ())
+        took = self._station.keep(self._key, result.outputs, uses) if is_plain else 0
+        for call, _ in waiting:
+            note(call.parent, uses)
         for index, (call, looked) in enumerate(waiting):
             if not call.has_ended:
                 call.executed = relay.executed

@@ -4,12 +4,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import Decoupled, InvalidRequest, InvalidTensor, XlaserveError
+from xlaserve.errors import (
+    Decoupled,
+    InvalidModel,
+    InvalidRequest,
+    InvalidTensor,
+    ModelNotReady,
+    XlaserveError,
+)
 from xlaserve.runtime.handling import AnswerParameters
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.serving.access.sight import without_hidden
@@ -22,15 +29,18 @@ from xlaserve.serving.stations.station import Served, Working
 from xlaserve.serving.stations.step_answers import StepAnswers
 from xlaserve.serving.stations.step_flow import Flow
 from xlaserve.serving.stations.unending import Unending
+from xlaserve.serving.uses import note, use_of
 from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
 
 _CPU = "cpu"
+_Part = TypeVar("_Part", bound=InferCall)
+_Found: TypeAlias = tuple[ServedVersion, Served]
 
 
 class Steps(Protocol):
     """Executes the steps of ensembles: the engine."""
 
-    def resolve(self, name: str, number: str) -> tuple[ServedVersion, Served]:
+    def resolve(self, name: str, number: str) -> _Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         ...
 
@@ -60,6 +70,8 @@ class Ensemble:
         instance: Served,
     ) -> None:
         self._plan = plan
+        self._planned_for: Sequence[object] = ()
+        """The recognisers of the loads that the plan is for."""
         self._steps = steps
         self._threads = threads
         self._now_ns = now_ns
@@ -86,15 +98,16 @@ class Ensemble:
 
     async def _run(self, call: InferCall) -> _Done:
         asked = _asked(call)
-        run = _Run(self._plan, self._steps, self._threads, call)
+        found: dict[tuple[str, str], _Found] = {}
         wanted: Mapping[str, Value] = {}
         parameters = None
         with ExitStack() as leases:
             for name, number in self._plan.models():
-                found = run.found[name, number] = self._steps.resolve(name, number)
-                _, instance = found
+                _, instance = found[name, number] = self._steps.resolve(name, number)
                 instance.acquire()
                 leases.callback(instance.release)
+            note(call, [use_of(*key, instance) for key, (_, instance) in found.items()])
+            run = _Run(self._plan_for(call, found), found, self._steps, self._threads, call)
             async with aclosing(run.answers()) as answers:
                 async for flow in answers:
                     wanted = await run.wanted(flow.tensors)
@@ -105,6 +118,20 @@ class Ensemble:
         # The steps of an ensemble wait and compute in turns: as if they had waited first.
         begun = call.submitted_ns + run.queue_ns
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
+
+    def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
+        """Return the plan for the models as they are now: a step may have been loaded anew."""
+        loads = [instance.quick for _, instance in found.values()]
+        if loads != self._planned_for:
+            models = {key: instance.info for key, (_, instance) in found.items()}
+            try:
+                self._plan = self._plan.fitted(models)
+            except InvalidModel as error:
+                reason = f"a step was loaded with other tensors: {error}"
+                state = "UNAVAILABLE"
+                raise ModelNotReady(call.model, call.version, state, reason) from error
+            self._planned_for = loads
+        return self._plan
 
     def _end(self, call: InferCall, running: "asyncio.Task[_Done]") -> None:
         if running.cancelled():
@@ -142,9 +169,14 @@ class _Run:
     """The steps for one call."""
 
     def __init__(
-        self, plan: EnsemblePlan, steps: Steps, threads: HostThreads, call: InferCall
+        self,
+        plan: EnsemblePlan,
+        found: Mapping[tuple[str, str], _Found],
+        steps: Steps,
+        threads: HostThreads,
+        call: InferCall,
     ) -> None:
-        self.found: dict[tuple[str, str], tuple[ServedVersion, Served]] = {}
+        self.found = found
         """Version and instance of each model of a step."""
         self.queue_ns = self.infer_ns = 0
         """How long steps have waited, and computed."""
@@ -152,6 +184,8 @@ class _Run:
         self._steps = steps
         self._threads = threads
         self._call = call
+        self._parts: set[InferCall] = set()
+        call.nested = self._parts
 
     async def answers(self) -> "AsyncGenerator[Flow, None]":
         """Yield all tensors of each answer: of one, unless a step is decoupled."""
@@ -178,9 +212,10 @@ class _Run:
 
     async def _one(self, planned: PlannedStep, flow: Flow) -> Flow:
         """Execute a step, and add its outputs."""
-        one = AwaitedInfer.within(self._call)
+        one = self._part(AwaitedInfer.within(self._call))
         await self._begin(one, planned, flow)
         response = await one.answered()
+        self._parts.discard(one)
         queued, computed = _times(one)
         self.queue_ns += queued
         self.infer_ns += computed
@@ -188,11 +223,19 @@ class _Run:
 
     async def _many(self, planned: PlannedStep, flow: Flow) -> "AsyncGenerator[Flow, None]":
         """Execute a decoupled step, and add the outputs of each answer with any."""
-        one = StepAnswers.within(self._call)
+        one = self._part(StepAnswers.within(self._call))
         await self._begin(one, planned, flow)
         async with aclosing(one.answers()) as answers:
             async for response in answers:
+                # What follows waits for other steps.
+                self._parts.discard(one)
                 yield flow.with_answer(planned.step.output_map, response, one.parameters)
+                self._parts.add(one)
+        self._parts.discard(one)
+
+    def _part(self, one: _Part) -> _Part:
+        self._parts.add(one)
+        return one
 
     async def _begin(self, one: AwaitedInfer, planned: PlannedStep, flow: Flow) -> None:
         step, tensors = planned.step, flow.tensors

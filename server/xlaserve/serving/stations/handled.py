@@ -38,7 +38,7 @@ class Handed:
         self, instance: Served, runner: "CopiesRunner", queue: Batcher | DirectQueue, waits: Waits
     ) -> None:
         self._instance = instance
-        self._runner = runner
+        self._runner = self.copies = runner
         self._is_decoupled = runner.model.is_decoupled
         self._unending = Unending(instance) if self._is_decoupled else None
         if runner.model.info.is_lenient and not self._is_decoupled:
@@ -116,6 +116,14 @@ class CopiesRunner:
     def executing(self) -> Mapping[InferCall, bool]:
         """Return the calls that copies have, and whether the code has begun with each."""
         return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
+
+    @property
+    def computing(self) -> Sequence[InferCall]:
+        """Return the calls that the code has begun with, and has not ended.
+
+        Of executions that a copy was handed together the first may have ended long before.
+        """
+        return [one.call for one in self._exchanges if one.begun_ns and not one.has_ended]
 
     def pending_since(self) -> Iterator[int]:
         """Yield when each call was submitted that copies have been handed ahead of time."""

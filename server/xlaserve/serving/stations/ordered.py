@@ -1,6 +1,7 @@
 """Answers in the order of the requests (a Station around another): `preserve_ordering`."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import partial
 
 from xlaserve.serving.answers import answer_with, deliver, parameters_of
@@ -8,6 +9,7 @@ from xlaserve.serving.call import Observer
 from xlaserve.serving.infer_call import InferCall
 from xlaserve.serving.inference import InferResponse
 from xlaserve.serving.stations.around import Around
+from xlaserve.serving.stations.deadlock import Waits
 from xlaserve.serving.stations.relay import Relay
 from xlaserve.serving.stations.station import Station
 
@@ -21,9 +23,10 @@ class Ordered(Around):
     holds up nobody.
     """
 
-    def __init__(self, within: Station, counting: Observer) -> None:
+    def __init__(self, within: Station, counting: Observer, waits: Waits) -> None:
         super().__init__(within)
         self._counting = counting
+        self._waits = waits
         self._order: OrderedDict[InferCall, Relay] = OrderedDict()
         """Unanswered calls, each with its executed call."""
         self._results: dict[InferCall, _Result] = {}
@@ -40,6 +43,17 @@ class Ordered(Around):
         except BaseException:
             self._order.pop(call, None)
             raise
+        if not call.has_ended:
+            self._waits.watch(call)
+
+    def awaited(self, call: InferCall) -> Iterator[InferCall]:
+        """Yield those that came before, and what executes the call."""
+        for one, relay in self._order.items():
+            if one is call:
+                if one not in self._results:
+                    yield relay
+                return
+            yield one
 
     def leave(self, call: InferCall) -> None:
         """Cancel the execution of an ended call, and continue with the next."""
@@ -52,8 +66,9 @@ class Ordered(Around):
     def _completed(
         self, call: InferCall, relay: Relay, result: InferResponse | BaseException
     ) -> None:
-        self._results[call] = relay, result
-        self._answer()
+        if call in self._order:
+            self._results[call] = relay, result
+            self._answer()
 
     def _answer(self) -> None:
         """Answer the calls that nobody is before, one after the other.

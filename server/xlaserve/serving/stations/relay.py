@@ -32,6 +32,7 @@ class Relay(InferCall):
         self.rows, self.key, self.chosen = call.rows, call.key, call.chosen
         self.started_ns, self.submitted_ns = call.started_ns, call.submitted_ns
         self.has_begun = True
+        self.uses = set()
         self._observers = (OnlyExecutions(counting),)
         self._completed = completed
 

@@ -419,6 +419,8 @@ def _caching(of: Candidate, within: Station) -> Station:
         within,
         section,
         instance,
+        resolve=stations.steps.resolve,
+        waits=stations.waits,
         threads=stations.workers.host,
         counting=stations.counting,
         now_ns=stations.now_ns,
@@ -430,7 +432,7 @@ WRAPPINGS = (
     Wrapping(
         "preserve_ordering",
         _asks_for_order,
-        lambda of, within: Ordered(within, of.stations.counting),
+        lambda of, within: Ordered(within, of.stations.counting, of.stations.waits),
     ),
 )
 """Every matching one is applied, the first innermost."""

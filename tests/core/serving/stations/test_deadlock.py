@@ -23,6 +23,11 @@ class Copies:
     lanes: int = 1
     executing: dict[InferCall, bool] = field(default_factory=dict)
 
+    @property
+    def computing(self) -> list[InferCall]:
+        """Return the calls that a copy has begun with."""
+        return [call for call, has_begun in self.executing.items() if has_begun]
+
     def begun(self) -> AwaitedInfer:
         """Have a copy begin with a call."""
         call = AwaitedInfer()
@@ -48,7 +53,12 @@ class World:
         return call
 
     def is_stuck(self, place: Copies) -> bool:
-        return self.waits._is_stuck(place, set())
+        """Tell whether a call that waits for a copy will never have one."""
+        call = AwaitedInfer()
+        call.parent = AwaitedInfer()
+        self.waits._places[call] = place
+        place.executing[call] = False
+        return self.waits.is_stuck(call)
 
 
 async def test_a_copy_that_waits_for_itself_is_stuck() -> None:

@@ -1,0 +1,81 @@
+"""The steps of a loaded ensemble, as they are now."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from xlaserve.errors import InvalidModel
+from xlaserve.runtime.loaded import ModelInfo
+from xlaserve.serving.access.sight import step_now
+from xlaserve.serving.ensemble import EnsemblePlan
+
+
+class Stepped(Protocol):
+    """A loaded instance, perhaps of an ensemble."""
+
+    @property
+    def runner(self) -> object:
+        """Return the loaded model: a plan if it is an ensemble of this process."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Return why it cannot be asked now; empty while it can."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[tuple[str, str]]:
+        """Return the models of its steps: name and version (empty for the newest)."""
+        ...
+
+
+Find: TypeAlias = Callable[[str, str], Stepped | None]
+"""Returns the instance that answers for a model and version; None if none does."""
+
+
+def steps_of(instance: Stepped, find: Find) -> Iterator[tuple[str, Stepped | None]]:
+    """Yield each step of an ensemble with its instance, recursively."""
+    for name, number in instance.steps:
+        step = find(name, number)
+        yield name, step
+        if step is not None:
+            yield from steps_of(step, find)
+
+
+def missing_step(instance: Stepped, find: Find) -> str | None:
+    """Return why the steps of an ensemble cannot answer; None if they can."""
+    found = [instance]
+    for name, step in steps_of(instance, find):
+        if step is None or step.fault:
+            return f"its step {step_now(name)} is not ready"
+        found.append(step)
+    return next(filter(None, (_misfit(one, find) for one in found)), None)
+
+
+def is_planned(instance: Stepped, find: Find) -> bool:
+    """Tell whether an ensemble was planned for its steps as they are; True for other models."""
+    plan = instance.runner
+    return not isinstance(plan, EnsemblePlan) or plan.is_for(_models(plan, find))
+
+
+def _misfit(instance: Stepped, find: Find) -> str:
+    """Return why an ensemble can no longer join its steps; empty if it can."""
+    plan = instance.runner
+    if isinstance(plan, EnsemblePlan):
+        try:
+            plan.fitted(_models(plan, find))
+        except InvalidModel as error:
+            reason = f"a step was loaded with other tensors: {error}"
+            for name, _ in plan.models():
+                reason = reason.replace(f"'{name}'", step_now(name))
+            return reason
+    return ""
+
+
+def _models(plan: EnsemblePlan, find: Find) -> dict[tuple[str, str], ModelInfo]:
+    found = {key: find(*key) for key in plan.models()}
+    return {key: step.info for key, step in found.items() if step is not None}

@@ -1,0 +1,92 @@
+"""A fork that somebody kills says nothing of the text that it was given."""
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.errors import InvalidParameter
+from xlaserve.errors.language import TextProcessLost
+from xlaserve.language.grammars import Trial
+from xlaserve.language.limited import Limited, Limits
+
+CODE = """
+import os, sys
+sys.path.append({beside!r})
+import confining
+
+def begin(first):
+    def answer(asked):
+        if asked["signal"]:
+            os.kill(os.getpid(), asked["signal"])
+        return {{"text": ""}}
+    return answer
+
+confining.serve(begin)
+"""
+BY_ITSELF = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+"""Ends that a text is the cause of: a limit, or memory that it was refused."""
+FROM_OUTSIDE = (signal.SIGKILL,)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from xlaserve.language import confining
+
+    path = tmp_path_factory.mktemp("script") / "ends.py"
+    path.write_text(CODE.format(beside=str(Path(confining.__file__).parent)))
+    return path
+
+
+def test_only_the_ends_of_its_own_are_too_much(script: Path) -> None:
+    limited = Limited(script, Limits(), {}, called="grammar", model="m")
+    try:
+        over = [limited.ask({"signal": one}) for one in BY_ITSELF]
+        for one in FROM_OUTSIDE:
+            with pytest.raises(OSError, match=f"was killed .signal {one:d}."):
+                limited.ask({"signal": one})
+        good = limited.ask({"signal": 0})
+    finally:
+        limited.close()
+
+    assert [{"over": "it takes more than it may"}] * len(BY_ITSELF) == over
+    assert {"text": ""} == good
+
+
+class Forks:
+    """A process whose forks are killed so many times."""
+
+    limits = Limits()
+
+    def __init__(self, kills: int, then: Mapping[str, Any]) -> None:
+        self.kills, self.then = kills, then
+        self.asked = 0
+
+    def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.asked += 1
+        if self.asked <= self.kills:
+            raise OSError("what computes it was killed (signal 9)")
+        return self.then
+
+
+def test_a_grammar_whose_fork_was_killed_is_tried_again() -> None:
+    forks = Forks(2, {"text": ""})
+    trial = Trial("m", cast(Limited, forks))
+    with pytest.raises(TextProcessLost):
+        trial.check("regex", "a+")
+    trial.check("regex", "a+")
+    trial.check("regex", "a+")
+
+    assert 3 == forks.asked
+
+
+def test_one_that_takes_too_much_is_remembered() -> None:
+    forks = Forks(1, {"over": ""})
+    trial = Trial("m", cast(Limited, forks))
+    for _ in range(2):
+        with pytest.raises(InvalidParameter):
+            trial.check("regex", "a+")
+
+    assert 2 == forks.asked
