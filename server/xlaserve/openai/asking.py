@@ -61,16 +61,15 @@ class Asked:
     """Further variables of a chat's template."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
+    prompt_field: str = "prompt"
+    """The name of the field with the prompts."""
+    path: str = "/v1/completions"
+    """Where such requests are sent."""
 
     @property
     def choices(self) -> int:
         """Return the number of requested answers."""
         return self.count * max(1, len(self.prompts))
-
-    @property
-    def prompt_field(self) -> str:
-        """Return the name of the field with the prompts."""
-        return "messages" if self.messages else "prompt"
 
     @property
     def characters(self) -> int:
@@ -97,7 +96,7 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
     if body.echo and body.logprobs is not None:
         expected = "false or null with logprobs, since those of a prompt are not computed"
         raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
-    asked = _asked(body, listed("prompt", body.prompt), (), most, body.logprobs)
+    asked = asked_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
     return replace(asked, echoes=bool(body.echo))
 
 
@@ -113,17 +112,21 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
         raise InvalidField("top_logprobs", "none without logprobs", str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
-    asked = _asked(body, (), messages, other if most is None else most, tops)
-    return replace(asked, form=forms.read(body), variables=_variables(body))
+    asked = asked_of(body, (), messages, other if most is None else most, tops)
+    return replace(
+        asked,
+        form=forms.read(forms.wanted(body)),
+        variables=variables(body.reasoning_effort, body.chat_template_kwargs or {}),
+        prompt_field="messages",
+        path="/v1/chat/completions",
+    )
 
 
-def _variables(body: bodies.ChatFields) -> Mapping[str, Any]:
+def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the variables that a request gives the template; raises InvalidField."""
     found: dict[str, Any] = {}
-    effort = body.reasoning_effort
     if effort is not None:
         found = {"reasoning_effort": effort, **dict.fromkeys(_THINKING, effort != "none")}
-    given = body.chat_template_kwargs or {}
     for name in given:
         if name in OWN_VARIABLES:
             expected = f"no variable of the server's own ({', '.join(sorted(OWN_VARIABLES))})"
@@ -131,13 +134,14 @@ def _variables(body: bodies.ChatFields) -> Mapping[str, Any]:
     return {**found, **given}
 
 
-def _asked(
+def asked_of(
     body: Sampling,
     prompts: Sequence[Prompt],
     messages: Sequence[Message],
     most: int | None,
     tops: int | None,
 ) -> Asked:
+    """Return what the fields of all endpoints ask for; raises InvalidField."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidField("stream_options", "none without stream", "an object")
@@ -203,11 +207,11 @@ def _message(message: Any, index: int) -> Message:
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
     if calls:
-        found["tool_calls"] = [_call(call) for call in calls]
+        found["tool_calls"] = [called(call) for call in calls]
     return found
 
 
-def _call(call: ToolCall) -> Mapping[str, Any]:
+def called(call: ToolCall) -> Mapping[str, Any]:
     """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
