@@ -295,7 +295,7 @@ UNSET, ERROR = 0, 2
 """Statuses of a span."""
 ROUTES = (
     *(ONE, INVOKE, GENERATE, f"{GENERATE}_stream"),
-    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from xlaserve.http.json.json_text import check_members
+from xlaserve.http.json.json_text import check_elements, check_members
 from xlaserve.language.templates import OWN_VARIABLES
 from xlaserve.openai import bodies, forms
 from xlaserve.openai.bodies import Sampling
@@ -65,19 +65,13 @@ class Asked:
     """The name of the field with the prompts."""
     path: str = "/v1/completions"
     """Where such requests are sent."""
+    characters: int = 0
+    """How long the prompts are, or the messages and the tools for their template."""
 
     @property
     def choices(self) -> int:
         """Return the number of requested answers."""
         return self.count * max(1, len(self.prompts))
-
-    @property
-    def characters(self) -> int:
-        """Return how long the prompts are, or the messages and the tools for their template."""
-        if not self.messages:
-            return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
-        given = len(json.dumps(dict(self.variables)))
-        return self.form.characters + given + sum(map(_characters, self.messages))
 
     def parameters_of(self, index: int) -> Mapping[str, Parameter]:
         """Return the parameters of one of the choices for a prompt.
@@ -97,7 +91,7 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
         expected = "false or null with logprobs, since those of a prompt are not computed"
         raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
     asked = asked_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
-    return replace(asked, echoes=bool(body.echo))
+    return measured(replace(asked, echoes=bool(body.echo)))
 
 
 def read_chat(text: memoryview, *, max_depth: int) -> Asked:
@@ -113,13 +107,23 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
     asked = asked_of(body, (), messages, other if most is None else most, tops)
-    return replace(
+    whole = replace(
         asked,
         form=forms.read(forms.wanted(body)),
         variables=variables(body.reasoning_effort, body.chat_template_kwargs or {}),
         prompt_field="messages",
         path="/v1/chat/completions",
     )
+    return measured(whole)
+
+
+def measured(asked: Asked) -> Asked:
+    """Return it with its length, which takes as long to find out as the body is long."""
+    if not asked.messages:
+        found = sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+        return replace(asked, characters=found)
+    given = len(json.dumps(dict(asked.variables))) + sum(map(_characters, asked.messages))
+    return replace(asked, characters=given + asked.form.characters)
 
 
 def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,7 +219,9 @@ def called(call: ToolCall) -> Mapping[str, Any]:
     """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
-        check_members(arguments.encode(errors="surrogatepass"))
+        text = arguments.encode(errors="surrogatepass")
+        check_members(text)
+        check_elements(text)
         read = json.loads(arguments)
     except (ValueError, RecursionError):
         read = None  # one that was cut

@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from xlaserve.errors import InvalidBody
 from xlaserve.generation.asking import MOST_LOGPROBS
-from xlaserve.http.json.json_text import check_depth, check_members
+from xlaserve.http.json.json_text import check_depth, check_elements, check_members
 from xlaserve.openai.errors import UNKNOWN, UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import (
     CHAT_HINTS,
@@ -202,6 +202,7 @@ def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: i
     """Read a body; raises InvalidBody or InvalidField."""
     check_depth(body, max_depth)
     check_members(body)
+    check_elements(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from xlaserve.openai import forms, response_bodies, tool_bodies
-from xlaserve.openai.asking import Asked, asked_of, called, variables
+from xlaserve.openai.asking import Asked, asked_of, called, measured, variables
 from xlaserve.openai.errors import InvalidField
 from xlaserve.openai.forms import Wanted
 from xlaserve.openai.response_answers import Echo, ReasoningEcho, TextEcho
@@ -41,7 +41,7 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, Echo]:
         prompt_field="input",
         path="/v1/responses",
     )
-    return asked, _echo(body)
+    return measured(asked), _echo(body)
 
 
 def _messages(body: ResponseFields) -> Sequence[dict[str, Any]]:
