@@ -100,7 +100,7 @@ class TextEcho(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """What a response tells of its request."""
+    """What a response repeats of its request."""
 
     model: str
     instructions: str | None

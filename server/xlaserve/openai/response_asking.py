@@ -1,4 +1,4 @@
-"""Requests for responses as generations: items as messages, and what is told again."""
+"""Requests for responses as generations: items as messages, and the echo of a request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
