@@ -92,6 +92,21 @@ _QWEN3_MOE = {
     "mlp_only_layers": [3],
     "norm_topk_prob": True,
 }
+_SMOLLM3 = {
+    "num_hidden_layers": 4,
+    "no_rope_layers": [1, 0, 1, 0],
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 4.0,
+    "tie_word_embeddings": True,
+}
 _GPT2 = {
     "vocab_size": 128,
     "n_embd": 64,
@@ -105,6 +120,9 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("Llama", {"rope_parameters": _LINEAR, "head_dim": 24}),
     "mistral": ("Mistral", {"sliding_window": 8}),
+    "smollm3": ("SmolLM3", _SMOLLM3),
+    "granite": ("Granite", _GRANITE),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": (
         "Qwen3",

@@ -43,6 +43,7 @@ MISSING = {
         ("GET", "/v1/models"),
         ("GET", "/openai/v1/models/fp32"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
         ("POST", "/v1/embeddings"),
     ),
     "grpc_web": (("POST", LIVE),),

@@ -62,6 +62,8 @@ OTHERWISE: dict[str, str] = {
     # An embedding model completes nothing, which is said of one that may be seen.
     "POST /v1/completions": "400",
     "POST /v1/chat/completions": "400",
+    "POST /v1/responses": "400",
+    "POST /openai/v1/responses": "400",
     "POST /openai/v1/completions": "400",
     "POST /openai/v1/chat/completions": "400",
     # There is no CUDA here, and so no region of it.
@@ -199,6 +201,7 @@ class Place:
             ("/generate_stream", {"x": 1.5}),
             ("/v1/completions", {"model": name, "prompt": "a"}),
             ("/chat/completions", {"model": name, "messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"model": name, "input": "a"}),
             ("/v1/embeddings", {"model": name, "input": "a"}),
             ("POST /v2/trace/setting", {"trace_rate": "7"}),
             ("/trace/setting", {}),

@@ -145,6 +145,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text": [b"a"]}, {"stop": ""}, "parameter 'stop': expected strings of 1 to"),
     ({"text": [b"a"]}, {"stop": "[1]"}, "parameter 'stop': expected a string, or a list"),
     ({"text": [b"a"]}, {"stop": 3}, "parameter 'stop': expected a string, or a list"),
+    (
+        {"text": [b"a"]},
+        {"stop": json.dumps(["a"] * 300_000)},
+        "parameter 'stop': expected at most 16 strings of 1024 characters, got 1500000 characters",
+    ),
     ({"text": [b"a"]}, {"top_p": 2.0}, "parameter 'top_p'"),
 ]
 

@@ -10,7 +10,7 @@ from support import identity_models
 from support.http import ask
 from support.server import RunningServer, serving
 
-from xlaserve.http.json.json_text import MOST_MEMBERS
+from xlaserve.http.json.json_text import MOST_ARRAYS, MOST_ELEMENTS, MOST_MEMBERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,6 +41,48 @@ DOORS: Mapping[str, tuple[str, Any]] = {
     ),
     "tools": ("/v1/chat/completions", {"model": "m", "messages": [], "tools": [schema(MANY)]}),
     "embeddings": ("/v1/embeddings", {"model": "m", "input": "a", **MANY}),
+    "metadata": ("/v1/responses", {"model": "m", "input": "a", "metadata": MANY}),
+}
+IDS = [1] * MOST_ELEMENTS
+STOPS = ["a"] * (MOST_ELEMENTS + 1)
+LISTS = [[1]] * MOST_ARRAYS
+ARGUMENTS = json.dumps({"ids": [*IDS, 1]})
+ELEMENTS: Mapping[str, tuple[str, Any]] = {
+    "prompt": ("/v1/completions", {"model": "m", "prompt": IDS}),
+    "prompts": ("/v1/completions", {"model": "m", "prompt": LISTS}),
+    "stop": ("/v1/completions", {"model": "m", "prompt": "a", "stop": STOPS}),
+    "chat": ("/v1/chat/completions", {"model": "m", "messages": IDS}),
+    "arguments": (
+        "/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {
+                            "type": "function",
+                            "id": "c",
+                            "function": {"name": "f", "arguments": ARGUMENTS},
+                        }
+                    ],
+                }
+            ],
+        },
+    ),
+    "input": ("/v1/responses", {"model": "m", "input": IDS}),
+    "call": (
+        "/v1/responses",
+        {
+            "model": "m",
+            "input": [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": ARGUMENTS}
+            ],
+        },
+    ),
+    "embeddings": ("/v1/embeddings", {"model": "m", "input": IDS}),
+    "generate": ("/v2/models/m/generate", {"x": ":", "stop": STOPS}),
+    "generate_stream": ("/v2/models/m/generate_stream", {"x": ":", "parameters": {"stop": STOPS}}),
 }
 
 
@@ -60,6 +102,25 @@ async def test_very_many_members_are_refused(door: str, server: RunningServer) -
 
     assert answer.status == 400
     assert TOLD in answer.error
+
+
+@pytest.mark.parametrize("door", ELEMENTS)
+async def test_very_many_elements_are_refused(door: str, server: RunningServer) -> None:
+    """Before a parser makes an object of each, for which everybody else would wait."""
+    path, body = ELEMENTS[door]
+    answer = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
+    error = answer.error["message"] if isinstance(answer.error, dict) else answer.error
+    most, what = (
+        (MOST_ARRAYS, "arrays")
+        if door == "prompts"
+        else (
+            MOST_ELEMENTS,
+            "elements of all arrays and objects",
+        )
+    )
+
+    assert answer.status == 400
+    assert f"expected at most {most} {what} of the JSON together, got " in error
 
 
 async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> None:

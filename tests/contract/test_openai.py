@@ -16,6 +16,7 @@ from support.server import RunningServer, serving
 from support.tiny_chat import text_of, tokens_of
 
 from xlaserve.language.text import LanguageText
+from xlaserve.openai import generating
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.serving.access.tokens import digest_of, new_token
 
@@ -124,6 +125,26 @@ async def test_language_models_are_listed(place: Place) -> None:
     assert directory is not None
     assert one.created == directory.written_at > 0
     assert tiny_language.LENGTH == one.model_dump()["max_model_len"]
+
+
+@pytest.mark.parametrize(("size", "is_long"), [(8, False), (1 << 20, True)])
+async def test_long_prompts_are_checked_off_the_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch, size: int, is_long: bool
+) -> None:
+    """By how much memory their ids take, here that of a few."""
+    check, threads = generating._tokens, list[threading.Thread]()
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return check(*given)
+
+    monkeypatch.setattr(generating, "_tokens", noted)
+    monkeypatch.setattr(generating, "_ID_BYTES", size)
+    asked = {"model": "story", "prompt": tokens_of("abcdefg"), "max_tokens": 1}
+    answer = await place.post("/v1/completions", asked)
+
+    assert 200 == answer.status
+    assert [is_long] == [one is not threading.current_thread() for one in threads]
 
 
 async def test_a_hidden_model_is_answered_as_one_that_is_not_there(place: Place) -> None:

@@ -338,6 +338,10 @@ DOORS: Mapping[str, Door] = {
     "completions": Door(
         "xlaserve.openai.routes:count_octets", rest("POST", "/v1/completions", COMPLETION)
     ),
+    "responses": Door(
+        "xlaserve.openai.response_asking:_messages",
+        rest("POST", "/v1/responses", {"model": "story", "input": "a"}),
+    ),
     "embeddings": Door(
         "xlaserve.openai.embedding:batches.tensors", rest("POST", "/v1/embeddings", EMBEDDED)
     ),

@@ -62,9 +62,14 @@ LISTS = {
 ASKING = {door for door in LISTS if door.lower().endswith("index")}
 """Those that ask a store."""
 OF_THE_DEFAULT = "POST /invocations"
-BY_BODY = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings"}
+BY_BODY = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"}
 """Ends of paths of doors that name the model in the body."""
-NOT_TEXT: Mapping[str, int] = {"completions": 400, "embeddings": 400, "/v1/models/{model}": 404}
+NOT_TEXT: Mapping[str, int] = {
+    "completions": 400,
+    "responses": 400,
+    "embeddings": 400,
+    "/v1/models/{model}": 404,
+}
 """Statuses of OpenAI's doors for a model without text, by the end of the path."""
 OF_VERSION = b"a file of the version"
 EACH = 8
@@ -223,6 +228,7 @@ def json_for(path: str, name: str) -> Any:
         ("/generate_stream", {"x": 1.5}),
         ("/v1/completions", {"model": name, "prompt": "a"}),
         ("/chat/completions", {"model": name, "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"model": name, "input": "a"}),
         ("/v1/embeddings", {"model": name, "input": "a"}),
         ("/index", {}),
     ):

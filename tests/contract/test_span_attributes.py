@@ -184,6 +184,7 @@ async def ask_everything(client: Client) -> None:
     await client.post("/v2/models/chat/generate_stream", TEXT)
     await client.post("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, **STREAMED})
     await client.post("/v1/completions", {"model": "chat", "prompt": "hi", "max_tokens": 3})
+    await client.post("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 3})
     await client.post("/v1/embeddings", {"model": "embeds", "input": "hi"})
 
 
@@ -208,6 +209,7 @@ def check_everything(spans: list[Any]) -> None:
         | ours("chat", "http", **DONE),
         "/v1/chat/completions": http("/v1/chat/completions") | ours("chat", "http", **DONE),
         "/v1/completions": http("/v1/completions") | ours("chat", "http", **DONE),
+        "/v1/responses": http("/v1/responses") | ours("chat", "http", **DONE),
         "/v1/embeddings": http("/v1/embeddings") | ours("embeds", "http", batch_rows=1),
     }
     assert whole == rpcs | {(f"POST {route}", "http_endpoint"): asked[route] for route in asked}
@@ -282,6 +284,7 @@ async def be_refused(client: Client) -> None:
         ("/v2/models/nowhere/generate_stream", TEXT),
         ("/v1/chat/completions", {"model": "nowhere", "messages": MESSAGES}),
         ("/v1/completions", {"model": "nowhere", "prompt": "hi"}),
+        ("/v1/responses", {"model": "nowhere", "input": "hi"}),
         ("/v1/embeddings", {"model": "nowhere", "input": "hi"}),
     ):
         await client.post(path, body, 404)
@@ -292,7 +295,7 @@ UNSET, ERROR = 0, 2
 """Statuses of a span."""
 ROUTES = (
     *(ONE, INVOKE, GENERATE, f"{GENERATE}_stream"),
-    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
 )
 
 

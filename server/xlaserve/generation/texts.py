@@ -13,6 +13,7 @@ from xlaserve.errors.language import TextNotInstalled
 from xlaserve.files.files import FileRecord, read_checked
 from xlaserve.files.roots import Roots
 from xlaserve.language import files
+from xlaserve.language.stop_strings import MOST_CHARACTERS, MOST_STOPS
 from xlaserve.language.text import LanguageText
 from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
 from xlaserve.language.turns import CallerThread
@@ -27,6 +28,8 @@ SPEC = TensorSpec(TEXT, datatype_named("BYTES"), (1,))
 STOP = "stop"
 """The parameter with stop strings."""
 
+_MOST_STOP = 16 * MOST_STOPS * MOST_CHARACTERS
+"""Characters of the parameter with stop strings, in JSON, where one may be written with 12."""
 _CHARACTERS = 64
 """Limit of a prompt in characters per position; longer ones are mostly spaces."""
 
@@ -140,6 +143,10 @@ def stops(value: Parameter | None, text: LanguageText | None) -> Sequence[str]:
         raise InvalidParameter(STOP, "none, since the model has no text", str(value)[:64])
     if not isinstance(value, str):
         raise InvalidParameter(STOP, "a string, or a list of them in JSON", str(value)[:64])
+    if len(value) > _MOST_STOP:
+        # It is read where others wait for it.
+        expected = f"at most {MOST_STOPS} strings of {MOST_CHARACTERS} characters"
+        raise InvalidParameter(STOP, expected, f"{len(value)} characters of them")
     try:
         found = json.loads(value) if value.startswith("[") else value
     except (ValueError, RecursionError):

@@ -9,6 +9,9 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         r"/v1/models/([^/:]+)(?:/versions/([^/:]+))?:(?:predict|classify|regress)": (
             "TensorFlow Serving's API is not served: send a request of V2 to /v2/models/{0}/infer"
         ),
+        r"(?:/openai)?/v1/responses/[^/]+(?:/[^/]+)?": (
+            "no response is stored: send its items in the 'input' of a POST to /v1/responses"
+        ),
         r"/predictions/([^/]+)(?:/[^/]+)?": (
             "TorchServe's API is not served: send a request of V2 to /v2/models/{0}/infer"
         ),

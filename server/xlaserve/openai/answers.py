@@ -1,5 +1,6 @@
 """The JSON of answers: completions and chat completions, whole and in chunks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -8,6 +9,7 @@ import msgspec
 
 from xlaserve.openai.choices import CallPiece, Piece, TokenLogprob
 
+_DONE = b"data: [DONE]\n\n"
 _UNKNOWN = "\ufffd"
 """Replaces invalid UTF-8 in the text of a single token."""
 
@@ -190,10 +192,13 @@ class Whole:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    """All of these in the order in which they came."""
     finish_reason: str = ""
 
     def add(self, piece: Piece) -> None:
         """Take one more piece."""
+        self.pieces.append(piece)
         self.texts.append(piece.text)
         for more in piece.calls:
             if more.name is not None:
@@ -211,20 +216,59 @@ class Writer(Protocol):
         """Write the one answer."""
         ...
 
+    def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
+        """Write the events of a piece of a choice, if any."""
+        ...
+
+    def end(self, usage: Usage) -> Sequence[bytes]:
+        """Write the events behind the last piece."""
+        ...
+
+    def fail(self, body: bytes) -> Sequence[bytes]:
+        """Write the last events of an answer that fails, from the body of its error."""
+        ...
+
+
+class ChunkWriter(ABC):
+    """Writes events without names, each a chunk, and `[DONE]` behind them."""
+
+    _includes_usage = False
+
+    @abstractmethod
     def begin(self, index: int) -> bytes | None:
         """Return the first chunk of a choice, if it has one."""
-        ...
 
+    @abstractmethod
     def chunk(self, index: int, piece: Piece) -> bytes:
         """Write a piece of a choice."""
-        ...
 
+    @abstractmethod
     def usage(self, usage: Usage) -> bytes:
         """Write the chunk with the numbers of tokens."""
-        ...
+
+    def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
+        """Write the chunks of a piece of a choice, if any."""
+        first = self.begin(index) if is_first else None
+        events = [] if first is None else [_event(first)]
+        if piece.text or piece.token or piece.calls or piece.finish_reason:
+            events.append(_event(self.chunk(index, piece)))
+        return events
+
+    def end(self, usage: Usage) -> Sequence[bytes]:
+        """Write the numbers of tokens, if they are asked for, and the end."""
+        return [_event(self.usage(usage)), _DONE] if self._includes_usage else [_DONE]
+
+    def fail(self, body: bytes) -> Sequence[bytes]:
+        """Write an error."""
+        return [_event(body)]
 
 
-class ChatWriter:
+def _event(text: bytes) -> bytes:
+    """Write JSON, which holds no end of a line, as an event."""
+    return b"data: %b\n\n" % text
+
+
+class ChatWriter(ChunkWriter):
     """Writes chat completions (a Writer)."""
 
     def __init__(
@@ -234,6 +278,7 @@ class ChatWriter:
         self._model = model
         self._created = created
         self._has_logprobs = has_logprobs
+        self._includes_usage = includes_usage
         self._no_usage = None if includes_usage else msgspec.UNSET
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
@@ -288,17 +333,7 @@ class ChatWriter:
         return msgspec.json.encode(chunk)
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        return ChatLogprobs(
-            [
-                ChatToken(
-                    *_chat_token(token),
-                    top_logprobs=[TopLogprob(*_chat_token(one)) for one in token.likeliest],
-                )
-                for token in tokens
-            ]
-        )
+        return ChatLogprobs(logprobs_of(tokens)) if self._has_logprobs else None
 
 
 def _message(choice: Whole) -> ChatAnswer:
@@ -315,12 +350,23 @@ def _delta(piece: CallPiece) -> CallDelta:
     return CallDelta(piece.number, function, piece.id, "function")
 
 
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[ChatToken]:
+    """Return the log-probabilities of tokens with those of the likeliest."""
+    return [
+        ChatToken(
+            *_chat_token(token),
+            top_logprobs=[TopLogprob(*_chat_token(one)) for one in token.likeliest],
+        )
+        for token in tokens
+    ]
+
+
 def _chat_token(token: TokenLogprob) -> tuple[str, float, list[int] | None]:
     is_text = _UNKNOWN not in token.text
     return token.text, token.logprob, list(token.text.encode()) if is_text else None
 
 
-class CompletionWriter:
+class CompletionWriter(ChunkWriter):
     """Writes completions (a Writer)."""
 
     def __init__(
@@ -330,6 +376,7 @@ class CompletionWriter:
         self._model = model
         self._created = created
         self._tops = tops
+        self._includes_usage = includes_usage
         self._no_usage = None if includes_usage else msgspec.UNSET
         self._offsets: dict[int, int] = {}
         """Characters of each choice's tokens so far."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from xlaserve.http.json.json_text import check_members
+from xlaserve.http.json.json_text import check_elements, check_members
 from xlaserve.language.templates import OWN_VARIABLES
 from xlaserve.openai import bodies, forms
 from xlaserve.openai.bodies import Sampling
@@ -61,24 +61,17 @@ class Asked:
     """Further variables of a chat's template."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
+    prompt_field: str = "prompt"
+    """The name of the field with the prompts."""
+    path: str = "/v1/completions"
+    """Where such requests are sent."""
+    characters: int = 0
+    """How long the prompts are, or the messages and the tools for their template."""
 
     @property
     def choices(self) -> int:
         """Return the number of requested answers."""
         return self.count * max(1, len(self.prompts))
-
-    @property
-    def prompt_field(self) -> str:
-        """Return the name of the field with the prompts."""
-        return "messages" if self.messages else "prompt"
-
-    @property
-    def characters(self) -> int:
-        """Return how long the prompts are, or the messages and the tools for their template."""
-        if not self.messages:
-            return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
-        given = len(json.dumps(dict(self.variables)))
-        return self.form.characters + given + sum(map(_characters, self.messages))
 
     def parameters_of(self, index: int) -> Mapping[str, Parameter]:
         """Return the parameters of one of the choices for a prompt.
@@ -97,8 +90,8 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
     if body.echo and body.logprobs is not None:
         expected = "false or null with logprobs, since those of a prompt are not computed"
         raise InvalidField("echo", expected, "true", code=UNSUPPORTED)
-    asked = _asked(body, listed("prompt", body.prompt), (), most, body.logprobs)
-    return replace(asked, echoes=bool(body.echo))
+    asked = asked_of(body, listed("prompt", body.prompt), (), most, body.logprobs)
+    return measured(replace(asked, echoes=bool(body.echo)))
 
 
 def read_chat(text: memoryview, *, max_depth: int) -> Asked:
@@ -113,17 +106,31 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
         raise InvalidField("top_logprobs", "none without logprobs", str(body.top_logprobs))
     tops = (body.top_logprobs or 0) if body.logprobs else None
     messages = tuple(_message(message, at) for at, message in enumerate(body.messages))
-    asked = _asked(body, (), messages, other if most is None else most, tops)
-    return replace(asked, form=forms.read(body), variables=_variables(body))
+    asked = asked_of(body, (), messages, other if most is None else most, tops)
+    whole = replace(
+        asked,
+        form=forms.read(forms.wanted(body)),
+        variables=variables(body.reasoning_effort, body.chat_template_kwargs or {}),
+        prompt_field="messages",
+        path="/v1/chat/completions",
+    )
+    return measured(whole)
 
 
-def _variables(body: bodies.ChatFields) -> Mapping[str, Any]:
+def measured(asked: Asked) -> Asked:
+    """Return it with its length, which takes as long to find out as the body is long."""
+    if not asked.messages:
+        found = sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+        return replace(asked, characters=found)
+    given = len(json.dumps(dict(asked.variables))) + sum(map(_characters, asked.messages))
+    return replace(asked, characters=given + asked.form.characters)
+
+
+def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the variables that a request gives the template; raises InvalidField."""
     found: dict[str, Any] = {}
-    effort = body.reasoning_effort
     if effort is not None:
         found = {"reasoning_effort": effort, **dict.fromkeys(_THINKING, effort != "none")}
-    given = body.chat_template_kwargs or {}
     for name in given:
         if name in OWN_VARIABLES:
             expected = f"no variable of the server's own ({', '.join(sorted(OWN_VARIABLES))})"
@@ -131,13 +138,14 @@ def _variables(body: bodies.ChatFields) -> Mapping[str, Any]:
     return {**found, **given}
 
 
-def _asked(
+def asked_of(
     body: Sampling,
     prompts: Sequence[Prompt],
     messages: Sequence[Message],
     most: int | None,
     tops: int | None,
 ) -> Asked:
+    """Return what the fields of all endpoints ask for; raises InvalidField."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidField("stream_options", "none without stream", "an object")
@@ -203,15 +211,17 @@ def _message(message: Any, index: int) -> Message:
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
     if calls:
-        found["tool_calls"] = [_call(call) for call in calls]
+        found["tool_calls"] = [called(call) for call in calls]
     return found
 
 
-def _call(call: ToolCall) -> Mapping[str, Any]:
+def called(call: ToolCall) -> Mapping[str, Any]:
     """Return a call in the template's form: its arguments as data, if they are an object."""
     arguments: Any = call.function.arguments
     try:
-        check_members(arguments.encode(errors="surrogatepass"))
+        text = arguments.encode(errors="surrogatepass")
+        check_members(text)
+        check_elements(text)
         read = json.loads(arguments)
     except (ValueError, RecursionError):
         read = None  # one that was cut

@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from xlaserve.errors import InvalidBody
 from xlaserve.generation.asking import MOST_LOGPROBS
-from xlaserve.http.json.json_text import check_depth, check_members
+from xlaserve.http.json.json_text import check_depth, check_elements, check_members
 from xlaserve.openai.errors import UNKNOWN, UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import (
     CHAT_HINTS,
@@ -17,6 +17,7 @@ from xlaserve.openai.fields import (
     COMPLETION_HINTS,
     COMPLETION_REFUSED,
     EMBEDDING_HINTS,
+    INSTEAD,
     MESSAGE_REFUSED,
 )
 from xlaserve.openai.tool_bodies import MOST_TOOLS, ResponseFormat, Tool, ToolCall, ToolChoice
@@ -143,7 +144,10 @@ class ChatFields(Sampling, kw_only=True):
     """Variables of the template, as `{"enable_thinking": false}`."""
 
 
-def _body(name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str, Any]) -> type[B]:
+def body_of(
+    name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str, Any]
+) -> type[B]:
+    """Return the body of a request: what is obeyed, and the fields that are hints or refused."""
     found: Any = msgspec.defstruct(
         name,
         [(field, _Unset, msgspec.UNSET) for field in (*hints, *refused)],
@@ -155,11 +159,11 @@ def _body(name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str
     return found  # type: ignore[no-any-return]
 
 
-CompletionRequest = _body(
+CompletionRequest = body_of(
     "CompletionRequest", CompletionFields, COMPLETION_HINTS, COMPLETION_REFUSED
 )
-ChatRequest = _body("ChatRequest", ChatFields, CHAT_HINTS, CHAT_REFUSED)
-EmbeddingRequest = _body("EmbeddingRequest", EmbeddingFields, EMBEDDING_HINTS, {})
+ChatRequest = body_of("ChatRequest", ChatFields, CHAT_HINTS, CHAT_REFUSED)
+EmbeddingRequest = body_of("EmbeddingRequest", EmbeddingFields, EMBEDDING_HINTS, {})
 
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
@@ -175,34 +179,36 @@ _STEPS = re.compile(r"\.?(\w+)|\[(\d+)\]")
 
 def read_completion(body: memoryview, *, max_depth: int) -> CompletionFields:
     """Read a request for completions; raises InvalidBody or InvalidField."""
-    asked = _read(body, _COMPLETION, max_depth)
-    _refuse(asked, COMPLETION_REFUSED, "")
+    asked = read_body(body, _COMPLETION, max_depth)
+    refuse(asked, COMPLETION_REFUSED, "")
     return asked
 
 
 def read_chat(body: memoryview, *, max_depth: int) -> ChatFields:
     """Read a request for chat completions; raises InvalidBody or InvalidField."""
-    asked = _read(body, _CHAT, max_depth)
-    _refuse(asked, CHAT_REFUSED, "")
+    asked = read_body(body, _CHAT, max_depth)
+    refuse(asked, CHAT_REFUSED, "")
     for index, message in enumerate(asked.messages):
-        _refuse(message, MESSAGE_REFUSED, f"messages[{index}].")
+        refuse(message, MESSAGE_REFUSED, f"messages[{index}].")
     return asked
 
 
 def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:
     """Read a request for embeddings; raises InvalidBody or InvalidField."""
-    return _read(body, _EMBEDDING, max_depth)
+    return read_body(body, _EMBEDDING, max_depth)
 
 
-def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
+def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
+    """Read a body; raises InvalidBody or InvalidField."""
     check_depth(body, max_depth)
     check_members(body)
+    check_elements(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         # It may come before the place where the body is no JSON at all.
         _check_json(body)
-        raise _invalid(str(error), body, decoder.type) from None
+        raise invalid(str(error), body, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
     except RecursionError:
@@ -217,11 +223,12 @@ def _check_json(body: memoryview) -> None:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
 
 
-def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
-    """Rephrase msgspec's error."""
+def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidField:
+    """Rephrase msgspec's error of what lies at a place of the whole body."""
     match = _PLACE.fullmatch(text)
     what, path = (match[1], match[2] or "") if match else (text, "")
-    inside = f"{path}." if path else ""
+    at = f"{place}.{path}" if place and path else place or path
+    inside = f"{at}." if at else ""
     unknown, missing = _FIELD.fullmatch(what), _MISSING.fullmatch(what)
     if unknown:
         return InvalidField(inside + unknown[1], "no field of that name", "one", code=UNKNOWN)
@@ -230,9 +237,9 @@ def _invalid(text: str, body: memoryview, kind: Any) -> InvalidField:
     if what.startswith("Invalid "):
         values = " or ".join(msgspec.json.encode(one).decode() for one in _values(kind, path))
         expected = values or "a value that docs/openai.md lists"
-        return InvalidField(path, expected, _quoted(body, path))
+        return InvalidField(at, expected, _quoted(body, path))
     expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
-    return InvalidField(path, expected, _quoted(body, path))
+    return InvalidField(at, expected, _quoted(body, path))
 
 
 def _values(kind: Any, path: str) -> list[Any]:
@@ -279,7 +286,7 @@ def _quoted(body: memoryview, path: str) -> str:
     return msgspec.json.encode(found).decode()
 
 
-def _refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside: str) -> None:
+def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside: str) -> None:
     """Raise InvalidField for a field that nothing obeys and that asks for something."""
     for name, neutral in refused.items():
         raw = getattr(found, name)
@@ -291,6 +298,5 @@ def _refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], insid
         known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))
         got = bytes(raw[:256] if isinstance(raw, bytes) else memoryview(raw)[:256])
         shown = got.decode(errors="replace")
-        raise InvalidField(
-            inside + name, f"{known}, since nothing else is obeyed here", shown, code=UNSUPPORTED
-        )
+        why = INSTEAD.get(name, "nothing else is obeyed here")
+        raise InvalidField(inside + name, f"{known}, since {why}", shown, code=UNSUPPORTED)

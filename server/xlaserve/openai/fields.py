@@ -12,6 +12,11 @@ CHAT_HINTS = (
 )
 """Ignored fields for operators and caches: any value is accepted."""
 
+RESPONSE_HINTS = (
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "prompt_cache_options",
+)
+
 COMPLETION_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"best_of": (1,), "suffix": ("",)}
 )
@@ -34,4 +39,31 @@ MESSAGE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "refusal": ("",),
     }
 )
+RESPONSE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "truncation": ("disabled",),
+    }
+)
 """Unsupported fields, with the neutral values that are accepted besides null."""
+
+_ALL_ITEMS = "nothing is stored here: send the earlier items themselves in 'input'"
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "background": "nothing is stored here, to be fetched later",
+        "conversation": _ALL_ITEMS,
+        "previous_response_id": _ALL_ITEMS,
+        "prompt": "nothing is stored here: send its text in 'instructions' and 'input'",
+        "store": "nothing is stored here: send the items of the response in the next 'input'",
+        "truncation": "no input is cut here: leave out items until the rest fits",
+    }
+)
+"""What to send in place of some of them."""

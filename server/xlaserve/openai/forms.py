@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from xlaserve.openai.tool_bodies import (
     ObjectFormat,
     ResponseFormat,
     SchemaFormat,
+    ToolChoice,
 )
 from xlaserve.runtime.generator.info import GenerationInfo
 from xlaserve.tensors import Parameter
@@ -39,6 +40,8 @@ class Form:
     """Tools of which one must be called; empty if the model decides."""
     most_calls: int = MOST_TOOLS
     """Limit of calls per answer."""
+    format_field: str = "response_format"
+    """The field that says the form of answers without calls."""
 
     @property
     def characters(self) -> int:
@@ -55,7 +58,7 @@ class Form:
             is_schema = self.schema is not None
             taken = "text" if is_schema else "none or auto"
             raise InvalidField(
-                "response_format" if is_schema else "tool_choice",
+                self.format_field if is_schema else "tool_choice",
                 f"{taken}, since the configuration of the model has no parameter 'grammars'",
                 "JSON" if is_schema else "required",
                 code=UNSUPPORTED,
@@ -96,37 +99,58 @@ ANY = Form()
 """Text of any form, without calls."""
 
 
-def read(body: ChatFields) -> Form:
+class Wanted(NamedTuple):
+    """What a request says of the form of its answers."""
+
+    format: ResponseFormat | None
+    choice: ToolChoice | None
+    tools: Sequence[Function]
+    calls_beside: bool
+    """Whether an answer may have several calls."""
+    format_field: str = "response_format"
+    function_field: str = ".function"
+    """Where a tool has its function."""
+
+
+def wanted(body: ChatFields) -> Wanted:
+    """Return what a chat says of the form of its answers."""
+    functions = [tool.function for tool in body.tools or ()]
+    return Wanted(
+        body.response_format, body.tool_choice, functions, body.parallel_tool_calls is not False
+    )
+
+
+def read(asked: Wanted) -> Form:
     """Return the form that a request asks for; raises InvalidField."""
-    schema = _schema(body.response_format)
-    choice, tools = body.tool_choice, body.tools or []
-    if not tools:
+    schema, inside = _schema(asked.format), asked.function_field
+    choice, functions = asked.choice, asked.tools
+    if not functions:
         if choice not in (None, "none", "auto"):
             raise InvalidField("tool_choice", "none or auto without tools", "another")
-        return Form(schema)
+        return Form(schema, format_field=asked.format_field)
     schemas: dict[str, Mapping[str, Any]] = {}
-    for index, tool in enumerate(tools):
-        name = tool.function.name
+    for index, function in enumerate(functions):
+        place, name = f"tools[{index}]{inside}", function.name
         if name in schemas:
-            raise InvalidField(f"tools[{index}].function.name", "names that differ", f"'{name}'")
-        schemas[name] = _arguments(tool.function, index)
+            raise InvalidField(f"{place}.name", "names that differ", f"'{name}'")
+        schemas[name] = _arguments(function, place)
     if choice == "none":
-        return Form(schema)
+        return Form(schema, format_field=asked.format_field)
     if schema is not None:
         raise InvalidField(
-            "response_format", "text beside tools that may be called", "JSON", code=UNSUPPORTED
+            asked.format_field, "text beside tools that may be called", "JSON", code=UNSUPPORTED
         )
     given = [
-        {"type": "function", "function": _given(tool.function, schemas[tool.function.name])}
-        for tool in tools
+        {"type": "function", "function": _given(function, schemas[function.name])}
+        for function in functions
     ]
-    most = 1 if body.parallel_tool_calls is False else MOST_TOOLS
+    most = MOST_TOOLS if asked.calls_beside else 1
     called: Sequence[str] = ()
     if isinstance(choice, NamedTool):
         called, most = (choice.function.name,), 1
         if choice.function.name not in schemas:
             raise InvalidField(
-                "tool_choice.function.name", "one of tools", f"'{choice.function.name}'"
+                f"tool_choice{inside}.name", "one of tools", f"'{choice.function.name}'"
             )
     elif choice == "required":
         called = tuple(schemas)
@@ -143,14 +167,14 @@ def _schema(form: ResponseFormat | None) -> str | None:
     return None
 
 
-def _arguments(function: Function, index: int) -> Mapping[str, Any]:
+def _arguments(function: Function, place: str) -> Mapping[str, Any]:
     """Return the schema of the arguments, an object."""
     if function.parameters is None:
         return _NO_ARGUMENTS
     kind = function.parameters.get("type", "object")
     if kind != "object":
         got = msgspec.json.encode(kind).decode()
-        raise InvalidField(f"tools[{index}].function.parameters.type", '"object"', got)
+        raise InvalidField(f"{place}.parameters.type", '"object"', got)
     return {**function.parameters, "type": "object"}
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import ModelNotReady
 from xlaserve.http.messages import HttpRequest
+from xlaserve.http.threads import OffLoop
 from xlaserve.openai.answers import PromptDetails, Usage
 from xlaserve.openai.asking import Asked, Prompt
 from xlaserve.openai.calls import ChoiceCall
@@ -31,6 +32,7 @@ _CHARACTERS_OF_TOKEN = 64
 longer one has would take long, and hardly any has so few."""
 _ECHOED_TIMES = 8
 """Bytes of a character of a prompt in an answer: as it is kept, and as it is written."""
+_ID_BYTES = 8
 _TRIES = 3
 """Attempts to begin with the version that a prompt was encoded for."""
 
@@ -72,6 +74,7 @@ class Generations:
         """`max_choices` is the most answers to one request."""
         self._engine = engine
         self._texts = Texts(threads)
+        self._threads = OffLoop(threads)
         self._max_choices = max_choices
 
     async def begin(self, request: HttpRequest, asked: Asked, name: str) -> Begun:
@@ -159,7 +162,7 @@ class Generations:
         Raises InvalidField, BudgetExhausted, and what the tokenizer or the template raises.
         """
         if not asked.messages and not isinstance(asked.prompts[0], str):
-            return [_tokens(prompt, asked, info) for prompt in asked.prompts]
+            return await self._checked(cast(Sequence[Sequence[int]], asked.prompts), asked, info)
         size = asked.characters
         most = info.max_length * _CHARACTERS_OF_TOKEN * max(1, len(asked.prompts))
         if size > most:
@@ -175,10 +178,19 @@ class Generations:
             encoded = [await text.chat(asked.messages, asked.form.tools, asked.variables)]
         else:
             encoded = await text.encode([str(prompt) for prompt in asked.prompts])
-        found = [_tokens(prompt, asked, info) for prompt in encoded]
+        found = await self._checked(encoded, asked, info)
         kept = sum(prompt.nbytes for prompt in found)
         request.grow(kept - _ENCODED_TIMES * size, "the tokens of a prompt")
         return found
+
+    async def _checked(
+        self, prompts: Sequence[Sequence[int]], asked: Asked, info: GenerationInfo
+    ) -> Sequence[NDArray[np.int32]]:
+        """Return prompts as token ids, in a thread where they are long; raises InvalidField."""
+        size = _ID_BYTES * sum(map(len, prompts))
+        return await self._threads.run(
+            size, lambda: [_tokens(prompt, asked, info) for prompt in prompts]
+        )
 
 
 def _tokens(prompt: Prompt, asked: Asked, info: GenerationInfo) -> NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -26,12 +26,14 @@ from xlaserve.openai.answers import (
 from xlaserve.openai.asking import Asked, read_chat, read_completion
 from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, read_embedding
 from xlaserve.openai.calls import ChoiceCall
-from xlaserve.openai.choices import Piece
 from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
 from xlaserve.openai.errors import ErrorBody, error_body
 from xlaserve.openai.generating import Begun, Generations
 from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
+from xlaserve.openai.response_answers import Response, ResponseWriter
+from xlaserve.openai.response_asking import read_response
+from xlaserve.openai.response_bodies import ResponseRequest
 from xlaserve.residence.registry import Registry
 from xlaserve.serving.call import Headers, Operation, Peer
 from xlaserve.serving.engine import Engine
@@ -41,7 +43,6 @@ T = TypeVar("T")
 _STREAM_TYPE = f"{EVENT_STREAM_TYPE}; charset=utf-8"
 _TAG = "OpenAI"
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 501, 503)
-_DONE = b"data: [DONE]\n\n"
 
 _PARSED_TIMES = 6
 """Copies of a body that its strings and objects take."""
@@ -49,6 +50,7 @@ _NUMBER_BYTES = 48
 
 _CHAT_EXAMPLE = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
 _EMBEDDING_EXAMPLE = {"model": "sentences", "input": ["Hello", "Good day"]}
+_RESPONSE_EXAMPLE = {"model": "story", "input": "Hello"}
 _COMPLETION_EXAMPLE = {"model": "story", "prompt": "Once", "max_tokens": 16}
 
 
@@ -132,6 +134,19 @@ class OpenAiRoutes:
             ),
             Route(
                 "POST",
+                f"{prefix}/responses",
+                Operation.INFER,
+                self.respond,
+                "OpenAI: respond to items of text and calls",
+                _TAG,
+                Body(Response, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                takes=Body(ResponseRequest, example=_RESPONSE_EXAMPLE),
+                errors=_ERRORS,
+                make_call=self.make_call,
+                error=ErrorBody,
+            ),
+            Route(
+                "POST",
                 f"{prefix}/embeddings",
                 Operation.INFER,
                 self.embed,
@@ -182,6 +197,15 @@ class OpenAiRoutes:
         )
         return await self._answer(request, asked, name, writer)
 
+    async def respond(self, request: HttpRequest) -> HttpResponse | HttpStream:
+        """Respond to items, in one answer or in events."""
+        asked, echo = await self._read(request, read_response)
+        request.grow(3 * echo.size, "the request in its response")
+        name = f"resp_{secrets.token_hex(24)}"
+        grow, has_logprobs = request.grow, asked.tops is not None
+        writer = ResponseWriter(name, int(time.time()), echo, grow, has_logprobs=has_logprobs)
+        return await self._answer(request, asked, name, writer)
+
     async def embed(self, request: HttpRequest) -> HttpResponse:
         """Return the embedding of each input."""
         return await self._embeddings.answer(request, await self._read(request, read_embedding))
@@ -202,9 +226,7 @@ class OpenAiRoutes:
         request.call.tokens = begun.tokens
         if not asked.streams:
             return await self._whole(begun, request, writer)
-        path = "/v1/chat/completions" if asked.messages else "/v1/completions"
-        parts = self._events(begun, writer, path, includes_usage=asked.includes_usage)
-        return HttpStream(_STREAM_TYPE, parts)
+        return HttpStream(_STREAM_TYPE, self._events(begun, writer, asked.path))
 
     # --- answering ---
 
@@ -225,9 +247,7 @@ class OpenAiRoutes:
         write = partial(writer.whole, found, begun.usage())
         return HttpResponse(parts=[await self._threads.run(size, write)])
 
-    async def _events(
-        self, begun: Begun, writer: Writer, path: str, *, includes_usage: bool
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, begun: Begun, writer: Writer, path: str) -> AsyncGenerator[bytes, None]:
         """Yield the events of a request, each when the one before it was sent.
 
         Raises the error of one that fails before its first event, so that it has its own status.
@@ -243,36 +263,19 @@ class OpenAiRoutes:
                     piece = choice.take(response)
                     if choice.finish_reason is not None:
                         begun.calls[index].finish(time.perf_counter_ns())
-                    events = _told(begun, writer, index, piece, is_first=index not in has_begun)
+                    is_first = index not in has_begun
                     has_begun.add(index)
+                    if is_first:
+                        piece = piece._replace(text=begun.echo(index) + piece.text)
+                    events = writer.events(index, piece, is_first=is_first)
                     if events:
                         has_sent = True
                         yield b"".join(events)
-            if includes_usage:
-                yield _event(writer.usage(begun.usage()))
-            yield _DONE
+            yield b"".join(writer.end(begun.usage()))
         except ENDS:
             raise
         except BaseException as error:
             if not has_sent or isinstance(error, ConnectionError):
                 raise
             answer = translate(error, method="POST", path=path, shape=error_body)
-            yield _event(b"".join(answer.parts))
-
-
-def _told(
-    begun: Begun, writer: Writer, index: int, piece: Piece, *, is_first: bool
-) -> Sequence[bytes]:
-    """Return the events of a choice's piece, if any."""
-    first = writer.begin(index) if is_first else None
-    events = [] if first is None else [_event(first)]
-    if is_first:
-        piece = piece._replace(text=begun.echo(index) + piece.text)
-    if piece.text or piece.token or piece.calls or piece.finish_reason:
-        events.append(_event(writer.chunk(index, piece)))
-    return events
-
-
-def _event(text: bytes) -> bytes:
-    """Write JSON, which holds no end of a line, as an event."""
-    return b"data: %b\n\n" % text
+            yield b"".join(writer.fail(b"".join(answer.parts)))

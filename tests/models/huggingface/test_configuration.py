@@ -9,6 +9,7 @@ import pytest
 
 from xlaserve.errors import InvalidModel
 from xlaserve.importers.huggingface import configuration
+from xlaserve.importers.huggingface.form import Rope
 
 DATA = Path(__file__).parents[2] / "data/huggingface"
 
@@ -147,6 +148,47 @@ def test_layers_with_experts(changes: dict[str, object], sparse: tuple[bool, ...
     assert sparse == experts.layers
 
 
+@pytest.mark.parametrize(
+    ("changes", "rotated"),
+    [
+        ({}, (True, False, True, False)),
+        ({"no_rope_layers": None}, (True, True, True, False)),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 3}, (True, True, False, True)),
+        ({"no_rope_layers": None, "no_rope_layer_interval": None}, (True, True, True, False)),
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, (False, True, True, False)),
+    ],
+)
+def test_layers_without_positions(changes: dict[str, object], rotated: tuple[bool, ...]) -> None:
+    """The others of SmolLM3 rotate all alike."""
+    ropes = configuration.form_of(config("smollm3", **changes)).ropes
+
+    assert rotated == tuple(rope.frequencies != () for rope in ropes)
+    assert 1 == len(set(ropes) - {Rope()})
+
+
+def test_layers_without_positions_have_the_window_where_nothing_names_the_kinds() -> None:
+    form = configuration.form_of(config("smollm3", layer_types=None))
+    off = configuration.form_of(config("smollm3", layer_types=None, use_sliding_window=False))
+
+    assert (None, 8, None, 8) == form.windows
+    assert (None,) * 4 == off.windows
+
+
+def test_keys_of_published_checkpoints_without_effect() -> None:
+    """SmolLM3-3B has them, and no release of transformers reads them."""
+    published = config("smollm3", pretraining_tp=2, max_window_layers=28)
+
+    assert configuration.form_of(config("smollm3")) == configuration.form_of(published)
+
+
+def test_factors_of_granite_are_1_where_nothing_is_said() -> None:
+    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
+    form = configuration.form_of(config("granite", **dict.fromkeys((*names, "logits_scaling"))))
+    found = form.embedding_scale, form.residual_scale, form.attention_scale, form.logit_divisor
+
+    assert (1.0,) * 4 == found
+
+
 def test_experts_are_counted_as_older_transformers_wrote_it() -> None:
     """`num_experts`, where transformers 5 writes `num_local_experts`; both where they agree."""
     new = config("qwen3-moe")
@@ -233,6 +275,13 @@ REFUSED = [
     ),
     ("qwen3-moe", {**WINDOW, "max_window_layers": 2}, "max_window_layers: expected 0 or none"),
     ("qwen2-moe", {**WINDOW, "layer_types": None}, "layer_types: expected 2 times one of"),
+    ("smollm3", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers: expected 4 times 1 .rotated. or 0"),
+    ("smollm3", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers: expected 4 times 1"),
+    ("smollm3", {"no_rope_layers": [True] * 4}, "no_rope_layers: expected 4 times 1"),
+    ("llama", {"no_rope_layers": [1, 1]}, "'no_rope_layers' may change what is computed"),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier: expected a number above 0"),
+    ("llama", {"logits_scaling": 2.0}, "'logits_scaling' may change what is computed"),
+    ("olmo2", {"clip_qkv": 8.0}, "'clip_qkv' may change what is computed"),
 ]
 
 

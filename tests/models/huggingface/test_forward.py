@@ -20,7 +20,7 @@ SLOT, SLOTS, LENGTH, PIECE = 2, 4, 48, 7
 Logits = npt.NDArray[np.float32]
 
 
-QUICK = ("gemma2", "gpt2")
+QUICK = ("gemma2", "gpt2", "smollm3", "granite", "olmo2")
 """Together they have nearly every switch; the others take their seconds with the slow tests."""
 
 
@@ -113,6 +113,14 @@ WITHOUT = {
     "shares that sum to 1": ("mixtral", {"experts": _mixture("mixtral", normalised=False)}),
     "shares as they are": ("qwen2-moe", {"experts": _mixture("qwen2-moe", normalised=True)}),
     "all experts of a token": ("qwen3-moe", {"experts": _mixture("qwen3-moe", chosen=2)}),
+    "a layer without positions": (
+        "smollm3",
+        {"ropes": (configuration.read(DATA / "smollm3").ropes[0],) * 4},
+    ),
+    "a factor of the residuals": ("granite", {"residual_scale": 1.0}),
+    "a factor of the embedding": ("granite", {"embedding_scale": 1.0}),
+    "a factor of the attention": ("granite", {"attention_scale": 0.25}),
+    "a divisor of the logits": ("granite", {"logit_divisor": 1.0}),
     "the shared expert": ("qwen2-moe", {"experts": _mixture("qwen2-moe", shared=0)}),
 }
 

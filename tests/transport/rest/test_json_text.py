@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidBody
-from xlaserve.http.json.json_text import blank_strings, check_depth, count_octets
+from xlaserve.http.json import json_text
+from xlaserve.http.json.json_text import blank_strings, check_depth, check_elements, count_octets
 
 AWKWARD = st.text(alphabet='[]{}"\\,:a\n')
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -24,6 +25,35 @@ def depth_of(value: object) -> int:
         case list():
             return 1 + max(map(depth_of, value), default=0)
     return 0
+
+
+def elements_of(value: object) -> tuple[int, int]:
+    """Return how many commas stand between the elements of a value, and its arrays."""
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(inner, list):
+        return 0, 0
+    found = [elements_of(one) for one in inner]
+    commas = sum(one for one, _ in found) + max(0, len(inner) - 1)
+    return commas, sum(one for _, one in found) + isinstance(value, list)
+
+
+@given(VALUES, st.integers(1, 6), st.integers(0, 6))
+def test_elements_are_counted_exactly(value: object, elements: int, arrays: int) -> None:
+    """Beside commas and brackets in strings, which are none."""
+    commas, lists = elements_of(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "MOST_ELEMENTS", elements)
+        patch.setattr(json_text, "MOST_ARRAYS", arrays)
+        text = json.dumps(value).encode()
+        is_refused = False
+        try:
+            check_elements(text)
+        except InvalidBody as error:
+            is_refused = True
+            assert str(error).endswith(f"got {commas + 1 if commas >= elements else lists}")
+
+    # A text that is no longer than there may be arrays is not looked at.
+    assert is_refused == (len(text) > arrays and (commas >= elements or lists > arrays))
 
 
 @given(VALUES, st.integers(0, 6), st.booleans())

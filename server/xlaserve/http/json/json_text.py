@@ -1,6 +1,7 @@
 """Unparsed JSON text: where its strings are, and how deep it is nested."""
 
 import numpy as np
+import numpy.typing as npt
 
 from xlaserve.errors import InvalidBody
 from xlaserve.tensors import Buffer
@@ -11,8 +12,15 @@ MOST_MEMBERS = 20_000
 """Members of all objects of a body. A parser keeps the interpreter's lock until it is through: of
 half a million others waited for seconds. Arrays, and the octets of strings, are bound elsewhere."""
 
+MOST_ELEMENTS = 300_000
+"""Elements of all arrays and objects of a body whose arrays a parser makes objects of."""
+MOST_ARRAYS = 20_000
+"""Arrays of such a body: one takes as long as some 20 numbers."""
+
 _QUOTE = ord('"')
 _COLON = ord(":")
+_COMMA = ord(",")
+_BRACKET = ord("[")
 _FILLER = ord("_")
 _MARKS = b'[]{}"'
 _CHUNK = 1 << 16
@@ -22,6 +30,7 @@ _FEW = 1 << 12
 
 _UNMARKED = bytes(octet for octet in range(256) if octet not in _MARKS)
 _NO_MEMBERS = bytes(octet for octet in range(256) if octet not in b'":')
+_NO_ELEMENTS = bytes(octet for octet in range(256) if octet not in b'",[')
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -53,10 +62,37 @@ def check_members(text: Buffer) -> None:
         )
 
 
+def check_elements(text: Buffer) -> None:
+    """Raise InvalidBody where arrays have more elements than MOST_ELEMENTS, or there are too many.
+
+    For what a parser makes an object of each element of: it lets nobody else run meanwhile. Exact
+    for what is JSON; octets in strings are counted first, as most texts have too few of those too.
+    """
+    if len(text) <= MOST_ARRAYS:
+        return
+    if count_octets(text, b",") < MOST_ELEMENTS and count_octets(text, b"[") <= MOST_ARRAYS:
+        return
+    plain = _unquoted(bytes(text), _NO_ELEMENTS)
+    elements = int(np.count_nonzero(plain == _COMMA)) + 1
+    arrays = int(np.count_nonzero(plain == _BRACKET))
+    for most, what, found in (
+        (MOST_ELEMENTS, "elements of all arrays and objects", elements),
+        (MOST_ARRAYS, "arrays", arrays),
+    ):
+        if found > most:
+            raise InvalidBody(f"expected at most {most} {what} of the JSON together, got {found}")
+
+
 def _members(text: bytes) -> int:
-    marks = np.frombuffer(_marks(_without_escapes(text), _NO_MEMBERS), dtype=np.uint8)
-    quoted = np.logical_xor.accumulate(marks == _QUOTE)
-    return int(np.count_nonzero((marks == _COLON) & ~quoted))
+    return int(np.count_nonzero(_unquoted(text, _NO_MEMBERS) == _COLON))
+
+
+def _unquoted(text: bytes, others: bytes) -> npt.NDArray[np.uint8]:
+    """Return the octets of a text that are not among `others`, quotes, or between quotes."""
+    marks = np.frombuffer(_marks(_without_escapes(text), others), dtype=np.uint8)
+    is_quote = marks == _QUOTE
+    found: npt.NDArray[np.uint8] = marks[~(np.logical_xor.accumulate(is_quote) | is_quote)]
+    return found
 
 
 def count_octets(text: Buffer, octets: bytes) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from xlaserve.errors import InvalidBody, InvalidTensor
 from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules, list_sizes, read_elements
-from xlaserve.http.json.json_text import check_depth, check_members
+from xlaserve.http.json.json_text import check_depth, check_elements, check_members
 from xlaserve.http.messages import HttpResponse
 from xlaserve.http.v2.infer_request import read_parameters
 from xlaserve.http.v2.infer_response import elements_of
@@ -97,6 +97,7 @@ def _fields(
 
 
 def _value(value: msgspec.Raw) -> Any:
+    check_elements(memoryview(value))
     try:
         return _ANY.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -79,7 +79,6 @@ def form_of(config: Mapping[str, object]) -> Form:
     widened = family.default_widening and family.default_widening * hidden
     layers = _size(config, key("num_hidden_layers"), most=_MAX_LAYERS)
     kinds = _kinds(config, family, layers)
-    scale = _positive(config, "query_pre_attn_scalar") if family.gemma else head_dim
     return Form(
         vocab=_size(config, "vocab_size"),
         hidden=hidden,
@@ -93,16 +92,20 @@ def form_of(config: Mapping[str, object]) -> Form:
         norm_epsilon=_positive(config, key("rms_norm_eps")),
         centred=family.centred,
         norm_offset=1.0 if family.gemma else 0.0,
-        attention_scale=scale**-0.5,
+        attention_scale=_attention_scale(config, family, head_dim),
         attention_cap=_cap(config, "attn_logit_softcapping"),
         logit_cap=_cap(config, "final_logit_softcapping"),
-        embedding_scale=math.sqrt(hidden) if family.gemma else 1.0,
+        embedding_scale=math.sqrt(hidden)
+        if family.gemma
+        else _factor(config, "embedding_multiplier"),
         activation=_activation(config, key("hidden_act")),
-        post_norms=family.gemma,
+        post_norms=any(one.role == "attention_post_norm" for one in family.layout.layer),
         tied=_flag(config, "tie_word_embeddings", default=family.tied),
         stop_tokens=_stop_tokens(config),
         layout=replace(family.layout, layer=_layer(config, family)),
         experts=_experts(config, family, layers) if family.experts else None,
+        residual_scale=_factor(config, "residual_multiplier"),
+        logit_divisor=_factor(config, "logits_scaling"),
     )
 
 
@@ -120,8 +123,15 @@ def _check_keys(config: Mapping[str, object], family: Family) -> None:
         shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
         raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
     for name, allowed in _ONLY.items():
-        if name in config and config[name] not in allowed:
+        if name in config and config[name] not in allowed and name not in family.unused:
             raise _refused(name, f"{allowed[0]}", config[name])
+
+
+def _attention_scale(config: Mapping[str, object], family: Family, head_dim: int) -> float:
+    if "attention_multiplier" in family.keys:
+        return _factor(config, "attention_multiplier")
+    scalar = _positive(config, "query_pre_attn_scalar") if family.gemma else head_dim
+    return float(scalar**-0.5)
 
 
 def _layer(config: Mapping[str, object], family: Family) -> tuple[Stored, ...]:
@@ -197,9 +207,29 @@ def _ropes(
     if not family.rotary:
         return (Rope(),) * len(kinds)
     if not family.local_rope:
-        return (rope.read(config, head_dim),) * len(kinds)
+        one = rope.read(config, head_dim)
+        rotated = _rotated(config, family, len(kinds))
+        return tuple(one if turns else Rope() for turns in rotated)
     local, full = rope.read_both(config, head_dim)
     return tuple(local if slides else full for slides in kinds)
+
+
+def _rotated(config: Mapping[str, object], family: Family, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it rotates queries and keys."""
+    if family.unrotated_every is None:
+        return (True,) * layers
+    found = config.get("no_rope_layers")
+    if found is None:
+        every = _size(config, "no_rope_layer_interval", family.unrotated_every)
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    # There may be more of them than layers, as transformers takes it.
+    if (
+        not isinstance(found, list)
+        or len(found) < layers
+        or not set(map(repr, found)) <= {"0", "1"}
+    ):
+        raise _refused("no_rope_layers", f"{layers} times 1 (rotated) or 0", found)
+    return tuple(map(bool, found[:layers]))
 
 
 def _switched(family: Family) -> bool:
@@ -217,6 +247,8 @@ def _slides(config: Mapping[str, object], family: Family, layer: int) -> bool:
         # The underscore is of transformers 5.
         key = "_" * ("sliding_window_pattern" not in config) + "sliding_window_pattern"
         return (layer + 1) % _size(config, key, family.full_every) != 0
+    if family.unrotated_every is not None:
+        return not _rotated(config, family, layer + 1)[layer]
     return not _switched(family) or layer >= _size(config, "max_window_layers", least=0)
 
 
@@ -257,6 +289,10 @@ def _positive(config: Mapping[str, object], name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise _refused(name, "a number above 0", value)
+
+
+def _factor(config: Mapping[str, object], name: str) -> float:
+    return 1.0 if config.get(name) is None else _positive(config, name)
 
 
 def _cap(config: Mapping[str, object], name: str) -> float | None:

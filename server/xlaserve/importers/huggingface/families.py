@@ -16,6 +16,10 @@ _GEMMA_NORMS = (
     Stored("feed_forward_norm", "pre_feedforward_layernorm.weight", ("hidden",)),
     Stored("feed_forward_post_norm", "post_feedforward_layernorm.weight", ("hidden",)),
 )
+_NORMS_BEHIND = (
+    Stored("attention_post_norm", "post_attention_layernorm.weight", ("hidden",)),
+    Stored("feed_forward_post_norm", "post_feedforward_layernorm.weight", ("hidden",)),
+)
 _OUTPUTS = (
     Stored("o", "self_attn.o_proj.weight", ("hidden", "queries")),
     Stored("down", "mlp.down_proj.weight", ("hidden", "intermediate")),
@@ -51,6 +55,11 @@ _HEAD_NORMS = (
     Stored("q_norm", "self_attn.q_norm.weight", ("head_dim",)),
     Stored("k_norm", "self_attn.k_norm.weight", ("head_dim",)),
 )
+_PROJECTION_NORMS = (
+    Stored("q_norm", "self_attn.q_norm.weight", ("queries",)),
+    Stored("k_norm", "self_attn.k_norm.weight", ("keys",)),
+)
+"""Norms over all heads at once."""
 QKV_BIAS = (
     Stored("q_bias", "self_attn.q_proj.bias", ("queries",)),
     Stored("k_bias", "self_attn.k_proj.bias", ("keys",)),
@@ -173,13 +182,15 @@ class Family:
     default_widening: int | None = None
     """The intermediate size where config.json has none, in hidden sizes; None to demand it."""
     gemma: bool = False
-    """Whether norms are stored around 0, stand behind too, and embeddings are scaled."""
+    """Whether norms are stored around 0, and embeddings are scaled."""
     centred: bool = False
     """Whether norms subtract the mean."""
     rotary: bool = True
     """Whether positions are rotated, and not an embedding of their own."""
     full_every: int = 1
     """One layer of so many has no window, where config.json has a window and no layer types."""
+    unrotated_every: int | None = None
+    """One layer of so many rotates nothing, where config.json does not say which; None for none."""
     local_rope: bool = False
     """Whether layers with a window have rotary positions of their own."""
     window_everywhere: bool = False
@@ -189,6 +200,8 @@ class Family:
     in what they take where nothing says it."""
     experts: tuple[str, ...] = ()
     """The keys that the number of experts may have; none where no layer has any."""
+    unused: frozenset[str] = frozenset()
+    """Keys that its checkpoints have, and that change nothing in this family."""
 
     def key(self, name: str) -> str:
         """Return the name that this family has for a key of all families."""
@@ -197,7 +210,8 @@ class Family:
     def obeyed(self, common: frozenset[str]) -> frozenset[str]:
         """Return the keys of config.json that are obeyed, of those of all families and its own."""
         rotary = _ROTARY if self.rotary else frozenset[str]()
-        return (common - self.renamed.keys()) | {*self.renamed.values(), *rotary, *self.keys}
+        own = {*self.renamed.values(), *rotary, *self.keys, *self.unused}
+        return (common - self.renamed.keys()) | own
 
 
 _GEMMA_KEYS = keys_of(
@@ -233,6 +247,30 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "MistralForCausalLM": Family(
             _decoder(*_NORMS, *_PROJECTIONS), keys_of("sliding_window layer_types")
+        ),
+        "SmolLM3ForCausalLM": Family(
+            _decoder(*_NORMS, *_PROJECTIONS),
+            keys_of(
+                "no_rope_layers no_rope_layer_interval use_sliding_window sliding_window "
+                "layer_types attention_bias mlp_bias"
+            ),
+            tied=True,
+            optional_kv_heads=True,
+            unrotated_every=4,
+            unused=keys_of("max_window_layers pretraining_tp"),
+        ),
+        "GraniteForCausalLM": Family(
+            _decoder(*_NORMS, *_PROJECTIONS),
+            keys_of(
+                "embedding_multiplier residual_multiplier attention_multiplier logits_scaling "
+                "attention_bias mlp_bias"
+            ),
+            optional_kv_heads=True,
+        ),
+        "Olmo2ForCausalLM": Family(
+            _decoder(*_NORMS_BEHIND, *_PROJECTIONS, *_PROJECTION_NORMS),
+            keys_of("attention_bias"),
+            optional_kv_heads=True,
         ),
         "Qwen2ForCausalLM": Family(_decoder(*_NORMS, *_PROJECTIONS, *QKV_BIAS), _QWEN_WINDOW),
         "Qwen3ForCausalLM": Family(

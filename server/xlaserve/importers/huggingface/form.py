@@ -106,6 +106,9 @@ class Form:
     stop_tokens: tuple[int, ...]
     layout: Layout
     experts: Experts | None = None
+    residual_scale: float = 1.0
+    """The factor of what attention and the feed-forward return, before it is added."""
+    logit_divisor: float = 1.0
 
     @property
     def sizes(self) -> dict[str, int]:

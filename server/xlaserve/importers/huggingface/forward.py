@@ -136,7 +136,7 @@ def _layers(
     written: list[tuple[jax.Array, jax.Array]] = []
     for number, (layer, stored) in enumerate(zip(params["layers"], cache, strict=True)):
         window, turned = form.windows[number], turns[form.ropes[number]]
-        q, k, v = _heads(form, layer, _norm(form, x, layer, "input_norm"), turned)
+        q, k, v = _heads(form, layer, _normed(form, x, layer, "input_norm"), turned)
         keys, values = write(stored[0], k), write(stored[1], v)
         written.append((keys, values))
         seen = _seen(positions, read(keys).shape[2], window)
@@ -152,13 +152,17 @@ def _heads(
     form: Form, layer: Parameters, x: jax.Array, turned: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return queries, keys and values [b, c, heads, dim], the first two turned."""
-    q, k, v = (
-        _linear(layer, role, x).reshape(*x.shape[:2], heads, form.head_dim)
-        for role, heads in (("q", form.heads), ("k", form.kv_heads), ("v", form.kv_heads))
-    )
+    shape = (*x.shape[:2], -1, form.head_dim)
+    q, k, v = (_linear(layer, role, x) for role in "qkv")
     if "q_norm" in layer:
-        q, k = _norm(form, q, layer, "q_norm"), _norm(form, k, layer, "k_norm")
-    return _rotate(q, turned), _rotate(k, turned), v
+        q, k = (_norm_of_parts(form, y, layer, role) for y, role in ((q, "q_norm"), (k, "k_norm")))
+    return _rotate(q.reshape(shape), turned), _rotate(k.reshape(shape), turned), v.reshape(shape)
+
+
+def _norm_of_parts(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
+    """Normalise parts as long as the weights: each head, or all of them at once."""
+    parts = x.reshape(*x.shape[:2], -1, layer[role].shape[0])
+    return _norm(form, parts, layer, role).reshape(x.shape)
 
 
 def _turns(rope: Rope, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
@@ -221,7 +225,7 @@ def _of_rows(seen: jax.Array, groups: int, spare: int) -> jax.Array:
 
 
 def _feed_forward(form: Form, layer: Parameters, x: jax.Array, is_real: jax.Array) -> jax.Array:
-    normed = _norm(form, x, layer, "feed_forward_norm")
+    normed = _normed(form, x, layer, "feed_forward_norm")
     activation = _ACTIVATIONS[form.activation]
     if form.experts is not None and "router" in layer:
         flat = normed.reshape(-1, form.hidden)
@@ -242,8 +246,17 @@ def _shared(
     return share * _linear(layer, "shared_down", gated)
 
 
+def _normed(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
+    """Normalise what a layer has such a norm for."""
+    return _norm(form, x, layer, role) if role in layer else x
+
+
 def _behind(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
-    return _norm(form, x, layer, role) if form.post_norms else x
+    """Return what is added to the sum of the layers before."""
+    normed = _norm(form, x, layer, role) if form.post_norms else x
+    if form.residual_scale == 1:
+        return normed
+    return (normed.astype(jnp.float32) * form.residual_scale).astype(x.dtype)
 
 
 def _linear(layer: Parameters, role: str, x: jax.Array) -> jax.Array:
@@ -279,4 +292,7 @@ def _capped(x: jax.Array, cap: float | None) -> jax.Array:
 def _logits(form: Form, params: Parameters, x: jax.Array, *, few: bool = False) -> jax.Array:
     normed = _norm(form, x, params, "norm")
     head = params["embedding"] if form.tied else params["head"]
-    return _capped(multiply(normed, head, jnp.float32, few=few), form.logit_cap)
+    logits = multiply(normed, head, jnp.float32, few=few)
+    return _capped(
+        logits if form.logit_divisor == 1 else logits / form.logit_divisor, form.logit_cap
+    )

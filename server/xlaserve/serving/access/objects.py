@@ -107,7 +107,8 @@ DOORS: tuple[Doors, ...] = (
             *_both("POST /generate"),
             *_both("POST /generate_stream"),
             "POST /models/{model}/invoke",
-            *_openai("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/embeddings"),
+            *_openai("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses"),
+            *_openai("POST /v1/embeddings"),
         ),
     ),
     Doors(

@@ -16,6 +16,7 @@ CHAT, TEXT, EMBEDDINGS = "chat", "text_completion", "embeddings"
 """Values of `gen_ai.operation.name`."""
 _OPERATIONS: Mapping[str, str] = {
     "/chat/completions": CHAT,
+    "/responses": CHAT,
     "/completions": TEXT,
     "/embeddings": EMBEDDINGS,
 }

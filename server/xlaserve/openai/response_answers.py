@@ -1,0 +1,361 @@
+"""The JSON of responses: items of messages and calls, whole and as events."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from xlaserve.openai.answers import ChatToken, Usage, Whole, logprobs_of
+from xlaserve.openai.choices import CallPiece, Piece, TokenLogprob
+from xlaserve.openai.errors import ErrorBody
+
+_KEPT_BYTES = 256
+_KEPT_TIMES = 6
+"""Copies of a text until the last event has it: as it is kept, and in the events that end it."""
+
+_Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponseText(msgspec.Struct):
+    """The text of a message."""
+
+    text: str
+    type: Literal["output_text"] = "output_text"
+    annotations: list[Any] = []
+    logprobs: list[ChatToken] = []
+
+
+class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """A message of the model."""
+
+    id: str
+    content: list[ResponseText]
+    status: _Status = "in_progress"
+    role: Literal["assistant"] = "assistant"
+
+
+class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a tool."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    """The JSON of its arguments, as the model wrote it."""
+    status: _Status = "in_progress"
+
+
+class InputDetails(msgspec.Struct):
+    """Details of the tokens of the input."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Details of the tokens of the output."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """The numbers of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class Incomplete(msgspec.Struct):
+    """Why a response is cut."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ReasoningEcho(msgspec.Struct):
+    """How the model was to reason."""
+
+    effort: str | None
+    summary: None = None
+
+
+class TextEcho(msgspec.Struct):
+    """The form that texts were to have."""
+
+    format: Any
+    verbosity: Literal["medium"] = "medium"
+
+
+class Echo(msgspec.Struct):
+    """What a response repeats of its request."""
+
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    reasoning: ReasoningEcho
+    temperature: float
+    top_p: float
+    text: TextEcho
+    tool_choice: Any
+    tools: Sequence[Any]
+    top_logprobs: int
+    metadata: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """Return how many octets it takes in a response."""
+        return len(msgspec.json.encode(self))
+
+
+class Response(Echo, kw_only=True):
+    """A response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    """Seconds since the epoch."""
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    output: list[ResponseMessage | ResponseCall] = []
+    usage: ResponseUsage | None = None
+    background: bool = False
+    previous_response_id: None = None
+    store: bool = False
+    """Nothing is ever stored."""
+    truncation: Literal["disabled"] = "disabled"
+
+
+@dataclass(slots=True)
+class _Open:
+    """A message or a call that may go on."""
+
+    item: ResponseMessage | ResponseCall
+    index: int
+    """Its place in the output."""
+    parts: list[str] = field(default_factory=list)
+    """Its text, or its arguments."""
+    logprobs: list[ChatToken] = field(default_factory=list)
+
+
+_Event: TypeAlias = tuple[str, dict[str, Any]]
+"""The type of an event and its fields, but for its number."""
+
+
+class _Output:
+    """The items of a response as they come; each change is returned as the events that tell it."""
+
+    def __init__(self, *, has_logprobs: bool) -> None:
+        self.items: list[ResponseMessage | ResponseCall] = []
+        self._open: _Open | None = None
+        self._calls = 0
+        self._has_logprobs = has_logprobs
+        self._tokens: list[TokenLogprob] = []
+        """Tokens whose text is held back."""
+
+    def take(self, piece: Piece) -> list[_Event]:
+        """Take one more piece: what a call begun before goes on with, then text, then calls."""
+        if piece.token is not None and self._has_logprobs:
+            self._tokens.append(piece.token)
+        begun = self._calls
+        events: list[_Event] = []
+        for call in piece.calls:
+            if call.number < begun:
+                events += self._arguments(call)
+        if piece.text:
+            events += self._text(piece.text)
+        for call in piece.calls:
+            if call.number >= begun:
+                events += self._begin_call(call) if call.name is not None else []
+                events += self._arguments(call)
+        return events
+
+    def end(self, status: _Status) -> list[_Event]:
+        """End the last item, which is cut if the response is; an answer of nothing is a text."""
+        events = [] if self.items else self._text("")
+        if isinstance(self._open and self._open.item, ResponseMessage) and self._tokens:
+            events += self._text("")
+        return events + self._close(status)
+
+    def _text(self, text: str) -> list[_Event]:
+        events: list[_Event] = []
+        opened = self._open
+        if opened is None or isinstance(opened.item, ResponseCall):
+            events += self._close("completed")
+            item = ResponseMessage(f"msg_{secrets.token_hex(24)}", [])
+            opened = self._begin(item)
+            events.append(_added(opened))
+            events.append(
+                ("response.content_part.added", {**_at(opened), "part": ResponseText("")})
+            )
+        logprobs = logprobs_of(self._tokens)
+        self._tokens.clear()
+        opened.parts.append(text)
+        opened.logprobs += logprobs
+        told = {**_at(opened), "delta": text, "logprobs": logprobs}
+        return [*events, ("response.output_text.delta", told)]
+
+    def _begin_call(self, call: CallPiece) -> list[_Event]:
+        events = self._close("completed")
+        self._tokens.clear()
+        item = ResponseCall(f"fc_{secrets.token_hex(24)}", call.id or "", call.name or "")
+        self._calls += 1
+        return [*events, _added(self._begin(item))]
+
+    def _arguments(self, call: CallPiece) -> list[_Event]:
+        self._tokens.clear()
+        opened = self._open
+        assert opened is not None  # a call ends where the next item begins
+        opened.parts.append(call.arguments)
+        if not call.arguments:
+            return []
+        told = {"item_id": opened.item.id, "output_index": opened.index, "delta": call.arguments}
+        return [("response.function_call_arguments.delta", told)]
+
+    def _begin(self, item: ResponseMessage | ResponseCall) -> _Open:
+        self._open = _Open(item, len(self.items))
+        self.items.append(item)
+        return self._open
+
+    def _close(self, status: _Status) -> list[_Event]:
+        opened = self._open
+        if opened is None:
+            return []
+        self._open = None
+        item, text = opened.item, "".join(opened.parts)
+        item.status = status
+        done = ("response.output_item.done", {"output_index": opened.index, "item": item})
+        if isinstance(item, ResponseCall):
+            item.arguments = text
+            place = {"item_id": item.id, "output_index": opened.index}
+            told = {**place, "name": item.name, "arguments": text}
+            return [("response.function_call_arguments.done", told), done]
+        part = ResponseText(text, logprobs=opened.logprobs)
+        item.content = [part]
+        told = {**_at(opened), "text": text, "logprobs": opened.logprobs}
+        return [
+            ("response.output_text.done", told),
+            ("response.content_part.done", {**_at(opened), "part": part}),
+            done,
+        ]
+
+
+def _at(opened: _Open) -> dict[str, Any]:
+    return {"item_id": opened.item.id, "output_index": opened.index, "content_index": 0}
+
+
+def _added(opened: _Open) -> _Event:
+    # A copy: the same piece may go on with it, and end it.
+    return "response.output_item.added", {"output_index": opened.index, "item": copy(opened.item)}
+
+
+class ResponseWriter:
+    """Writes a response (a Writer)."""
+
+    def __init__(
+        self,
+        name: str,
+        created: int,
+        echo: Echo,
+        grow: Callable[[int, str], None],
+        *,
+        has_logprobs: bool,
+    ) -> None:
+        """`grow` reserves memory for what is kept of a streamed response until its end."""
+        self._name = name
+        self._created = created
+        self._echo = echo
+        self._grow = grow
+        self._output = _Output(has_logprobs=has_logprobs)
+        self._has_logprobs = has_logprobs
+        self._finish_reason = ""
+        self._number = 0
+        """That of the next event."""
+
+    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+        """Write the one answer."""
+        (choice,) = choices
+        for piece in choice.pieces:
+            self._output.take(piece)
+        self._finish_reason = choice.finish_reason
+        self._output.end(self._status)
+        return msgspec.json.encode(self._ended(usage))
+
+    def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
+        """Write the events of a piece."""
+        self._reserve(piece)
+        events: list[_Event] = []
+        if is_first:
+            begun = {"response": self._response()}
+            events = [("response.created", begun), ("response.in_progress", begun)]
+        self._finish_reason = piece.finish_reason or ""
+        return [self._written(*event) for event in (*events, *self._output.take(piece))]
+
+    def end(self, usage: Usage) -> Sequence[bytes]:
+        """Write the ends of the last item and of the response."""
+        events = self._output.end(self._status)
+        events.append((f"response.{self._status}", {"response": self._ended(usage)}))
+        return [self._written(*event) for event in events]
+
+    def fail(self, body: bytes) -> Sequence[bytes]:
+        """Write the error, and the end of the response."""
+        error = msgspec.json.decode(body, type=ErrorBody).error
+        code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
+        if error.type in ("requests", "invalid_request_error"):
+            code = "rate_limit_exceeded" if error.type == "requests" else "invalid_prompt"
+        failed = self._response(status="failed", error=ResponseError(code, error.message))
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        events: list[_Event] = [("error", told), ("response.failed", {"response": failed})]
+        return [self._written(*event) for event in events]
+
+    @property
+    def _status(self) -> Literal["completed", "incomplete"]:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _reserve(self, piece: Piece) -> None:
+        texts = [piece.text, *(call.arguments for call in piece.calls)]
+        size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+        if piece.token is not None and self._has_logprobs:
+            size += len(msgspec.json.encode(logprobs_of([piece.token])))
+        self._grow(_KEPT_BYTES + _KEPT_TIMES * size, "the answer")
+
+    def _ended(self, usage: Usage) -> Response:
+        told = ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            OutputDetails(),
+            usage.total_tokens,
+        )
+        is_cut = self._status == "incomplete"
+        return self._response(
+            status=self._status,
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details=Incomplete() if is_cut else None,
+            output=self._output.items,
+            usage=told,
+        )
+
+    def _response(self, **more: Any) -> Response:
+        echo = msgspec.structs.asdict(self._echo)
+        return Response(**echo, id=self._name, created_at=self._created, **more)
+
+    def _written(self, kind: str, told: dict[str, Any]) -> bytes:
+        text = msgspec.json.encode({"type": kind, "sequence_number": self._number, **told})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), text)

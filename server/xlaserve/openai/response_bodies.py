@@ -1,0 +1,175 @@
+"""Typed bodies of requests for responses: fields, items and their parts."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from xlaserve.generation.asking import MOST_LOGPROBS
+from xlaserve.openai.bodies import Count, Sampling, body_of, invalid, read_body, refuse
+from xlaserve.openai.errors import UNSUPPORTED, InvalidField
+from xlaserve.openai.fields import RESPONSE_HINTS, RESPONSE_REFUSED
+from xlaserve.openai.tool_bodies import MOST_TOOLS, Function, Name, ObjectFormat, TextFormat
+
+LOGPROBS = "message.output_text.logprobs"
+_Ignored: TypeAlias = msgspec.Raw | msgspec.UnsetType
+_Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+# --- items -------------------------------------------------------------------------------------
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    """A text that is given."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    """A text of an earlier response."""
+
+    text: str
+    annotations: _Ignored = msgspec.UNSET
+    logprobs: _Ignored = msgspec.UNSET
+    parsed: _Ignored = msgspec.UNSET
+    """OpenAI's client puts it there."""
+
+
+class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A message."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[InputText | OutputText], msgspec.Meta(min_length=1)]
+    type: Literal["message"] | None = None
+    id: str | None = None
+    status: _Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class CallItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of an earlier response."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    """The JSON of its arguments."""
+    id: str | None = None
+    status: _Status | None = None
+    parsed_arguments: _Ignored = msgspec.UNSET
+    """OpenAI's client puts them there."""
+
+
+class ResultItem(msgspec.Struct, forbid_unknown_fields=True):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[InputText], msgspec.Meta(min_length=1)]
+    id: str | None = None
+    status: _Status | None = None
+
+
+Item: TypeAlias = MessageItem | CallItem | ResultItem
+
+
+class _Kind(msgspec.Struct):
+    type: str | None = None
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+_ITEMS: dict[str, msgspec.json.Decoder[Any]] = {
+    "message": msgspec.json.Decoder(MessageItem),
+    "function_call": msgspec.json.Decoder(CallItem),
+    "function_call_output": msgspec.json.Decoder(ResultItem),
+}
+
+
+def read_item(raw: msgspec.Raw, place: str) -> Item:
+    """Read an item of the input; raises InvalidField."""
+    decoder: msgspec.json.Decoder[Any] = _KIND
+    try:
+        kind = _KIND.decode(raw).type or "message"
+        decoder = _ITEMS.get(kind, decoder)
+        if decoder is not _KIND:
+            found: Item = decoder.decode(raw)
+            return found
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), memoryview(raw), decoder.type, place) from None
+    known = " or ".join(f'"{name}"' for name in _ITEMS)
+    raise InvalidField(f"{place}.type", known, f'"{kind}"', code=UNSUPPORTED)
+
+
+# --- fields ------------------------------------------------------------------------------------
+
+
+class FunctionTool(Function, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A tool: a function."""
+
+
+class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """The function to call."""
+
+    name: Name
+
+
+class SchemaText(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """A text that follows a JSON schema."""
+
+    name: Name
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """Any JSON where it is not given."""
+    description: str | None = None
+    strict: bool | None = None
+    """A hint: a schema is always followed."""
+
+
+class TextFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of texts."""
+
+    format: TextFormat | ObjectFormat | SchemaText | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+    """How the model reasons."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For the model's template, which may ignore it."""
+    summary: Literal["auto"] | None = None
+    """Taken, and never there: a response has no item of reasoning."""
+
+
+class ResponseFields(Sampling, kw_only=True):
+    """The obeyed fields of a request for a response."""
+
+    input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
+    """A text of the user, or items."""
+    instructions: str | None = None
+    """A message of the system before the input."""
+    max_output_tokens: Count | None = None
+    """By default all remaining positions."""
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    text: TextFields | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether a response may have several calls; default true."""
+    metadata: dict[str, str] | None = None
+    """Returned with the response."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template, as `{"enable_thinking": false}`."""
+
+
+ResponseRequest = body_of("ResponseRequest", ResponseFields, RESPONSE_HINTS, RESPONSE_REFUSED)
+_RESPONSE = msgspec.json.Decoder(ResponseRequest)
+
+
+def read_fields(body: memoryview, *, max_depth: int) -> ResponseFields:
+    """Read a request for a response; raises InvalidBody or InvalidField."""
+    asked = read_body(body, _RESPONSE, max_depth)
+    refuse(asked, RESPONSE_REFUSED, "")
+    return asked
