@@ -3,6 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.export import Exported
 from support.row_texts import verdict_of as verdict_of_text
 from support.rows import Inputs, exported, verdict_of
 
-from xlaserve.row_proofs import Independence, proof, refining, size_arithmetic
+from xlaserve.artifact import computation
+from xlaserve.row_proofs import Independence, proof, prove_each, refining, size_arithmetic
 
 Array = Any
 LARGEST = 2**31 - 1
@@ -210,6 +213,28 @@ def test_an_order_is_not_another_one(order: str, expected: Independence) -> None
     )
 
     assert verdict.independence is expected
+
+
+def test_a_number_of_one_platform_is_not_the_size_of_another() -> None:
+    """A batch of the size that is looked at makes both alike, where no lines tell them apart."""
+    (rows, _), *_ = proof.PAIRS
+
+    def model(x: Array) -> Array:
+        return lax.platform_dependent(
+            x, cpu=lambda x: x * jnp.int32(rows), cuda=lambda x: x * jnp.int32(x.shape[0])
+        )
+
+    found = exported(model, [((), "int32")], platforms=("cpu", "cuda"))
+    found = dataclasses.replace(found, mlir_module_serialized=without_lines(found))
+
+    verdicts = prove_each(found, 0, ["y"])
+
+    assert verdicts["cpu"].independence is Independence.PROVED
+    assert verdicts["cuda"].independence is Independence.UNKNOWN
+
+
+def without_lines(found: Exported) -> bytes:
+    return computation.neutral(found.mlir_module_serialized)
 
 
 # --- what a proof may cost ---------------------------------------------------------------------
