@@ -18,6 +18,7 @@ from support.rows import Inputs, exported, verdict_of
 
 from xlaserve.artifact import computation
 from xlaserve.row_proofs import Independence, proof, prove_each, refining, size_arithmetic
+from xlaserve.row_proofs.rules.tracing import Assumed, Part, Place, Tracing
 
 Array = Any
 LARGEST = 2**31 - 1
@@ -287,6 +288,31 @@ def chained_limits(x: Array, n: Array) -> Array:
 @pytest.mark.parametrize("model", [chained_truths, chained_sides, chained_limits])
 def test_what_is_taken_twice_is_looked_at_once(model: Callable[..., Array]) -> None:
     assert verdict_of(model, COUNTED).independence is Independence.PROVED
+
+
+def test_what_a_selection_assumes_is_looked_at_where_it_matters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is assumed of a value says nothing of those that it is made of."""
+    looked_at: list[int] = []
+    followed = Tracing._followed
+
+    def counted(self: Tracing, number: int, part: Part | None, assumed: Assumed) -> Place | None:
+        looked_at.append(number)
+        return followed(self, number, part, assumed)
+
+    monkeypatch.setattr(Tracing, "_followed", counted)
+
+    def model(x: Array) -> Array:
+        found = x + jnp.arange(x.shape[0])
+        for k in range(DEEP):
+            found = jnp.where(found > k, found * 3 + k, found)
+        return found
+
+    verdict = verdict_of(model, [((), "int32")])
+
+    assert verdict.independence is Independence.UNKNOWN
+    assert len(looked_at) < 50 * DEEP
 
 
 def test_integers_of_four_bits_are_read() -> None:
