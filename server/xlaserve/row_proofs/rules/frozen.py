@@ -132,6 +132,11 @@ def _reduces(operation: Operation, name: str) -> bool:
     )
 
 
+def _is_by_value(operation: Operation) -> bool:
+    """Tell whether a comparison is of numbers: in their total order, -0.0 is below 0.0."""
+    return "TOTALORDER" not in operation.text("compare_type")
+
+
 @dataclass(slots=True)
 class DoneRow:
     """Facts about the values of a row that has stopped."""
@@ -178,7 +183,7 @@ class DoneRow:
             for one in copied:
                 self._derive(one, truth, depth + 1)
         elif name == "stablehlo.compare":
-            if self._is_by_value(operation):
+            if _is_by_value(operation):
                 self._relate(direction_of(operation), *operation.operands, holds=truth)
         elif self.is_apart(number) and _reduces(operation, _UNANIMOUS[truth]):
             self._derive(operation.operands[0], truth, depth + 1)
@@ -209,11 +214,6 @@ class DoneRow:
         operation = self.made(number)
         return operation is not None and operation.types[0].dtype[:1] in {"i", "u"}
 
-    @staticmethod
-    def _is_by_value(operation: Operation) -> bool:
-        """Tell whether a comparison is of numbers: in their total order, -0.0 is below 0.0."""
-        return "TOTALORDER" not in operation.text("compare_type")
-
     def _sides(self, left: int, right: int) -> tuple[int, int] | None:
         """Return what is compared, before it was spread; None where neither is a scalar."""
         both = self._spread_from(left), self._spread_from(right)
@@ -243,16 +243,13 @@ class DoneRow:
         if found is not None:
             return found
         if number not in self._found_truths:
-            self._found_truths[number] = self._truth(number, depth)
+            operation = self.made(number)
+            is_known = operation is not None and depth <= MAX_DEPTH and self.is_apart(number)
+            found = None
+            if operation is not None and is_known and operation.types[0].dtype == "i1":
+                found = self._computed(operation, depth + 1)
+            self._found_truths[number] = found
         return self._found_truths[number]
-
-    def _truth(self, number: int, depth: int) -> bool | None:
-        operation = self.made(number)
-        if operation is None or depth > MAX_DEPTH or not self.is_apart(number):
-            return None
-        if operation.types[0].dtype != "i1":
-            return None
-        return self._computed(operation, depth + 1)
 
     def _computed(self, operation: Operation, depth: int) -> bool | None:
         if self._is_copy(operation):
@@ -284,7 +281,7 @@ class DoneRow:
     def _compared(self, operation: Operation, depth: int) -> bool | None:
         del depth
         both = self._sides(*operation.operands)
-        if both is None or not self._is_by_value(operation):
+        if both is None or not _is_by_value(operation):
             return None
         left, right = map(self.label, both)
         return self.relations.get((direction_of(operation), left, right))
