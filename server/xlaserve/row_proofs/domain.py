@@ -96,6 +96,14 @@ def is_uniform(dimension: Dimension) -> bool:
     return all(factor.along is Along.UNIFORM for factor in dimension)
 
 
+def moves(dimension: Dimension) -> bool:
+    """Tell whether the element at a place is another one in batches of other sizes.
+
+    The element `i` of `[3][b]` as one dimension is that at `i % b` of the minor.
+    """
+    return any(not part.size.is_static for part in dimension[1:])
+
+
 def factor(size: Size, along: Along) -> Dimension:
     """Return a dimension of one factor."""
     return () if size == ONE else (Factor(size, along),)

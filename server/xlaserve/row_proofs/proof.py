@@ -71,17 +71,29 @@ def verdicts(asked: Asked) -> Mapping[str, Verdict]:
 
     A computation that is the same on several platforms is looked at once.
     """
-    found: dict[bytes, Verdict] = {}
+    found: dict[tuple[bytes, ...], Verdict] = {}
     by_platform: dict[str, Verdict] = {}
     # Wide types exist where the artifact has them; it says so itself everywhere.
     with jax.enable_x64(True), refining.parsing():
         refinery = Refinery(asked.exported, asked.sizes, asked.batch)
         for platform in asked.platforms or asked.exported.platforms:
-            module = refinery.refined(refinery.open_module(PAIRS[0][0], platform))
-            if module not in found:
-                found[module] = _on_platform(asked, refinery, platform)
-            by_platform[platform] = found[module]
+            same = found.get(key := _at_both(refinery, platform, PAIRS[0]))
+            if same is None or not _is_so_on(platform, same, asked, refinery):
+                found[key] = same = _on_platform(asked, refinery, platform)
+            by_platform[platform] = same
     return by_platform
+
+
+def _at_both(refinery: Refinery, platform: str, rows: tuple[int, int]) -> tuple[bytes, ...]:
+    """Return a computation at two batch sizes; at one, a number may stand for that size."""
+    return tuple(refinery.refined(refinery.open_module(size, platform)) for size in rows)
+
+
+def _is_so_on(platform: str, found: Verdict, asked: Asked, refinery: Refinery) -> bool:
+    """Tell whether a verdict holds on a platform whose computation is the same at two sizes."""
+    module = refinery.open_module(PAIRS[0][0], platform)
+    is_proved = found.independence is Independence.PROVED
+    return not is_proved or size_arithmetic.question(module, asked.batched) is None
 
 
 def has_open_loops(asked: Asked) -> bool:
@@ -111,7 +123,7 @@ def _platforms(asked: Asked, refinery: Refinery) -> list[str]:
 def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
     for rows in PAIRS:
         module = refinery.open_module(rows[0], platform)
-        both = refinery.refined(module), refinery.refined(refinery.open_module(rows[1], platform))
+        both = _at_both(refinery, platform, rows)
         # Kept until the walk completes: what was read refers to them.
         modules = [refining.parse(each) for each in both]
         try:

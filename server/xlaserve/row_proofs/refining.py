@@ -33,9 +33,16 @@ class Refinery:
         self._any_size = any_size
         """For dimensions whose size nobody gives; 0 where that is an error."""
         self._traced: dict[int, Any] = {}
+        self._opened: dict[tuple[int, str], Any] = {}
+        self._refined: dict[Any, bytes] = {}
 
     def open_module(self, rows: int, platform: str) -> Any:
         """Return the module for a batch size, with the shapes inside still open."""
+        if (rows, platform) not in self._opened:
+            self._opened[rows, platform] = self._lowered(rows, platform)
+        return self._opened[rows, platform]
+
+    def _lowered(self, rows: int, platform: str) -> Any:
         if rows not in self._traced:
             function = jax.jit(self._exported.call, keep_unused=True)
             leaves = [
@@ -49,6 +56,13 @@ class Refinery:
 
     def refined(self, module: Any) -> bytes:
         """Return a module with all shapes static."""
+        if module not in self._refined:
+            self._refined[module] = self.with_sizes(module)
+        return self._refined[module]
+
+    @staticmethod
+    def with_sizes(module: Any) -> bytes:
+        """Refine a module, whichever it is of."""
         found = extended.refine_polymorphic_shapes(
             mlir_module=mlir.module_to_bytecode(module),
             enable_shape_assertions=True,

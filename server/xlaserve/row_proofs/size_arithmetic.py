@@ -185,6 +185,9 @@ class _Scan:
                 raise Unfollowed("asks for the size of something that is computed")
             return [_LIKE]
         data = [one for number, one in enumerate(operands) if number not in spared]
+        if name == "stablehlo.dynamic_slice" and _is_size(data[0]):
+            # A slice that is whole is folded, wherever data says that it begins.
+            data = data[:1]
         return self._computed(operation, data)
 
     def _computed(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
@@ -403,6 +406,11 @@ def _sliced(operation: Any, operand: Constant) -> Constant | None:
     return operand.map(lambda a: a[cut])
 
 
+def _all_alike(operation: Any, operand: Constant, *_: Constant) -> Constant | None:
+    del operation
+    return operand if operand.is_splat else None
+
+
 def _looked_up(operation: Any, operand: Constant, indices: Constant) -> Constant | None:
     """Return the elements of a vector at constant places."""
     kind = operation.results[0].type
@@ -431,6 +439,7 @@ _MOVED: Mapping[str, Callable[..., Constant | None]] = MappingProxyType(
         "stablehlo.concatenate": _concatenated,
         "stablehlo.slice": _sliced,
         "stablehlo.gather": _looked_up,
+        "stablehlo.dynamic_slice": _all_alike,
     }
 )
 """Operations that move known integers."""

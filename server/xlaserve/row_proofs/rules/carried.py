@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from jax.extend.mlir.dialects import stablehlo
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant
 from xlaserve.row_proofs.program import Operation, Region
+from xlaserve.row_proofs.ranges import Range
 from xlaserve.row_proofs.rules.elementwise import direction_of
 from xlaserve.row_proofs.rules.frozen import (
     MAX_DEPTH,
@@ -22,13 +24,16 @@ from xlaserve.row_proofs.rules.frozen import (
     made_in,
     terms_of,
 )
-from xlaserve.row_proofs.sizes import ONE, ZERO
+from xlaserve.row_proofs.rules.places import place_of
+from xlaserve.row_proofs.sizes import ONE, ZERO, Size, static
 from xlaserve.row_proofs.walk import Walker
 
 COUNTER_BITS = 32
 """A counter of fewer begins again from below after some trips."""
 MAX_OFFSET = 1 << 20
-"""Most that is added to a counter: with more it could begin again too."""
+"""Most that is added to a counter for a place."""
+MAX_TRIPS = 1 << 28
+"""Trips that are thought of where nothing limits them: more would take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,15 @@ class Loop:
         return self.operation.regions[1]
 
     def step_of(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return by how much a carried integer grows with each trip; 0 where that is not known."""
+        """Return by how much a carried integer grows with each trip; 0 where that is not known.
+
+        One that may become too large for its bits begins again from below, and does not grow.
+        """
+        step = self._added(number, made)
+        return step if step and self._stays_in_bits(number, step, made) else 0
+
+    def _added(self, number: int, made: Mapping[int, Operation]) -> int:
+        """Return what is added to a carried integer in each trip; 0 where that is not known."""
         operation = made.get(self.body.returned[number])
         argument = self.body.arguments[number]
         if operation is None or operation.name != "stablehlo.add":
@@ -57,6 +70,27 @@ class Loop:
         fact = self.walker.value(right if left == argument else left).fact
         item = fact.item() if isinstance(fact, Constant) else None
         return item if item is not None and item > 0 else 0
+
+    def _stays_in_bits(self, number: int, step: int, made: Mapping[int, Operation]) -> bool:
+        kind = self.operation.types[number]
+        first = place_of(self.walker, self.operation.operands[number]).whole
+        if first is None:
+            return False
+        end = Size(first.high.per_row, first.high.offset + step * self._most_trips(made))
+        return ranges.fits(Range(first.low, end), kind.dtype)
+
+    def _most_trips(self, made: Mapping[int, Operation]) -> int:
+        """Return how many trips there may be: a counter may come to its last one before."""
+        found = [MAX_TRIPS]
+        for number, kind in enumerate(self.operation.types):
+            step, last, first = self._added(number, made), self.last_of(number), None
+            if step and last is not None:
+                first = self.first_of(number)
+            if first is None or last is None:
+                continue
+            if ranges.fits(Range(static(first), static(max(first, last + step))), kind.dtype):
+                found.append(max(0, (last - first) // step + 1))
+        return min(found)
 
     def first_of(self, number: int) -> int | None:
         """Return the integer that a carried value begins with."""
@@ -374,9 +408,15 @@ class _Lasting:
     loop: Loop
     same: frozenset[int]
     made: Mapping[int, Operation]
+    _found: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
     def stays(self, number: int, truth: bool, depth: int = 0) -> bool:
         """Tell whether a truth value of a row that is done stays what it is."""
+        if (number, truth) not in self._found:
+            self._found[number, truth] = self._stays(number, truth, depth)
+        return self._found[number, truth]
+
+    def _stays(self, number: int, truth: bool, depth: int) -> bool:
         if self.lasts(number):
             return True
         operation = self.loop.walker.made_by(number)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.mlir import ir
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import MAX_ELEMENTS, Constant
 from xlaserve.row_proofs.domain import Value, uniform, varying
 from xlaserve.row_proofs.findings import Finding, NoRule
@@ -68,7 +69,8 @@ def literal(value: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     whole: Any = value
     shape = tuple(whole.type.shape)
     count = int(np.prod(shape))
-    if not count:
+    if not count or ranges.of_dtype(str(whole.type.element_type)) is None:
+        # The bindings of MLIR read no others.
         return None
     if value.is_splat:
         found: np.ndarray[Any, Any] = np.asarray(_integer(value.get_splat_value()))

@@ -132,6 +132,11 @@ def _reduces(operation: Operation, name: str) -> bool:
     )
 
 
+def _is_by_value(operation: Operation) -> bool:
+    """Tell whether a comparison is of numbers: in their total order, -0.0 is below 0.0."""
+    return "TOTALORDER" not in operation.text("compare_type")
+
+
 @dataclass(slots=True)
 class DoneRow:
     """Facts about the values of a row that has stopped."""
@@ -145,6 +150,9 @@ class DoneRow:
     """Comparisons of a scalar with something, by direction and labels."""
     writes: Callable[[int, int, DoneRow], bool] = lambda returned, argument, row: False
     """Tells whether a value is another one, with something put where it was before."""
+    _found_truths: dict[int, bool | None] = field(default_factory=dict)
+    _found_same: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """What was found out already: many values may be made of the same ones."""
 
     def label(self, number: int) -> Hashable:
         """Return what two values have in common that are computed in the same way."""
@@ -160,7 +168,10 @@ class DoneRow:
         self._derive(term.predicate, not term.going, 0)
 
     def _derive(self, number: int, truth: bool, depth: int) -> None:
-        self.truths[self.label(number)] = truth
+        label = self.label(number)
+        if self.truths.get(label) is truth:
+            return
+        self.truths[label] = truth
         operation = self.made(number)
         if operation is None or depth > MAX_DEPTH:
             return
@@ -172,7 +183,8 @@ class DoneRow:
             for one in copied:
                 self._derive(one, truth, depth + 1)
         elif name == "stablehlo.compare":
-            self._relate(direction_of(operation), *operation.operands, holds=truth)
+            if _is_by_value(operation):
+                self._relate(direction_of(operation), *operation.operands, holds=truth)
         elif self.is_apart(number) and _reduces(operation, _UNANIMOUS[truth]):
             self._derive(operation.operands[0], truth, depth + 1)
 
@@ -230,12 +242,14 @@ class DoneRow:
         found = self.truths.get(self.label(number))
         if found is not None:
             return found
-        operation = self.made(number)
-        if operation is None or depth > MAX_DEPTH or not self.is_apart(number):
-            return None
-        if operation.types[0].dtype != "i1":
-            return None
-        return self._computed(operation, depth + 1)
+        if number not in self._found_truths:
+            operation = self.made(number)
+            is_known = operation is not None and depth <= MAX_DEPTH and self.is_apart(number)
+            found = None
+            if operation is not None and is_known and operation.types[0].dtype == "i1":
+                found = self._computed(operation, depth + 1)
+            self._found_truths[number] = found
+        return self._found_truths[number]
 
     def _computed(self, operation: Operation, depth: int) -> bool | None:
         if self._is_copy(operation):
@@ -267,7 +281,7 @@ class DoneRow:
     def _compared(self, operation: Operation, depth: int) -> bool | None:
         del depth
         both = self._sides(*operation.operands)
-        if both is None:
+        if both is None or not _is_by_value(operation):
             return None
         left, right = map(self.label, both)
         return self.relations.get((direction_of(operation), left, right))
@@ -291,7 +305,12 @@ class DoneRow:
 
     def is_same(self, number: int, other: int, depth: int = 0) -> bool:
         """Tell whether a value of a region is another one, in this row."""
-        number, other = self.settled(number), self.settled(other)
+        both = self.settled(number), self.settled(other)
+        if both not in self._found_same:
+            self._found_same[both] = self._is_same(*both, depth)
+        return self._found_same[both]
+
+    def _is_same(self, number: int, other: int, depth: int) -> bool:
         if self.label(number) == self.label(other):
             return True
         if depth > MAX_DEPTH:
@@ -310,6 +329,10 @@ class DoneRow:
         """Tell whether an operation adds nothing to another value, or takes nothing from it."""
         left, right = (*operation.operands, 0, 0)[:2]
         if operation.name not in {"stablehlo.add", "stablehlo.or", "stablehlo.subtract"}:
+            return False
+        is_integer = operation.types[0].dtype[:1] in {"i", "u"}
+        if operation.name == "stablehlo.add" and not is_integer:
+            # The sum of -0.0 and 0.0 is 0.0, by which others may divide.
             return False
         if self._is_nothing(right) and self.is_same(left, other, depth + 1):
             return True

@@ -23,6 +23,7 @@ from xlaserve.row_proofs.domain import (
     joined,
     joined_dimension,
     joined_dimensions,
+    moves,
     size_of,
     uniform,
 )
@@ -206,7 +207,8 @@ def _taken_by_row(
     varied = tuple(
         tuple(Factor(part.size, min(part.along, Along.ANY)) for part in one) for one in place.rows
     )
-    is_free = size.is_static or (size == Size(place.stride, 0) and _is_in_block(place, taken.fixed))
+    is_inside = size == Size(place.stride, 0) and _is_in_block(place, taken.fixed)
+    is_free = size.is_static or (is_inside and not moves(dimension))
     finding = None if is_free else depends_on_size(operation, _MOVES, surely=False)
     return varied, left, finding
 

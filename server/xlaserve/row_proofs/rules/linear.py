@@ -107,6 +107,8 @@ def _features(
         return given
     if has_rows(given):
         raise NoRule("has a kernel for each row, in groups")
+    if not operation.operand_types[1].shape[places["o"]].is_static:
+        raise NoRule("shares as many kernels as rows out among groups")
     return factor(operation.operand_types[1].shape[places["o"]], Along.ANY)
 
 

@@ -22,6 +22,7 @@ from xlaserve.row_proofs.domain import (
     is_uniform,
     joined,
     joined_dimension,
+    moves,
     reshaped,
     size_of,
     uniform,
@@ -216,7 +217,7 @@ def cut(
     if has_rows(dimension):
         return _rows_cut(dimension, start, taken, stride), None
     finding = None
-    if not start.is_static or (len(dimension) > 1 and whole is not None and not whole.is_static):
+    if not start.is_static or moves(dimension):
         finding = depends_on_size(
             operation, "takes elements at a place that moves with the batch", surely=False
         )
@@ -387,12 +388,11 @@ def _one_behind_the_other(
         if any(others):
             raise Mixes("computes something for every pair of rows")
         return _blocks_joined(dimensions), None
-    moves = any(not one.is_static for one in of[:-1])
-    moves = moves or (not of[-1].is_static and len(dimensions[-1]) > 1)
+    is_moved = any(not one.is_static for one in of[:-1]) or moves(dimensions[-1])
     finding = depends_on_size(
         operation, "puts elements at a place that moves with the batch", surely=False
     )
-    return factor(size, Along.ANY), finding if moves else None
+    return factor(size, Along.ANY), finding if is_moved else None
 
 
 def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:

@@ -17,6 +17,7 @@ from xlaserve.row_proofs.domain import (
     factor,
     has_rows,
     is_uniform,
+    moves,
     reshaped,
     uniform,
 )
@@ -119,7 +120,7 @@ def _slice(trace: Trace) -> Place | None:
             if shape[axis] == before[axis] or (part is not None and part.axis == axis):
                 continue
             is_static = starts[axis].is_static and shape[axis].is_static
-            stays = is_static and (len(dimension) == 1 or before[axis].is_static)
+            stays = is_static and not moves(dimension)
             if has_rows(dimension) or not (is_uniform(dimension) or stays):
                 raise Problem
             along = Along.UNIFORM if is_uniform(dimension) else Along.ANY

@@ -110,8 +110,11 @@ class Tracing:
         self, number: int, part: Part | None = None, assumed: Assumed = _NO_ASSUMPTION
     ) -> Place | None:
         number = self._walker.same_as(number)
+        within = assumed.get(number)
+        # Numbers are in order: what a value is made of has been made before it.
+        assumed = {one: bounds for one, bounds in assumed.items() if one < number}
         if part is not None and not self._has_part(number, part):
-            whole = self.place(number, None, assumed)
+            whole = _restricted(self.place(number, None, assumed), within)
             return whole and Place(NOTHING, whole.whole)
         key = number, part
         noted = self._walker.noted
@@ -119,12 +122,12 @@ class Tracing:
         is_noted = not assumed and not self._arguments
         if is_noted and key in noted:
             known = noted[key]
-            return known if isinstance(known, Place) else None
-        found = self._followed(number, part, assumed)
+            found = known if isinstance(known, Place) else None
+        else:
+            found = self._followed(number, part, assumed)
         if is_noted:
             noted[key] = found
-        within = assumed.get(number)
-        return found if within is None else _restricted(found, within)
+        return _restricted(found, within)
 
     def forgets(self, number: int, found: Place) -> bool:
         """Tell whether integers are said not to depend on the inputs, though they are made of them.
@@ -261,9 +264,9 @@ def _only(found: Place | None, part: Part) -> Place | None:
     return moved_place(found, cut)
 
 
-def _restricted(found: Place | None, within: Range) -> Place | None:
+def _restricted(found: Place | None, within: Range | None) -> Place | None:
     """Return what is known of integers of which it is assumed where they lie."""
-    if found is None or found.whole is None:
+    if found is None or found.whole is None or within is None:
         return found
     low, high = found.whole
     low = within.low if ranges.is_at_least(within.low, low) else low
