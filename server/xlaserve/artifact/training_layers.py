@@ -1,4 +1,4 @@
-"""Layers of frameworks that differ in training, and the traces that they leave in a module."""
+"""Layers of frameworks that differ in training, and their traces in a module."""
 
 import re
 from collections.abc import Iterator, Mapping

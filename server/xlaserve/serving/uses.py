@@ -1,4 +1,4 @@
-"""The models that an answer was made with: a kept answer holds while they are the same."""
+"""The models that made an answer, which may be kept while they are the same."""
 
 import weakref
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Where requests of one form have their tensors in shared memory, found once and known again."""
+"""Where requests of one form have their tensors in shared memory, found once."""
 
 from typing import Any, NamedTuple
 
