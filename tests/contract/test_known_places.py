@@ -22,6 +22,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve.serving import engine
+from xlaserve.serving.inputs.output_forms import OutputForms
+from xlaserve.serving.inputs.shared_tensors import SharedInputs
 
 SHAPE = (1, 4)
 SIZE = 16
@@ -222,7 +224,7 @@ async def test_a_request_that_repeats_is_not_looked_at_again(
     of_output: bool,
 ) -> None:
     """Its elements are read each time, wherever they are."""
-    inputs, forms = Counted(engine.SharedInputs), Counted(engine.OutputForms)
+    inputs, forms = Counted(SharedInputs), Counted(OutputForms)
     request = asking(of_input=of_input, of_output=of_output)
     memory = memories[0]
     async with serve(models, load_model=("echo",)) as server, client(server) as stub:

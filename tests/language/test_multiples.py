@@ -99,9 +99,9 @@ def test_schemas_that_are_met_in_very_many_ways_are_left_to_the_library() -> Non
 
 # --- beside the library ------------------------------------------------------------------------
 
-NONE = {"multipleOf": 0}
+NONE: dict[str, Any] = {"multipleOf": 0}
 """What the library refuses wherever it compiles it, and nowhere else."""
-PARTS = st.sampled_from(
+PARTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         *({"type": name} for name in ("integer", "number", "string", "array", "object")),
         *({"minimum": 0}, {"maximum": 9}, {"maxItems": 0}, {"minLength": 1}, {"enum": [0, []]}),

@@ -576,7 +576,8 @@ def _granted(client: MemoryClient) -> int:
     """Return how much more the client may send on the connection, as it knows and as we do."""
     frames = [f for f in client.all if (f.kind, f.stream) == (Kind.WINDOW_UPDATE, 0)]
     core: Any = client.core
-    return core._windows.left - sum(int.from_bytes(frame.payload) for frame in frames)
+    left: int = core._windows.left
+    return left - sum(int.from_bytes(frame.payload) for frame in frames)
 
 
 def test_a_run_asks_no_more_of_a_client_than_frame_by_frame() -> None:
@@ -590,7 +591,8 @@ def test_a_run_asks_no_more_of_a_client_than_frame_by_frame() -> None:
 
     assert both.general.alive
     assert both.fast.alive
-    assert dict.fromkeys(numbers, LONG[PREFIX_BYTES:]) == both.fast.route.messages
+    route: Any = both.fast.route
+    assert dict.fromkeys(numbers, LONG[PREFIX_BYTES:]) == route.messages
 
 
 @pytest.mark.parametrize("streams", [2, 3])
@@ -603,7 +605,12 @@ def test_a_run_takes_the_frames_of_all_long_messages(streams: int) -> None:
     client.send(*(headers(n, REQUEST) for n in numbers), *(frames[0] for frames in cut))
     taken: list[int] = []
     original = core._reader._data.run
-    core._reader._data.run = lambda *frame: taken.append(original(*frame)) or taken[-1]
+
+    def noted(*frame: Any) -> int:
+        taken.append(original(*frame))
+        return taken[-1]
+
+    core._reader._data.run = noted
     client.send(*(frame for turn in zip(*cut, strict=True) for frame in turn[:]))
 
     assert [streams * 5 * 5009] == taken
@@ -648,7 +655,12 @@ def test_long_answers_leave_without_a_look_at_each_frame() -> None:
     core: Any = client.core
     looked: list[int] = []
     original = core._sender._send
-    core._sender._send = lambda stream, most: looked.append(stream.id) or original(stream, most)
+
+    def noted(stream: Any, most: int) -> None:
+        looked.append(stream.id)
+        original(stream, most)
+
+    core._sender._send = noted
     frames = client.send(window_update(0, 1 << 20))
 
     sent = [frame for frame in frames if frame.kind == Kind.DATA and frame.payload]

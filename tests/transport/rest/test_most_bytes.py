@@ -34,7 +34,7 @@ from xlaserve.tensors import BYTES, DATATYPES, Datatype, Parameter, TensorSpec
 PARAMETERS: st.SearchStrategy[Mapping[str, Parameter]] = st.dictionaries(
     st.text(max_size=3), st.one_of(st.text(max_size=3), st.booleans(), st.integers(0, 9))
 )
-ODD = {
+ODD: Mapping[str, Any] = {
     "f": [np.nan, np.inf, -np.inf, -1.1754943508222875e-38, -2.2250738585072014e-308],
     "O": [b"\x00" * 4, b'"\\\x7f', b"\xff\xfe", b"\xc3\xa9", b"\xf0\x9f\x98\x80", b"a"],
 }
