@@ -34,6 +34,8 @@ class SingleFlight(Generic[T]):
     def __init__(self, *, abandonable: bool) -> None:
         self._abandonable = abandonable
         self._flights: dict[Hashable, _Flight[T]] = {}
+        self._closed: dict[asyncio.Task[T], Hashable] = {}
+        """Keys of the running work that nobody joins any more."""
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Join the running work of this key, or start it."""
@@ -49,12 +51,18 @@ class SingleFlight(Generic[T]):
                 raise CalledOff from None
             if self._abandonable and flight.waiters == 1 and not flight.task.done():
                 # A later caller starts anew instead of joining cancelled work.
-                self._flights.pop(key, None)
+                self._leave(key, flight.task)
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
             raise
         finally:
             flight.waiters -= 1
+
+    def close(self, key: Hashable) -> None:
+        """Let nobody join the running work of a key from now on: later callers start anew."""
+        flight = self._flights.pop(key, None)
+        if flight is not None:
+            self._closed[flight.task] = key
 
     def cancel(self, of: Callable[[Hashable], bool] = _any) -> list["asyncio.Task[T]"]:
         """Cancel the work of matching keys, and return it; callers get CalledOff."""
@@ -74,12 +82,17 @@ class SingleFlight(Generic[T]):
             await asyncio.wait(tasks)
 
     def _under_way(self, of: Callable[[Hashable], bool]) -> list["asyncio.Task[T]"]:
-        return [flight.task for key, flight in self._flights.items() if of(key)]
+        closed = [task for task, key in self._closed.items() if of(key)]
+        return closed + [flight.task for key, flight in self._flights.items() if of(key)]
 
-    def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
+    def _leave(self, key: Hashable, task: "asyncio.Task[T]") -> None:
+        self._closed.pop(task, None)
         flight = self._flights.get(key)
         if flight is not None and flight.task is task:
             del self._flights[key]
+
+    def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
+        self._leave(key, task)
         if not task.cancelled():
             # Read, so that an error whose every waiter left is not reported as never retrieved.
             task.exception()

@@ -56,6 +56,10 @@ _NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
 _PLAIN = LoadParameters()
 
 
+def _nothing() -> None:
+    pass
+
+
 class ModelControl:
     """Decides what is loaded. Operations on one model are serialized, models run side by side."""
 
@@ -281,7 +285,9 @@ class ModelControl:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        load = partial(self._load, name, _PLAIN)
+        # Whoever asks once its files are read may know of newer ones.
+        reads = partial(self._loads.close, (name, key))
+        load = partial(self._load, name, _PLAIN, reads)
         await self._share(name, key, partial(self._registry.failed.noting, name, load))
 
     async def _share(
@@ -292,7 +298,9 @@ class ModelControl:
         except CalledOff:
             raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 
-    async def _load(self, name: str, parameters: LoadParameters) -> None:
+    async def _load(
+        self, name: str, parameters: LoadParameters, reads: Callable[[], None] = _nothing
+    ) -> None:
         override = await self._write_override(name, parameters)
         if override is None and self._repository.remotes:
             await self._workers.fetch_for(self._repository.prepare, name, parameters.config)
@@ -303,7 +311,8 @@ class ModelControl:
             # The permission to load this model is none to infer its steps.
             find = partial(_with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
-            await self._load_found(name, find, override, forced=parameters != _PLAIN)
+            forced = parameters != _PLAIN
+            await self._load_found(name, find, override, forced=forced, reads=reads)
         finally:
             if override is not None and self._overrides.get(name) is not override:
                 await self._workers.wait(override.remove)
@@ -315,10 +324,15 @@ class ModelControl:
         override: Override | None = None,
         *,
         forced: bool = False,
+        reads: Callable[[], None] = _nothing,
     ) -> None:
+        """Load what `find` finds; `reads` is called before it reads what is loaded."""
         if self._stopping:
             raise ShuttingDown
         purges = self._purges
+        was_free = self._turns.is_free(name)
+        if was_free:
+            reads()
         try:
             source = await self._workers.wait(find)
         except ModelNotFound:
@@ -327,9 +341,11 @@ class ModelControl:
                 self._registry.standing.require_settled(name)
             raise
         await self._load_steps(source)
-        waits = source.config.is_ensemble or not self._turns.is_free(source.name)
+        is_free = was_free and self._turns.is_free(source.name)
         async with self._turns.of(source.name):
-            if waits:
+            if not was_free:
+                reads()
+            if source.config.is_ensemble or not is_free:
                 # Another load may have gone before meanwhile.
                 source = await self._workers.wait(find)
             # A purge unloads what the registry knows by its begin, and this load is not there yet.

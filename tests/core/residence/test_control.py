@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.core import AddModel, Core, MakeCore, World
+from support.core import AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.errors import (
     InvalidName,
@@ -164,6 +164,32 @@ async def test_a_reload_replaces_the_version_and_closes_the_old(
 
     assert ("1", 2.0) == await answer(core, "m")
     assert [2.0] == [model.amount for model in world.open]
+
+
+async def test_a_load_that_comes_once_files_are_read_reads_them_again(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    """Its sender may have written them meanwhile; all who come by then are one more load."""
+    has_read, may_end = threading.Event(), threading.Event()
+
+    def read(*said: Any) -> FakeModel:
+        has_read.set()
+        may_end.wait(60)
+        return FakeModel(*said)
+
+    world.model_type = read
+    add_model("m", {1: 1})
+    loads = [asyncio.ensure_future(core.control.load("m"))]
+    await asyncio.to_thread(has_read.wait, 60)
+    add_model("m", {1: 2})
+    for _ in range(20):
+        loads.append(asyncio.ensure_future(core.control.load("m")))
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(*loads)
+
+    assert ("1", 2.0) == await answer(core, "m")
+    assert ["m/1"] * 2 == world.loads
 
 
 async def test_the_old_version_answers_while_the_new_one_loads(
