@@ -52,7 +52,7 @@ class SaysReady(Protocol):
     """A model whose code says whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return the readiness of one check; errors count as not ready."""
+        """Start readiness checks; their futures never fail, and the model is ready if all are true."""
         ...
 
 

@@ -242,8 +242,7 @@ class Lease:
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no other model shares its programs, so that no other request is disturbed.
-        """
+        """Tell whether no other model shares its programs; then nobody else is disturbed."""
         with self._pool.changed:
             return all(
                 user is self
