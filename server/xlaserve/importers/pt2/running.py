@@ -86,7 +86,7 @@ class Runner:
     def _in_place(
         self, node: Node, name: str, overload: str, arguments: dict[str, Any]
     ) -> Reference:
-        """Compute what the operator without the `_` does, and write it to the first argument."""
+        """Compute the operator without its trailing `_`, and write to the first argument."""
         target = next(iter(arguments.values()), None)
         if not isinstance(target, Reference):
             raise InvalidModel("it changes no tensor")
