@@ -37,14 +37,16 @@ class ModelReport:
 
     model: str
     kind: str = ""
-    """`onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty where nothing tells it."""
+    """Kind of the model: `onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty if
+    unknown.
+    """
     versions: tuple[str, ...] = ()
     """Versions that a server would serve."""
     notes: tuple[str, ...] = ()
     reason: str = ""
     """Why a server refuses it; empty where it does not."""
     configuration: str = ""
-    """The configuration that stands for MLServer's settings, in protobuf's text format."""
+    """The `config.pbtxt` equivalent of MLServer's settings."""
 
     @property
     def finding(self) -> Finding:
@@ -61,7 +63,7 @@ class Checkup:
     repository: Repository
     load: Load
     context: Callable[[ModelSource, VersionSource], LoadContext]
-    """Returns the arguments of a load, but for what every load has."""
+    """Returns the arguments of a load that depend on the model."""
     runs_python: bool = False
     _infos: dict[str, ModelInfo] = field(default_factory=dict)
     """Models that were loaded, for the ensembles that they are steps of."""

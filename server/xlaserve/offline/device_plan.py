@@ -27,8 +27,9 @@ class PlannedVersion:
     version: str
     compiled: Compiled
     predicted: Sizes
-    """Bytes that its load reserves before it begins, as a mesh is told (predictModelSize);
-    empty where it cannot be loaded at all."""
+    """Bytes that the load reserves before it begins, as ModelMesh sees them (predictModelSize);
+    empty for a model that cannot be loaded.
+    """
 
     @property
     def reserved(self) -> Sizes:
@@ -70,7 +71,7 @@ class DevicePlan:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why a directory is no model, by its name."""
     ensembles: tuple[str, ...] = ()
-    """Made of other models, and nothing to compile."""
+    """Ensembles: composed of other models, nothing to compile."""
     loads: tuple[PlannedLoad, ...] = ()
     resident: tuple[str, ...] = ()
     """Models loaded in the end, in the order of their eviction."""

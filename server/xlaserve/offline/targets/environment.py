@@ -1,4 +1,4 @@
-"""The environment variables of a process that compiles for devices that are not there.
+"""Environment variables of a process that compiles for absent devices.
 
 XLA and the plugins read them once, when they start: so they are never those of a server.
 """
