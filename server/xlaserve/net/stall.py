@@ -24,4 +24,4 @@ class Stall:
 
 
 LOOKS = 8
-"""Looks at a connection within the time that a client may read nothing."""
+"""Checks of a connection within the client's read timeout."""

@@ -12,7 +12,7 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import TlsEndpoint
 
 MakeContext: TypeAlias = Callable[[], ssl.SSLContext]
-"""Returns what a handshake that begins now is made with."""
+"""Returns the TLS context for a handshake that starts now."""
 
 _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
     {

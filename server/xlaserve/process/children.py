@@ -1,4 +1,4 @@
-"""Child processes shielded from signals that terminals and systemd send to all.
+"""Child processes shielded from signals that terminals and systemd send to the whole group.
 
 The server alone hears it, and ends what it has started: a child that ended first would look like
 one that a model has ended, and be told, tried again, and blamed on that model.

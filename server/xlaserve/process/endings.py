@@ -16,7 +16,9 @@ _FAILED = 1
 _MOST_DESCRIPTORS = 1 << 30
 _ROUND_SECONDS = 0.01
 _MOST_ROUNDS = 1000
-"""Looks for what is left of a session: a process in the kernel ends when that lets go of it."""
+"""Limit of rounds that look for survivors of a session: a process in a system call ends only when
+the call returns.
+"""
 
 
 def end_with_parent(parent: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""How long another process has given no sign of life while this one looked."""
+"""How long another process has been silent while this one was able to notice."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""systemd as the service manager: notifications to it, and sockets from it.
+"""systemd as the service manager: readiness notifications, watchdog and socket activation.
 
 Nothing here does anything where another one started it (sd_notify(3), sd_listen_fds(3)).
 """

@@ -22,7 +22,7 @@ from xlaserve.storage.units import Unit, Wanted
 
 SETTING = "remote_cache_directory"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The error numbers of a file system, or a quota, without room for what others write either."""
+"""Error numbers of a full disk or quota, which affects other writers as well."""
 _LOCK = "lock"
 _BUSY_SECONDS = 0.05
 _LOOK_SECONDS = 0.2

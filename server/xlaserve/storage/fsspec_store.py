@@ -60,8 +60,9 @@ def _plain(seconds: float) -> Mapping[str, Any]:
 _OPTIONS: Mapping[str, Callable[[float], Mapping[str, Any]]] = MappingProxyType(
     {"s3": _s3, "gs": _plain, "az": _plain, "hf": _plain}
 )
-"""Scheme -> options of its file system besides those of all, for a timeout in seconds. The
-credentials are none of them: each SDK finds its own."""
+"""Specific file system options by scheme, for a timeout in seconds. Credentials are not among them:
+each SDK finds its own.
+"""
 
 
 class FsspecStore:

@@ -53,7 +53,7 @@ class Checksum:
     algorithm: str
     """Name for hashlib."""
     value: str
-    """In lower-case hexadecimal."""
+    """Value in lower-case hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)

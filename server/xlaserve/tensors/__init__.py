@@ -101,7 +101,7 @@ def _row(
 
 
 _KINDS = {"b": Kind.BOOLEAN, "i": Kind.INTEGER, "u": Kind.INTEGER, "f": Kind.FLOAT, "O": Kind.TEXT}
-"""By numpy's kind of dtype; most of ml_dtypes' have V."""
+"""Kinds by numpy's kind of dtype; most dtypes of ml_dtypes have V."""
 
 _ROWS = (
     _row("BOOL", 1, np.bool_, "bool_contents"),

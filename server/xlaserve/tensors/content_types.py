@@ -35,7 +35,7 @@ class ContentType:
     decode: Callable[[Tensor], object]
     """Decodes a tensor."""
     encode: Callable[[Any], Tensor]
-    """Returns the tensor for that."""
+    """Encodes elements as a tensor."""
 
 
 def decode(tensor: Tensor, content_type: str) -> Any:
@@ -190,7 +190,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
         "hg_json": ContentType(_read_object, _write_object),
     }
 )
-"""Keyed by name. `pd` is that of a whole request, and has no row."""
+"""Content types by name. `pd` applies to whole requests and has no row."""
 
 
 # --- data frames ---
