@@ -65,7 +65,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
 
 
 async def _fault_of(change: Change, here: Here) -> XlaserveError | None:
-    """Make a change; return why it cannot be made that names a model which is gone.
+    """Make a change; return the error if it names a model that no longer exists.
 
     Raises ChangesNotTaken where that blocks the replacement.
     """

@@ -1,4 +1,4 @@
-"""What follows from several settings together."""
+"""Values derived from several settings."""
 
 from xlaserve.settings import sagemaker_environment
 
