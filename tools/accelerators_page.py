@@ -35,11 +35,11 @@ class Row:
     batches: str
     """The batch sizes that were compiled."""
     parameters: int
-    """As the compiler lays them out."""
+    """Bytes of the parameters in the compiler's layout."""
     execution: int
     """Inputs, outputs and temporaries of the largest program, for one execution."""
     compiled: int
-    """The compiler's figure for everything that is held, with all that may be in flight."""
+    """Bytes in total by the compiler's figures, including all executions in flight."""
     reserved: int
     """The bytes that a server reserves."""
     told: int = 0

@@ -87,7 +87,9 @@ def seconds_of(call: Callable[[], object], runs: int, calls: int) -> float:
 
 _WAITED_BYTES = 8_000_000
 MOST_TIMES = 1.1
-"""Of octets that gzip makes hardly smaller: how long a client that takes gzip may wait for them."""
+"""Time limit for a client that accepts gzip, relative to others, with data that gzip hardly
+compresses.
+"""
 
 
 def _octets() -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 _LINES = 500
 """Lines are counted in so many: the page is not stale after each change."""
 _GIVERS = ("xlaserve.app.server", "xlaserve.app.grpc", "xlaserve.app.http")
-"""Modules whose calls hand settings to what enforces them."""
+"""Modules whose calls pass settings to the code that enforces them."""
 
 
 def page() -> str:

@@ -39,13 +39,14 @@ LIMITS: Mapping[str, float] = {
     "h2": 15,
     "deploy": 10,
 }
-"""Limit of each environment in minutes: twice and more of what it takes on two quiet cores, and
-three times where it is short, since a machine that others share has taken three times as long."""
+"""Limit of each environment in minutes: at least twice its time on two idle cores, three times for
+short ones, since a busy machine has taken that long.
+"""
 OTHER_MINUTES = 20.0
 """Limit of an environment that is not in the table."""
 
 IF_TIME = frozenset({"h2", "deploy"})
-"""Environments that are begun only where their limits fit into what is left of the whole."""
+"""Environments that start only if their limits fit into the remaining time."""
 NEVER: Mapping[str, str] = {
     "slow": "its soaks and floods take longer than all else, and have no time on a busy machine",
     "tpu": "it installs 0.7 GB of wheels",

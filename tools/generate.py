@@ -15,7 +15,7 @@ TARGETS = (
     (ROOT / "protos", ROOT / "generated" / "xlaserve_proto"),
     (ROOT / "examples/custom_service", ROOT / "examples/custom_service/digits_proto"),
 )
-"""The directories of protos, and the package that is made of them."""
+"""Directories of protos, and the packages generated from them."""
 
 DESCRIPTOR_SET = "descriptor_set.binpb"
 COMMITTED_BY_HAND = frozenset({"py.typed"})

@@ -91,7 +91,7 @@ class Server:
 
     process: "subprocess.Popen[str]"
     port: int
-    """Where gRPC is served."""
+    """Port of the gRPC server."""
     http: int
     parts: Mapping[str, Sequence[int]]
 

@@ -27,7 +27,7 @@ SECONDS = 30.0
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 Ask: TypeAlias = Callable[[Random], Awaitable[str]]
-"""Sends one request; returns what is wrong with its answer, or nothing."""
+"""Sends one request; returns a description of a wrong answer, or an empty text."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Tally:
     asked: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Those that were not answered, or with an error that nobody asked for."""
+    """Requests that got no answer, or an unexpected error."""
     seconds: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
 

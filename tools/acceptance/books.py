@@ -12,7 +12,7 @@ _SAMPLE = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.
 _MODEL = re.compile(r'(?:^|,)model="(?P<model>[^"]*)"')
 
 Counts = Counter[tuple[str, "Fate"]]
-"""By model and fate."""
+"""Counts by model and outcome."""
 
 
 class Fate(StrEnum):
@@ -48,7 +48,7 @@ class Books:
     counts: Counts = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Turns that were not answered, or with an error that nobody asked for."""
+    """Turns that got no answer, or an unexpected error."""
     known: dict[str, Any] = field(default_factory=dict)
     """The first answer to each question that has one answer only."""
 

@@ -31,8 +31,9 @@ _EXPECTED = tuple(
     f"Required.Proto3.ProtobufInput.{name}.ProtobufOutput"
     for name in ("UnknownOrdering", "UnknownVarint")
 )
-"""They want unknown fields written again. A server that passes no message on has no use for them,
-and would only hold what a client makes up."""
+"""Tests that require unknown fields to be written back. A server that forwards no message has no
+use for them, and would only hold memory for clients.
+"""
 _LEAST = 600
 """Tests of the runner that have to succeed: fewer, and it has asked for something else."""
 

@@ -22,9 +22,9 @@ from acceptance.books import Books, Fate
 from acceptance.subjects import Subject
 
 TURN_SECONDS = 120.0
-"""Longest turn; then it counts as lost."""
+"""Timeout of a turn; a turn that exceeds it counts as lost."""
 _MOST_LOST = 100
-"""Of a kind; where nearly nothing is answered its clients give up."""
+"""Lost turns of a kind after which its clients give up."""
 _BROKEN = (
     AssertionError,
     grpc.aio.AioRpcError,
@@ -119,7 +119,7 @@ class Place:
 
 
 Turn: TypeAlias = Callable[[Place, Random], Awaitable[None]]
-"""What a client does again and again."""
+"""The action that a client repeats."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Kind:
     """Writes these models."""
     clients: int = 1
     pause_seconds: float = 0.05
-    """Between two turns of one client."""
+    """Pause between two turns of one client."""
 
 
 async def attend(stage: Stage, kind: Kind, number: int, books: Books) -> None:

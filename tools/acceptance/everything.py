@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = (*crowd_good.KINDS, *crowd_bad.KINDS)
 NAMES = tuple(kind.name for kind in KINDS)
 
 _SETTLE_SECONDS = 60.0
-"""How long what was begun may take to end behind the last client."""
+"""How long pending work may take to end after the last client has left."""
 _SAMPLES = 240
 _LEAST_EVERY_SECONDS = 0.25
 _SETTLED = (
@@ -30,7 +30,7 @@ _SETTLED = (
     "xlaserve_abandoned_work",
 )
 _TRIED = "xlaserve.runtime.trial"
-"""What a process runs that tries a load; it ends with it."""
+"""Module that trial processes of loads run; they end with the load."""
 _SPARE = 'kind="spare"'
 """Memory of the ledger that is kept for the next requests."""
 
@@ -43,13 +43,13 @@ class Sample:
     memory_bytes: int
     """Resident in the server's own process."""
     children: Mapping[str, Sequence[int]]
-    """The same of each of its children, by what they run."""
+    """The same figures of each child process, by the module it runs."""
     files: int
     threads: int
     held_bytes: float
-    """What clients make it hold, by its own ledger."""
+    """Bytes held for clients, by the server's ledger."""
     booked_bytes: float
-    """What its models have booked."""
+    """Bytes reserved for models."""
     booked: Mapping[str, int]
     """That of each model that is loaded."""
 

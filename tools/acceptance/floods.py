@@ -25,10 +25,10 @@ from xlaserve.settings import Settings
 _TRIES = 3
 """Disturbances of a shared machine make a latency longer: the shortest of so many counts."""
 _BACK_SECONDS = 10.0
-"""How long memory is waited for: that of long messages is kept for 5 s, for the next of them."""
+"""How long to wait for memory to return: buffers of long messages are kept for 5 s."""
 _SETTLE_SECONDS = 0.5
 _LATE_SECONDS = 0.5
-"""How late the end of a connection may reach its client, on a machine with other work."""
+"""How late a client may see its connection close, on a busy machine."""
 _MOST_MIB = 64
 _HOLDING = frozenset(
     {

@@ -32,7 +32,7 @@ _MOST_SECONDS = 90.0
 _PACE_SECONDS = 0.02
 _WATCHDOG_SECONDS = 6.0
 _TURN_SECONDS = 16.0
-"""Between two turns of processes of which five deaths in a minute end the server."""
+"""Interval of crashes: five within a minute would end the server."""
 _IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
 
 
@@ -44,7 +44,9 @@ class Stage:
     http: str = ""
     grpc: str = ""
     connections: dict[int, list[HTTPConnection]] = field(default_factory=dict)
-    """By the process that answers on them: to look whether it is ready, and to ask meanwhile."""
+    """Connections for readiness checks and concurrent requests, by the process that answers on
+    them.
+    """
     compiled: int = 0
     """Grammars that were asked for."""
 
@@ -199,14 +201,14 @@ class Stopped:
 
     pid: int
     unready: str
-    """The path that says so; empty where nothing does, as what waits for it is answered."""
+    """Path of the readiness check that fails meanwhile; empty where none does."""
     wait: Callable[[], None]
-    """Returns once another one does its work; raises where it failed."""
+    """Returns once the replacement works; raises if it failed."""
     end: Callable[[], None] = lambda: None
-    """Returns once what waits for that work has ended; raises where it failed."""
+    """Returns once everything that waited for that work has ended; raises if it failed."""
     began: float = field(default_factory=time.monotonic)
     asks: Callable[[Stage, HTTPConnection], object] = Stage.ask
-    """What others are asked meanwhile; raises OSError."""
+    """Sends requests of other clients meanwhile; raises OSError."""
     is_kept: bool = False
     """Whether it goes on rather than being replaced: nobody else may do its work."""
 
@@ -341,7 +343,7 @@ _LAYOUTS: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "front ends": (2, {"processes": 3, "process_roles": "front-ends"}),
     "models": (1, {"compile_processes": 1}),
 }
-"""How many processes answer clients, and the flags."""
+"""Layouts: the number of processes that answer clients, and the flags."""
 
 
 def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = True) -> Outcome:

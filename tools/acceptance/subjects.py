@@ -55,7 +55,7 @@ SPOILERS = {
     "hangs": "import time\ntime.sleep(3600)",
     "is wrong": "return {'y': x + 1}",
 }
-"""Bodies of models that do what a detector has to find."""
+"""Bodies of models with the defects that detectors must find."""
 
 
 def spoil(root: Path, how: str) -> None:
@@ -133,7 +133,7 @@ class Launch:
     addresses: Mapping[str, str] | None = None
     starts: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment."""
+    """Variables of its environment."""
 
     @property
     def log(self) -> Path:

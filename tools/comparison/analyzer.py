@@ -19,7 +19,9 @@ _WINDOWS = 3
 """It takes the mean of so many windows, one behind the other."""
 
 _ANY_DEVIATION = "1000000"
-"""Percent by which windows may differ: contenders are measured by turns, and judged outside."""
+"""Percentage by which windows may differ: contenders are measured alternately, and judged
+elsewhere.
+"""
 
 _OVERHEAD_SECONDS = 60.0
 _MILLISECONDS = 1000

@@ -102,7 +102,7 @@ class Contender:
     ask: Callable[[Client], Awaitable[None]] = ask_models
     """Raises an XlaserveError while it is not ready."""
     deaths: int = 0
-    """How often it ended without being told to."""
+    """Number of unexpected exits."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property

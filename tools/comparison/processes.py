@@ -8,7 +8,7 @@ _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KIB = 1024
 _RESET_PEAK = "5"
-"""The value by which clear_refs resets the peak: the peak is what is used now."""
+"""Value for clear_refs that resets the peak to the present use."""
 
 
 def tree(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from comparison.kit import Repetition
 from comparison.rows import CPU
 
 _SILENCE_SECONDS = 60.0
-"""How long a server may take for an answer."""
+"""Timeout for an answer of a server."""
 _TOLERANCE = 0.01
 """The share by which the size of answers may change while requests are sent."""
 _RECEIVE_BYTES = 1 << 18
