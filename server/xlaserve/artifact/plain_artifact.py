@@ -48,7 +48,7 @@ def find(path: Path) -> Path | None:
 
 
 def read_names(directory: Path, roots: Roots = ANYWHERE) -> Names:
-    """Return the names that a version directory declares for its plain file; raises InvalidModel."""
+    """Return the names that a version declares for its plain file; raises InvalidModel."""
     if not (directory / NAMES).exists():
         return FROM_TREE
     data = files.read_checked(directory, NAMES, limit_bytes=_LIMIT_BYTES, roots=roots)

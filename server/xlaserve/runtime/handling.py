@@ -52,7 +52,7 @@ class SaysReady(Protocol):
     """A model whose code says whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Start readiness checks; their futures never fail, and the model is ready if all are true."""
+        """Start readiness checks, which never fail; the model is ready if all return true."""
         ...
 
 
