@@ -2,7 +2,7 @@
 
 
 class Stall:
-    """Counts the looks at one connection between which nothing left though something waited."""
+    """Counts consecutive checks of a connection at which pending bytes had not moved."""
 
     __slots__ = ("_looks", "_seen")
 

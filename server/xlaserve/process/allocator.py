@@ -40,14 +40,14 @@ _log = structlog.get_logger("memory")
 
 
 def arenas() -> int:
-    """Return how many arenas there are at most."""
+    """Return the limit of arenas."""
     return max(_LEAST_ARENAS, os.cpu_count() or 1)
 
 
 def give_back_large_blocks(
     environment: Mapping[str, str] = os.environ, *, kept_bytes: int = 0
 ) -> bool:
-    """Have large blocks returned to the system as soon as they are freed; tell whether they are.
+    """Make glibc return large blocks when freed; tell whether that is in effect.
 
     With `kept_bytes` blocks below that size are kept for the next ones until a trim, in one arena:
     those of other threads hold no block of more than 32 MiB, and would map it anew each time.
@@ -79,7 +79,7 @@ def trim() -> None:
 
 
 def resident_bytes() -> int | None:
-    """Return how much memory the process has; None where the system does not say."""
+    """Return the process's resident memory; None if unknown."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -87,7 +87,7 @@ def resident_bytes() -> int | None:
 
 
 def freeze_heap() -> None:
-    """Collect garbage, and keep what is there now out of the collector's sight for good.
+    """Collect garbage, then exempt all present objects from later collections.
 
     Every unload collects: without what jax and the libraries hold, that takes microseconds instead
     of a tenth of a second.

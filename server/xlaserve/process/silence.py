@@ -77,7 +77,7 @@ class Stopped(Silence):
 
 
 def is_stopped(pid: int, *, with_forks: bool = False) -> bool:
-    """Tell whether a process is stopped by a signal; false where nobody knows.
+    """Tell whether a process is stopped by a signal; false if unknown.
 
     `with_forks` also looks at those that its first thread has forked.
     """

@@ -93,7 +93,7 @@ class FsspecStore:
         max_objects: int,
         attempts: Attempts | None = None,
     ) -> "FsspecStore":
-        """Make it with what the extra of the scheme brings; the SDK reads its environment."""
+        """Create the file system from the scheme's extra; the SDK reads its environment."""
         fsspec: Any = importlib.import_module("fsspec")
         options = dict(_OPTIONS[scheme](seconds))
         # A listing that is remembered would hide every change.
@@ -139,7 +139,7 @@ class FsspecStore:
             start += len(piece)
 
     def confirm(self, found: RemoteObject) -> None:
-        """Return if an object is still the one that was listed; raises ObjectChanged."""
+        """Check that an object is unchanged since it was listed; raises ObjectChanged."""
         self._forget_listings()
         info = self._ask("info", f"{self._root}/{found.name}")
         now = _object(found.name, info)
@@ -210,7 +210,7 @@ def _object(name: str, info: Mapping[str, Any]) -> RemoteObject:
 
 
 def _checksum(info: Mapping[str, Any]) -> Checksum | None:
-    """Return the hash of the content where a store gives one; an ETag of S3 is none as a rule."""
+    """Return the content hash that a store provides; S3's ETag usually is none."""
     lfs = info.get("lfs")
     sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else None
     if isinstance(sha256, str):
