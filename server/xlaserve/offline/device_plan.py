@@ -49,7 +49,7 @@ class PlannedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """The outcome of a load, after all that came before it."""
+    """The outcome of a load, after all earlier loads."""
 
     name: str
     version: str
@@ -81,7 +81,7 @@ class DevicePlan:
 
     @property
     def fits_together(self) -> bool:
-        """Tell whether everything that compiles is loaded, and nothing had to go."""
+        """Tell whether all compilable models are loaded, without evictions."""
         return not any(load.evicted or load.refused for load in self.loads)
 
 
@@ -101,7 +101,7 @@ class DevicePlanner:
         cache_directory: str = "",
         on_done: Callable[[Compiled], None] = lambda done: None,
     ) -> DevicePlan:
-        """Have everything compiled for so many of a target, and say what comes of it.
+        """Compile all models for this many devices of a target, and plan their loads.
 
         Raises DeviceUnavailable where nothing can be compiled for it.
         """

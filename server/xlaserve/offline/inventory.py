@@ -56,7 +56,7 @@ class ModelEntry:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of its versions, each once."""
+        """Return the distinct kinds of its versions."""
         return tuple(dict.fromkeys(version.kind for version in self.versions))
 
 

@@ -155,7 +155,7 @@ def _read(node: Node, values: Mapping[str, Any]) -> list[tuple[int, tuple[str, A
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument with arrays for tensors."""
+    """Convert tensors in an argument to arrays."""
     if isinstance(value, Reference):
         return value.read()
     if isinstance(value, NotComputed):

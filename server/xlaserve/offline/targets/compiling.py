@@ -108,7 +108,7 @@ class _Lane:
         """Held while a process is started: `end` finds every one."""
 
     def compiled(self, job: Job) -> Compiled:
-        """Return what became of a job."""
+        """Return the outcome of a job."""
         variables = environment.of(kinds.named(job.target), job.count, job.flags)
         if self._process is None or variables != self._process.variables:
             self.stop()
@@ -127,7 +127,7 @@ class _Lane:
         return msgspec.json.decode(answer, type=Compiled)
 
     def end(self) -> None:
-        """Start nothing more, and end what runs."""
+        """Stop starting jobs, and end running processes."""
         with self._starting:
             self._ended = True
             if self._process is not None:
