@@ -42,7 +42,7 @@ INFO = ModelInfo("bench", (TensorSpec("x", FP32, (-1, 16)),), (TensorSpec("y", F
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One form of a request, with what the answer to it is written from."""
+    """One form of a request, and the data of its answer."""
 
     name: str
     body: bytes

@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def problems() -> list[str]:
-    """Say what the page tells that the code does not."""
+    """Report statements of the page that contradict the code."""
     return [
         *lives.missing(told.LIVES, SERVER),
         *workers.unmatched(set(workers.places(SERVER)), told.WORKERS),

@@ -113,7 +113,7 @@ class Runtime:
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Start it, and ask what it has room for."""
+        """Start it, and ask for its capacity."""
         flags = [
             *("--grpc-endpoint", self._url, "--http-endpoint", "none", "--device", "cpu"),
             *("--modelmesh", "--capacity-bytes", str(_CAPACITY_BYTES)),

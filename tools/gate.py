@@ -192,7 +192,7 @@ def _catches_abort(process: int) -> bool:
 
 
 def end_all() -> list[int]:
-    """Kill every process below this one, by group; return those that there were."""
+    """Kill every descendant process by group; return the killed ones."""
     first: list[int] = descendants(os.getpid())
 
     def is_done() -> bool:

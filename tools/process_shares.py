@@ -77,7 +77,7 @@ class Counts(NamedTuple):
     executing_seconds: float
 
     def since(self, before: "Counts") -> "Counts":
-        """Return what has come since then."""
+        """Return the increase since then."""
         return Counts(
             self.requests - before.requests,
             self.executions - before.executions,
@@ -96,7 +96,7 @@ class Server:
     parts: Mapping[str, Sequence[int]]
 
     def counts(self, model: str) -> "Counts":
-        """Return what the server has counted for a model."""
+        """Return the server's counters for a model."""
         url = f"http://127.0.0.1:{self.http}/v2/models/{model}/stats"
         with urllib.request.urlopen(url) as response:
             (said,) = json.load(response)["model_stats"]

@@ -49,7 +49,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one client is, and what it counts in."""
+    """A client's connection and counters."""
 
     stage: Stage
     books: Books
@@ -124,7 +124,7 @@ Turn: TypeAlias = Callable[[Place, Random], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of client, with models that nobody else asks."""
+    """A kind of client, with models of its own."""
 
     name: str
     turn: Turn

@@ -40,7 +40,7 @@ IMPORTED = (
 
 
 def echoes(*names: str, datatype: str = "FP32") -> Callable[[Path], None]:
-    """Return what writes models that answer what they are asked."""
+    """Return a writer of models that echo their inputs."""
 
     def write(root: Path) -> None:
         for name in names:

@@ -37,7 +37,7 @@ _SPARE = 'kind="spare"'
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server held at one moment."""
+    """The server's resources at one moment."""
 
     seconds: float
     memory_bytes: int
@@ -172,7 +172,7 @@ def _write(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def _left(metrics: str) -> list[str]:
-    """Return what has not ended: more than the one request that asks."""
+    """Return unfinished work, beyond the request that asks."""
     found = [
         f"{name}{{{labels} {value:g}"
         for name in _SETTLED
@@ -295,6 +295,6 @@ def _records(log: Path) -> list[dict[str, Any]]:
 
 
 def _errors(log: Path) -> list[str]:
-    """Return what the log has of errors; each of them is one of the server itself."""
+    """Return the errors in the log; each is a fault of the server."""
     found = _records(log)
     return [str(record)[:300] for record in found if record.get("level") in ("error", "critical")]

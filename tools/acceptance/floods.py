@@ -108,7 +108,7 @@ def _judge(subject: Subject, name: str, outcome: Outcome, bounds: "_Bounds") -> 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """How floods of one server are judged."""
+    """Limits for floods of one server."""
 
     called: str
     most_mib: float
@@ -117,7 +117,7 @@ class _Bounds:
 
 
 class _Try:
-    """One attack, and what it did."""
+    """One attack, and its effects."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen

@@ -61,11 +61,11 @@ class Stage:
         return found
 
     def worker(self, number: int) -> int:
-        """Return the process that a worker is now."""
+        """Return the current process of a worker."""
         return dict(self.started())[number]
 
     def ask(self, connection: HTTPConnection, model: str = "who") -> int:
-        """Return the process that a request is answered by; raises OSError."""
+        """Send a request; return the process that answered. Raises OSError."""
         body = json.dumps(several.who())
         connection.request("POST", f"/v2/models/{model}/infer", body)
         answer = connection.getresponse()
@@ -94,7 +94,7 @@ class Stage:
             time.sleep(_PACE_SECONDS)
 
     def owner(self, connection: HTTPConnection) -> int:
-        """Return the process that has the other end of a connection; raises OSError."""
+        """Return the process at the other end of a connection; raises OSError."""
         assert connection.sock is not None
         assert self.launch.process is not None
         _, port = connection.sock.getsockname()[:2]
@@ -164,7 +164,7 @@ class Stage:
         self.post("chat/completions", model="chat", messages=messages, response_format=said)
 
     def schema(self) -> Mapping[str, Any]:
-        """Return a schema that no other turn has."""
+        """Return a schema that no other turn uses."""
         return {"type": "integer", "maximum": self.compiled}
 
     def tokenize(self) -> None:
@@ -189,7 +189,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of process, and what is seen of one that is stopped."""
+    """A kind of process, and the visible effects of stopping it."""
 
     layout: str
     stop: Callable[[Stage], "Stopped"]
@@ -197,7 +197,7 @@ class Kind:
 
 @dataclass
 class Stopped:
-    """One that was stopped: when, what is not ready while it is, and how it comes to its end."""
+    """A stopped process: when it stopped, what fails meanwhile, and how it ends."""
 
     pid: int
     unready: str
@@ -495,7 +495,7 @@ def _make_slow(path: Path) -> None:
 
 @contextmanager
 def _manager(path: Path) -> Iterator[Mapping[str, str]]:
-    """Listen as systemd does, and yield what it says to a service that it watches."""
+    """Listen as systemd would, and yield a watched service's notifications."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         # The path of a socket has few characters.
         name = f"\0xlaserve-{os.getpid()}-{path.parent.name}"

@@ -314,7 +314,7 @@ class Client:
         """Do so."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
 
 
 class Unary(Client):
@@ -543,7 +543,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass
 class Counts:
-    """What a request of a kind costs."""
+    """Cost of a request of a kind."""
 
     own: float
     library: float

@@ -31,7 +31,7 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload, as perf_analyzer is told it."""
+    """One workload, in perf_analyzer's terms."""
 
     model: str
     flags: tuple[str, ...]

@@ -267,7 +267,7 @@ class Contenders:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
+    """Return an unused port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -7,7 +7,7 @@ from comparison.paced import LARGE, Paced
 from comparison.python_models import ADD_SUB, REPEAT
 
 BEST = "best peer"
-"""Stands for the peer that did best in a row."""
+"""Placeholder for the best peer in a row."""
 
 ECHO = "raw echo"
 """Baseline: the same bytes through a bare socket."""
@@ -34,7 +34,7 @@ BIG = "big"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How xlaserve shall stand to somebody else in one measure."""
+    """The intended ratio of xlaserve to another contender in one measure."""
 
     against: str
     """A peer, BEST, ECHO, MESSAGE, EQUAL, ONE_PROCESS, MILLISECOND, or the row's other load."""
@@ -57,7 +57,7 @@ class Target:
         return self.measure in HIGHER_IS_BETTER or self.is_speed
 
     def is_met(self, ratio: float) -> bool:
-        """Tell whether the ratio is what was wanted."""
+        """Tell whether the ratio meets the target."""
         return ratio >= self.factor if self.at_least else ratio <= self.factor
 
 

@@ -64,7 +64,7 @@ class Device:
         return Device(platform, str(devices[0].device_kind), len(devices), limit)
 
     def bytes_in_use(self) -> int:
-        """Return what its allocator has given out; 0 where it does not say."""
+        """Return the bytes in use by its allocator; 0 if unknown."""
         statistics = jax.local_devices(backend=self.platform)[0].memory_stats() or {}
         return int(statistics.get("bytes_in_use", 0))
 
