@@ -114,7 +114,7 @@ class Systemd:
     # --- notifications ---
 
     def ready(self) -> None:
-        """Report that the service is up, or that a reload has ended; then replacements take over."""
+        """Report that the service is up or reloaded; a replacement then takes over."""
         self._is_up = True
         if self.predecessor is not None:
             self.predecessor.take_over()
