@@ -449,7 +449,7 @@ class QueueTimeout(XlaserveError):
 
 
 class ExecutionStalled(XlaserveError):
-    """An execution exceeded its limit and was abandoned; XLA cannot be interrupted."""
+    """An execution exceeded its limit and was abandoned; it cannot be interrupted."""
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(

@@ -186,7 +186,7 @@ class Acceptor:
                     left -= len(read)
 
     async def _heard(self, connection: socket.socket, until: float) -> None:
-        """Return when the client has sent something: a handshake holds 50 KB while it waits."""
+        """Wait until the client has sent something: a handshake holds 50 KB."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(connection.fileno(), settle, heard, None)
         try:
