@@ -194,7 +194,7 @@ def _of_generator(target: kinds.Target, name: str, path: Path, present: Sequence
 
 
 def _told(target: kinds.Target, path: Path, config: Any) -> int:
-    """Return what a server with one such device tells before the first load."""
+    """Return the size that a server with one such device reports before the first load."""
     from xlaserve.runtime import loaders
     from xlaserve.runtime.devices.placement import Devices
 
@@ -215,7 +215,7 @@ def _parameters_bytes(leaves: Sequence[Any]) -> int:
 
 
 def _why(row: Row, unsaid: int, shared: int) -> str:
-    """Say which known reason makes up for a difference; empty where none does, or there is none."""
+    """Name the known reason for a difference; empty without a difference or a reason."""
     if abs(row.difference) <= _TOLERANCE:
         return ""
     reasons = [text for size, text in ((unsaid, CODE_UNKNOWN), (shared, CONSTANTS_ONCE)) if size]

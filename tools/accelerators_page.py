@@ -35,11 +35,11 @@ class Row:
     batches: str
     """The batch sizes that were compiled."""
     parameters: int
-    """As the compiler lays them out."""
+    """Bytes of the parameters in the compiler's layout."""
     execution: int
     """Inputs, outputs and temporaries of the largest program, for one execution."""
     compiled: int
-    """The compiler's figure for everything that is held, with all that may be in flight."""
+    """Bytes in total by the compiler's figures, including all executions in flight."""
     reserved: int
     """The bytes that a server reserves."""
     told: int = 0
@@ -64,7 +64,7 @@ def measured() -> list[Row]:
 
 
 def keep(rows: Iterable[Row]) -> None:
-    """Keep rows in place of those of the same models and targets."""
+    """Store rows, replacing those of the same models and targets."""
     known = {(row.model, row.target): row for row in (*measured(), *rows)}
     order = list(TARGETS)
     kept = sorted(known.values(), key=lambda row: (row.model, order.index(row.target)))
@@ -73,7 +73,7 @@ def keep(rows: Iterable[Row]) -> None:
 
 
 def problems(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what is wrong with the rows."""
+    """Yield the rows' failures."""
     if not rows:
         yield "nothing was measured"
     for row in rows:

@@ -30,7 +30,7 @@ from xlaserve.settings.choices import ModelControlMode
 from xlaserve.tensors import TensorSpec, datatype_named
 
 _MODELS = ("secret", "absent")
-"""The one is there, the other is not."""
+"""Two models: one exists, the other does not."""
 _WARM = 200
 _TENSOR = {"data_type": "TYPE_FP32", "dims": [1]}
 _CONFIG = {

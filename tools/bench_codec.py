@@ -98,7 +98,7 @@ BOMBS = {
 """Shapes of ModelInferRequest."""
 
 STRINGS = {"strings of 8 bytes": fill(sized(3, "é".encode() * 4))}
-"""Shapes of ServerMetadataResponse, which has what no request has: a list of strings."""
+"""Shapes of ServerMetadataResponse, which has a list of strings; no request has one."""
 
 SHAPES: dict[type[betterproto.Message], dict[str, bytes]] = {
     pb.ModelInferRequest: BOMBS,

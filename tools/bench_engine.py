@@ -284,7 +284,7 @@ def _resident_bytes() -> int:
 
 
 async def _at_once(engine: Engine, rows: Tensor) -> float:
-    """Ask for every row by itself, all in one pass of the event loop."""
+    """Request every row separately, all in one iteration of the event loop."""
     requests = [request("mlp", rows[index : index + 1]) for index in range(len(rows))]
     calls = [AwaitedInfer() for _ in requests]
     started = time.perf_counter()

@@ -42,7 +42,7 @@ INFO = ModelInfo("bench", (TensorSpec("x", FP32, (-1, 16)),), (TensorSpec("y", F
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One form of a request, with what the answer to it is written from."""
+    """One form of a request, and the data of its answer."""
 
     name: str
     body: bytes
@@ -87,7 +87,9 @@ def seconds_of(call: Callable[[], object], runs: int, calls: int) -> float:
 
 _WAITED_BYTES = 8_000_000
 MOST_TIMES = 1.1
-"""Of octets that gzip makes hardly smaller: how long a client that takes gzip may wait for them."""
+"""Time limit for a client that accepts gzip, relative to others, with data that gzip hardly
+compresses.
+"""
 
 
 def _octets() -> tuple[bytes, int]:

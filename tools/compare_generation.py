@@ -46,7 +46,7 @@ LONG_PROMPT, RUNNING = 1000, 4
 MOST_GAP = 4.0
 """The p99 of the time between tokens beside long prompts, over its p50, at most."""
 LEAST_GAIN, SIDE_BY_SIDE = 3.0, 8
-"""The rate of so many requests side by side, over that of one, at least."""
+"""Minimum ratio of the rate with this many concurrent requests to that of one."""
 AGREED, LEAST_AGREED = 32, 8
 """Greedy tokens that are compared, and how many are to agree: behind a near tie they may not."""
 

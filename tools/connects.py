@@ -41,7 +41,7 @@ _ADDRESSES = 16
 _BYSTANDER_RATE = 100
 _START_SECONDS = 300.0
 _ANSWER_SECONDS = 30.0
-"""How long the last answers may take."""
+"""Timeout for the last answers."""
 _FILES = 1024
 _READY = {1: "started"}
 """Event of the log by the number of processes; of several it is another."""

@@ -31,7 +31,7 @@ def named() -> frozenset[str]:
 
 
 def costs(lines: Iterable[str]) -> Mapping[str, list[float]]:
-    """Return what the tests of each function cost; the last run of a test counts."""
+    """Return the cost of each function's tests; a test's last run counts."""
     tests = dict(json.loads(line) for line in lines)
     functions = defaultdict(list)
     for test, seconds in tests.items():

@@ -34,7 +34,7 @@ class Panel:
     title: str
     unit: str
     lines: tuple[tuple[str, str], ...]
-    """Legend and expression of each; SERVER and MODEL stand for what is chosen."""
+    """Legend and expression of each line; SERVER and MODEL are placeholders for the selection."""
 
 
 @dataclass(frozen=True, slots=True)

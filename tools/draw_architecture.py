@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 _LINES = 500
 """Lines are counted in so many: the page is not stale after each change."""
 _GIVERS = ("xlaserve.app.server", "xlaserve.app.grpc", "xlaserve.app.http")
-"""Modules whose calls hand settings to what enforces them."""
+"""Modules whose calls pass settings to the code that enforces them."""
 
 
 def page() -> str:
@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def problems() -> list[str]:
-    """Say what the page tells that the code does not."""
+    """Report statements of the page that contradict the code."""
     return [
         *lives.missing(told.LIVES, SERVER),
         *workers.unmatched(set(workers.places(SERVER)), told.WORKERS),

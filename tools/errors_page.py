@@ -87,7 +87,7 @@ def _table(module: ModuleType) -> str:
 
 
 def _errors(module: ModuleType) -> Iterator[type[XlaserveError]]:
-    """Yield what a module defines, in its order; the root has no status."""
+    """Yield a module's error classes in source order; the root has no status."""
     for found in vars(module).values():
         if (
             inspect.isclass(found)

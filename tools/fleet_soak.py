@@ -47,13 +47,13 @@ _WIDTH = 512
 _CAPACITY_BYTES = 20 << 20
 _DEFAULT_BYTES = 512 << 10
 _TRY_SECONDS = 30.0
-"""How long a client tries: a mesh asks one runtime after the other."""
+"""How long a client retries: a mesh tries one runtime after the other."""
 _CLIENTS = 8
 _SHOWN_MISSES = 8
 _TICK_SECONDS = 0.05
 _STALL_SECONDS = 0.2
 _FAULTS = ("failed loads", "failed unloads", "wrong answers", "exits that were not clean")
-"""What may not be counted, besides requests that were lost."""
+"""Counters that must stay at zero, besides lost requests."""
 
 
 @dataclass
@@ -106,14 +106,14 @@ class Runtime:
         self._log = folder / f"{name}.log"
         self._url = f"unix:{folder / name}.sock"
         self._channels = AsyncExitStack()
-        """Open until the end: a channel that is closed cancels what its clients wait for."""
+        """Channels, open until the end: closing one cancels its clients' requests."""
         self._process: asyncio.subprocess.Process
         self.cache: MeshCache | None = None
         """None while it is away."""
         self.counts: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Start it, and ask what it has room for."""
+        """Start it, and ask for its capacity."""
         flags = [
             *("--grpc-endpoint", self._url, "--http-endpoint", "none", "--device", "cpu"),
             *("--modelmesh", "--capacity-bytes", str(_CAPACITY_BYTES)),

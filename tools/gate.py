@@ -40,8 +40,9 @@ LIMITS: Mapping[str, float] = {
     "h2": 15,
     "deploy": 10,
 }
-"""Limit of each environment in minutes: twice and more of what it takes on two quiet cores, and
-three times where it is short, since a machine that others share has taken three times as long."""
+"""Limit of each environment in minutes: at least twice its time on two idle cores, three times for
+short ones, since a busy machine has taken that long.
+"""
 OTHER_MINUTES = 20.0
 """Limit of an environment that is not in the table."""
 
@@ -191,7 +192,7 @@ def _catches_abort(process: int) -> bool:
 
 
 def end_all() -> list[int]:
-    """Kill every process below this one, by group; return those that there were."""
+    """Kill every descendant process by group; return the killed ones."""
     first: list[int] = descendants(os.getpid())
 
     def is_done() -> bool:

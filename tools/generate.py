@@ -15,7 +15,7 @@ TARGETS = (
     (ROOT / "protos", ROOT / "generated" / "xlaserve_proto"),
     (ROOT / "examples/custom_service", ROOT / "examples/custom_service/digits_proto"),
 )
-"""The directories of protos, and the package that is made of them."""
+"""Directories of protos, and the packages generated from them."""
 
 DESCRIPTOR_SET = "descriptor_set.binpb"
 COMMITTED_BY_HAND = frozenset({"py.typed"})
@@ -53,7 +53,7 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 
 def differences(fresh: Path, committed: Path) -> list[str]:
-    """Say which committed files are changed, missing or left over against a fresh run."""
+    """Report committed files that differ from a fresh run."""
     wanted, found = _files(fresh), _files(committed)
     found = {name: data for name, data in found.items() if name not in COMMITTED_BY_HAND}
     both = wanted.keys() & found.keys()

@@ -131,7 +131,7 @@ def differences(expected: Answers, found: Answers) -> list[str]:
 
 
 async def check(work: Path) -> list[str]:
-    """Return what is wrong; nothing where all that is written lasts."""
+    """Return the failures; none if all written artifacts last."""
     newest, old = metadata.version("jax"), oldest()
     overlays = {newest: None, old: installed(old, work)}
     requests = json.loads(run(REQUESTS, None))

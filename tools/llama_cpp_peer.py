@@ -30,7 +30,7 @@ LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Names of the tensors of a layer: those of Hugging Face, and those of llama.cpp."""
+"""Tensor names of a layer: Hugging Face's, and llama.cpp's."""
 
 
 def gguf_name(name: str) -> str:

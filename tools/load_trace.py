@@ -27,7 +27,7 @@ from xlaserve.app.server import prepare
 from xlaserve.settings import Settings
 
 LEAST_MS = 0.5
-"""Milliseconds of a hold or a turn that is shown."""
+"""Shortest hold or loop iteration that is shown, in milliseconds."""
 _NAP_SECONDS = 0.0002
 _SHOWN_FRAMES = 3
 

@@ -21,7 +21,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PINNED = ("tox", "tox-uv")
 """Packages that tox.ini requires in the locked version."""
 EDITABLE = "editables~=0.3"
-"""What hatchling asks for besides, to install a checkout."""
+"""Further requirement of hatchling for an editable installation."""
 _PLATFORM = "x86_64-manylinux_2_31"
 """The platform of CI, and the oldest that libtpu has wheels for. On others these versions hold as
 well; a package that only they have is not locked."""

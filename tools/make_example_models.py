@@ -35,7 +35,7 @@ DIGITS_CONFIG = """\
   "parameters": {"image_scale": {"string_value": "0.00392156862745098"}}
 }
 """
-"""The model was trained on values from 0 to 1, those of an image go to 255."""
+"""Configuration that scales images from 0..255 to 0..1, as in training."""
 
 WANTED_ACCURACY = 0.97
 IMAGE_SCALE = 20

@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of [batch,tokens,width]."""
+        """Apply the layer to [batch,tokens,width]."""
         batch, tokens, width = x.shape
         parts = self.projected(self.first(x)).view(batch, tokens, 3, 2, width // 2)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)

@@ -45,13 +45,13 @@ def families() -> list[list[Family[Any]]]:
 
 
 def names() -> set[str]:
-    """Return the name of every metric that the server has, with those of the process."""
+    """Return the names of all metrics, including those of the process."""
     named = {family.name for table in families() for family in table}
     return named | {row[0] for row in _of_process()}
 
 
 def histograms() -> set[str]:
-    """Return the names of those that are histograms."""
+    """Return the names of histograms."""
     return {family.name for table in families() for family in table if family.kind == "histogram"}
 
 

@@ -167,11 +167,12 @@ THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
     "testing": ("tests/test_serving_from_python.py",),
     "workers": ("tests/processes",),
 }
-"""Tests for all modules of a package, besides those named for the module or that import it: those
-of the longest prefix."""
+"""Tests for all modules of a package, in addition to those that are named for a module or import
+it; the longest prefix wins.
+"""
 _TEST_SECONDS = 120
 _MORE_SECONDS = 60.0
-"""How much longer than three times the tests may take before a mutant counts as noticed."""
+"""Seconds beyond three times the tests' duration after which a mutant counts as detected."""
 
 
 @dataclass(frozen=True)
@@ -252,9 +253,9 @@ class Trial:
     lines: Mapping[str, Mapping[str, Sequence[str]]]
     """Tests that execute a line, by file: files where they set something up; "" is an import."""
     seconds: Mapping[str, float]
-    """How long each test takes."""
+    """Duration of each test."""
     whole: float
-    """How long all of them take."""
+    """Duration of all tests."""
 
     def of(self, file: Path, mutation: Mutation) -> Sequence[str]:
         """Return the tests that execute a mutation, quick files first; none for an import."""

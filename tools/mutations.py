@@ -69,7 +69,7 @@ def mutations(source: str) -> Sequence[Mutation]:
 
 
 class _Finder(ast.NodeVisitor):
-    """Goes over what is executed: no annotation, decorator, log line, or text of an object."""
+    """Finds executed code to mutate: no annotations, decorators, log lines or `__repr__` texts."""
 
     def __init__(self) -> None:
         self.mutations: list[Mutation] = []

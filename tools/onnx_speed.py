@@ -52,12 +52,13 @@ LENGTH = 128
 PIECES = (1, 2, 4)
 """Rows of the pieces that are tried; a load tries all of its batch sizes."""
 PIECE_SECONDS = 0.2
-"""For which each size is executed before one is chosen."""
+"""How long each size is executed before one is chosen."""
 PIECE_RUNS = 3
 """Executions of each size at least."""
 BLOCK_SECONDS = 0.05
-"""A turn of one of both. Its first execution does not count: threads of the other may still spin,
-and the caches are full of the other's weights."""
+"""Duration of one contender's block. Its first execution does not count: the other's threads may
+still spin, and its weights fill the caches.
+"""
 LEAST_SECONDS = 0.5
 """For a row, where the time is all but over."""
 LEAST_ROUNDS = 3

@@ -20,13 +20,13 @@ class Model:
     """A model, and what an execution of it is given."""
 
     title: str
-    """What the table says of it."""
+    """Title in the table."""
     make: Callable[[], onnx.ModelProto]
     name: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Of inputs that the file leaves open, -1 for the batch."""
+    """Shapes of inputs that the file leaves open, -1 for the batch."""
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    """Of open dimensions, by name."""
+    """Sizes of open dimensions by name."""
     below: Mapping[str, int] = field(default_factory=dict)
     """Numbers below which integers are drawn."""
     tolerance: float = TOLERANCE

@@ -77,7 +77,7 @@ class Counts(NamedTuple):
     executing_seconds: float
 
     def since(self, before: "Counts") -> "Counts":
-        """Return what has come since then."""
+        """Return the increase since then."""
         return Counts(
             self.requests - before.requests,
             self.executions - before.executions,
@@ -91,12 +91,12 @@ class Server:
 
     process: "subprocess.Popen[str]"
     port: int
-    """Where gRPC is served."""
+    """Port of the gRPC server."""
     http: int
     parts: Mapping[str, Sequence[int]]
 
     def counts(self, model: str) -> "Counts":
-        """Return what the server has counted for a model."""
+        """Return the server's counters for a model."""
         url = f"http://127.0.0.1:{self.http}/v2/models/{model}/stats"
         with urllib.request.urlopen(url) as response:
             (said,) = json.load(response)["model_stats"]

@@ -49,7 +49,7 @@ class Text(nn.Module):
         self.model = model
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-        """Return what the model gives, by name."""
+        """Return the model's outputs by name."""
         return dict(self.model(input_ids=input_ids, attention_mask=attention_mask))
 
 

@@ -106,7 +106,7 @@ def _http2(block: Callable[[Encoder, int], bytes], body: bytes, count: int) -> I
 
 
 def _gzipped(body: bytes) -> bytes:
-    """Return a message whose flag says that it is compressed."""
+    """Return a message with the compressed flag set."""
     data = gzip.compress(body[5:], 1)
     return b"\1" + len(data).to_bytes(4, "big") + data
 

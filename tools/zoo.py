@@ -287,7 +287,7 @@ def _numbers(found: Array, texts: Sequence[str]) -> Array:
 
 
 def _times(*timed: Callable[[], Any]) -> list[float]:
-    """Call each by turns for some seconds, and return the best time of each, in milliseconds."""
+    """Time each in turn for some seconds, and return the best time of each, in milliseconds."""
     best = [float("inf")] * len(timed)
     end = time.monotonic() + TIMED_SECONDS
     while time.monotonic() < end:

@@ -9,17 +9,20 @@ from xlaserve.cli.importing.packaged_models import PACKAGED as KNOWN
 TRAINED = ""
 """The package of models that are trained on the spot."""
 EIGHT_BITS = 4 / 255
-"""Most that the answers of a model may be off which rounds what it computes to 8 bits, in parts of
-the largest number: four steps, as `xlaserve import` allows it."""
+"""Tolerance for models that round intermediate results to 8 bits, relative to the largest number:
+four quantisation steps, as in `xlaserve import`.
+"""
 
 
 OF_SIGMOID = 0.005
-"""The least largest number of an output that a Sigmoid makes: onnxruntime computes that to some
-steps of FP32 at 1, however small the number is."""
+"""Minimum scale of tolerances for outputs of a Sigmoid: onnxruntime's error is some steps of FP32
+at 1, however small the number.
+"""
 
 RECURRENT_8_BITS = 0.1
-"""The same for a recurrent layer, whose next step multiplies what a step was off: onnxruntime
-differs from itself by 0.025 with one thread and with two."""
+"""Tolerance for recurrent 8-bit layers, which amplify errors step by step: onnxruntime with one
+thread differs from itself with two by 0.025.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Row:
     package: str
     """The package and its version, as pip takes it; TRAINED for none."""
     path: str
-    """The file in the wheel, or the name of what is trained (zoo_trained.py)."""
+    """Path in the wheel, or the name of a trained model (zoo_trained.py)."""
     options: str = ""
     """The flags of `xlaserve import`, as typed."""
     below: int = 2

@@ -23,11 +23,11 @@ class Trained:
     libraries: tuple[str, ...]
     """Distributions, for their versions and licences."""
     make: Callable[[], Any]
-    """Returns the model, untrained."""
+    """Returns the untrained model."""
     data: Callable[[], tuple[Any, Any]]
-    """Returns rows and what they are."""
+    """Returns rows and their labels."""
     write: Callable[[Any, Any], bytes]
-    """Returns the ONNX file of the model, trained on such rows."""
+    """Writes the model, trained on such rows, as an ONNX file."""
 
 
 def train(name: str, path: Path) -> None:

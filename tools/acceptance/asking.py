@@ -27,17 +27,17 @@ SECONDS = 30.0
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 Ask: TypeAlias = Callable[[Random], Awaitable[str]]
-"""Sends one request; returns what is wrong with its answer, or nothing."""
+"""Sends one request; returns a description of a wrong answer, or an empty text."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Requests of all clients, and what was wrong with their answers."""
+    """Requests of all clients, and the faults in their answers."""
 
     asked: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Those that were not answered, or with an error that nobody asked for."""
+    """Requests that got no answer, or an unexpected error."""
     seconds: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -71,7 +71,7 @@ class GrpcClient:
         )
 
     async def echo(self, random: Random) -> str:
-        """Ask for what is sent."""
+        """Send inputs that must come back unchanged."""
         sent = np.array([random.random() for _ in range(random.randint(1, WIDTH))], np.float32)
         answer = await self.stub.ModelInfer(infer_message("echo", sent), timeout=self._seconds)
         found = floats(answer.raw_output_contents[0])
@@ -88,7 +88,7 @@ class GrpcClient:
         return "" if answer.raw_output_contents[0] == raw else f"texts of {texts} were others"
 
     async def plus(self, random: Random) -> str:
-        """Ask for a sum of rows that other clients' rows are put together with."""
+        """Request a sum whose rows are batched with those of other clients."""
         rows = random.randint(1, 4)
         sent = np.full((rows, WIDTH), random.randrange(1000), np.float32)
         answer = await self.stub.ModelInfer(infer_message("plus", sent), timeout=self._seconds)
@@ -140,7 +140,7 @@ class HttpClient:
         return answer.json["outputs"][0]["data"]
 
     async def json(self, random: Random) -> str:
-        """Ask for what is sent."""
+        """Send inputs that must come back unchanged."""
         data = [random.randrange(1000) for _ in range(random.randint(1, WIDTH))]
         found = await self._infer("echo", data, [len(data)])
         return "" if found == data else f"echo of {data} was {found}"

@@ -19,8 +19,9 @@ from acceptance.subjects import Subject
 
 _LANES = 8
 _PATIENCE_SECONDS = 0.2
-"""How long an answer is waited for before the client says that nothing more comes: many a request
-that was damaged announces more than there is."""
+"""How long to wait for an answer before the client closes its side: many damaged requests announce
+more bytes than they have.
+"""
 _HANG_SECONDS = 2.0
 _ALLOWED = frozenset({501, 503, 507})
 _BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'

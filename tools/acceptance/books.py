@@ -12,7 +12,7 @@ _SAMPLE = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.
 _MODEL = re.compile(r'(?:^|,)model="(?P<model>[^"]*)"')
 
 Counts = Counter[tuple[str, "Fate"]]
-"""By model and fate."""
+"""Counts by model and outcome."""
 
 
 class Fate(StrEnum):
@@ -48,7 +48,7 @@ class Books:
     counts: Counts = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    """Turns that were not answered, or with an error that nobody asked for."""
+    """Turns that got no answer, or an unexpected error."""
     known: dict[str, Any] = field(default_factory=dict)
     """The first answer to each question that has one answer only."""
 
@@ -69,7 +69,7 @@ class Books:
 
 
 def read(metrics: str) -> Counts:
-    """Return what the server counts for each model, all versions and reasons together."""
+    """Return the server's counters by model, summed over versions and reasons."""
     fates = {counter: fate for fate, counter in COUNTERS.items()}
     found: Counts = Counter()
     for sample in _SAMPLE.finditer(metrics):
@@ -81,7 +81,7 @@ def read(metrics: str) -> Counts:
 
 
 def differences(kinds: Mapping[str, Books], before: Counts, after: Counts) -> list[str]:
-    """Return where the server has counted others than its clients, with the name of the kind."""
+    """Name the kinds whose counts differ between server and clients."""
     return [text for kind, books in kinds.items() for text in _of(kind, books, before, after)]
 
 

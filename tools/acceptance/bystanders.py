@@ -28,7 +28,7 @@ _AGAIN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class Sight:
-    """Everything that the clients saw; times are those of the clock on the wall."""
+    """Observations of all clients, in wall-clock time."""
 
     asked: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Sight:
 
 @contextmanager
 def bystanders(grpc_url: str, http_url: str) -> Iterator[Sight]:
-    """Have clients ask for the length of a block; what they saw is known behind it."""
+    """Run clients for the duration of a block; their observations are complete afterwards."""
     sight = Sight()
     process = subprocess.Popen(
         [sys.executable, __file__, grpc_url, http_url],

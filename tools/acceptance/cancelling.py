@@ -72,7 +72,7 @@ def _cancel_at(subject: Subject, point: str, count: int) -> None:
 
 
 def _left(subject: Subject) -> list[str]:
-    """Return what is in progress still, once it had time to end."""
+    """Return the work still in progress after a grace period."""
     end = time.monotonic() + _SETTLE_SECONDS
     while (found := _held(subject)) and time.monotonic() < end:
         time.sleep(0.05)

@@ -32,10 +32,12 @@ from acceptance.subjects import WIDTH, Launch, Subject, export_models, export_pl
 _QUIET_SECONDS = 8.0
 _SETTLE_SECONDS = 20.0
 _BEHIND_SECONDS = 1.0
-"""How long behind a start a failure still counts as its: clients may have connected before."""
+"""Seconds after a start within which a failure still counts as caused by the outage: clients may
+have connected before.
+"""
 _DISK_BYTES = 4 * MIB
 _EXPECTED = frozenset({"NOT_FOUND", "UNAVAILABLE", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"})
-"""Ends that loads and unloads may have, as they race with one another, and with a full disk."""
+"""Expected failures of loads and unloads, which race with each other and with a full disk."""
 _PAUSE_SECONDS = 0.05
 _FLOODS = ("PING", "requests that are cancelled at once", "empty DATA", "SETTINGS", "PRIORITY")
 
@@ -53,7 +55,7 @@ class _Stage:
     counts: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     outages: list[tuple[float, float]] = field(default_factory=list)
-    """From each SIGKILL until the server had started again, by the clock on the wall."""
+    """Wall-clock time from each SIGKILL until the server had restarted."""
 
     def count(self, what: str) -> None:
         """Count something."""

@@ -31,8 +31,9 @@ _EXPECTED = tuple(
     f"Required.Proto3.ProtobufInput.{name}.ProtobufOutput"
     for name in ("UnknownOrdering", "UnknownVarint")
 )
-"""They want unknown fields written again. A server that passes no message on has no use for them,
-and would only hold what a client makes up."""
+"""Tests that require unknown fields to be written back. A server that forwards no message has no
+use for them, and would only hold memory for clients.
+"""
 _LEAST = 600
 """Tests of the runner that have to succeed: fewer, and it has asked for something else."""
 
@@ -72,7 +73,7 @@ def _command(package: Path, environment: Mapping[str, str]) -> Sequence[str | Pa
 
 
 def _compile(include: Path, folder: Path) -> None:
-    """Make the classes of the runner's messages, as those of the contracts are made."""
+    """Generate the classes of the runner's messages, as for the contracts."""
     import grpc_tools  # of the group `generate`, which the other rows do without
 
     google = Path(grpc_tools.__file__).parent / "_proto" / "google" / "protobuf"
@@ -92,7 +93,7 @@ def _compile(include: Path, folder: Path) -> None:
 
 
 def judge(said: str, status: int, outcome: Outcome) -> None:
-    """Add the figures of what the runner said."""
+    """Add the runner's figures."""
     # The suite of the text format follows, and is skipped as a whole.
     counts = [[int(count) for count in found] for found in _SUMMARY.findall(said)]
     succeeded, skipped, expected, _ = map(sum, zip(*counts, strict=True)) if counts else [0] * 4

@@ -22,9 +22,9 @@ from acceptance.books import Books, Fate
 from acceptance.subjects import Subject
 
 TURN_SECONDS = 120.0
-"""Longest turn; then it counts as lost."""
+"""Timeout of a turn; a turn that exceeds it counts as lost."""
 _MOST_LOST = 100
-"""Of a kind; where nearly nothing is answered its clients give up."""
+"""Lost turns of a kind after which its clients give up."""
 _BROKEN = (
     AssertionError,
     grpc.aio.AioRpcError,
@@ -49,7 +49,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one client is, and what it counts in."""
+    """A client's connection and counters."""
 
     stage: Stage
     books: Books
@@ -119,12 +119,12 @@ class Place:
 
 
 Turn: TypeAlias = Callable[[Place, Random], Awaitable[None]]
-"""What a client does again and again."""
+"""The action that a client repeats."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of client, with models that nobody else asks."""
+    """A kind of client, with models of its own."""
 
     name: str
     turn: Turn
@@ -133,7 +133,7 @@ class Kind:
     """Writes these models."""
     clients: int = 1
     pause_seconds: float = 0.05
-    """Between two turns of one client."""
+    """Pause between two turns of one client."""
 
 
 async def attend(stage: Stage, kind: Kind, number: int, books: Books) -> None:

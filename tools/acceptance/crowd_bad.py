@@ -168,7 +168,7 @@ async def _slow(place: Place, random: Random) -> None:
 
 
 async def _stalls(place: Place, random: Random) -> None:
-    """Send the head of a message, and nothing else until the server has had enough."""
+    """Send the head of a message, then nothing until the server disconnects."""
     octets = hoarders.grpc_opening(1 << 20)
     octets += hoarders.grpc_requests(infer_request("absent", WIDTH), range(1, 3, 2))[:-20]
     async with connect(place.subject.grpc) as connection:

@@ -26,7 +26,7 @@ from acceptance.subjects import PLUS, WIDTH, export_plus
 _LARGE = 1 << 18
 """Elements of a mebibyte."""
 ORIGIN = "http://page.example"
-"""Of the pages that the server lets ask."""
+"""Origin that the server allows."""
 _WEB = {
     "Content-Type": "application/grpc-web+proto",
     "X-Grpc-Web": "1",
@@ -40,7 +40,7 @@ IMPORTED = (
 
 
 def echoes(*names: str, datatype: str = "FP32") -> Callable[[Path], None]:
-    """Return what writes models that answer what they are asked."""
+    """Return a writer of models that echo their inputs."""
 
     def write(root: Path) -> None:
         for name in names:
@@ -417,4 +417,6 @@ KINDS = (
     Kind("imported", _imported, IMPORTED, _write_imported),
     Kind("watchers", _watchers, pause_seconds=0.5),
 )
-"""Each by its name, which is also how its models' names begin, but for those of `imported`."""
+"""Kinds of clients. The names of their models begin with the kind's name, except for those of
+`imported`.
+"""

@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = (*crowd_good.KINDS, *crowd_bad.KINDS)
 NAMES = tuple(kind.name for kind in KINDS)
 
 _SETTLE_SECONDS = 60.0
-"""How long what was begun may take to end behind the last client."""
+"""How long pending work may take to end after the last client has left."""
 _SAMPLES = 240
 _LEAST_EVERY_SECONDS = 0.25
 _SETTLED = (
@@ -30,26 +30,26 @@ _SETTLED = (
     "xlaserve_abandoned_work",
 )
 _TRIED = "xlaserve.runtime.trial"
-"""What a process runs that tries a load; it ends with it."""
+"""Module that trial processes of loads run; they end with the load."""
 _SPARE = 'kind="spare"'
 """Memory of the ledger that is kept for the next requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server held at one moment."""
+    """The server's resources at one moment."""
 
     seconds: float
     memory_bytes: int
     """Resident in the server's own process."""
     children: Mapping[str, Sequence[int]]
-    """The same of each of its children, by what they run."""
+    """The same figures of each child process, by the module it runs."""
     files: int
     threads: int
     held_bytes: float
-    """What clients make it hold, by its own ledger."""
+    """Bytes held for clients, by the server's ledger."""
     booked_bytes: float
-    """What its models have booked."""
+    """Bytes reserved for models."""
     booked: Mapping[str, int]
     """That of each model that is loaded."""
 
@@ -172,7 +172,7 @@ def _write(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def _left(metrics: str) -> list[str]:
-    """Return what has not ended: more than the one request that asks."""
+    """Return unfinished work, beyond the request that asks."""
     found = [
         f"{name}{{{labels} {value:g}"
         for name in _SETTLED
@@ -295,6 +295,6 @@ def _records(log: Path) -> list[dict[str, Any]]:
 
 
 def _errors(log: Path) -> list[str]:
-    """Return what the log has of errors; each of them is one of the server itself."""
+    """Return the errors in the log; each is a fault of the server."""
     found = _records(log)
     return [str(record)[:300] for record in found if record.get("level") in ("error", "critical")]

@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def failing(self) -> list[str]:
-        """Return what the figures that do not hold are figures of."""
+        """Return the names of failed figures."""
         return [figure.what for figure in self.figures if not figure.holds]
 
     def add(self, what: str, value: object, criterion: str, *, holds: bool) -> None:

@@ -25,10 +25,10 @@ from xlaserve.settings import Settings
 _TRIES = 3
 """Disturbances of a shared machine make a latency longer: the shortest of so many counts."""
 _BACK_SECONDS = 10.0
-"""How long memory is waited for: that of long messages is kept for 5 s, for the next of them."""
+"""How long to wait for memory to return: buffers of long messages are kept for 5 s."""
 _SETTLE_SECONDS = 0.5
 _LATE_SECONDS = 0.5
-"""How late the end of a connection may reach its client, on a machine with other work."""
+"""How late a client may see its connection close, on a busy machine."""
 _MOST_MIB = 64
 _HOLDING = frozenset(
     {
@@ -108,7 +108,7 @@ def _judge(subject: Subject, name: str, outcome: Outcome, bounds: "_Bounds") -> 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """How floods of one server are judged."""
+    """Limits for floods of one server."""
 
     called: str
     most_mib: float
@@ -117,7 +117,7 @@ class _Bounds:
 
 
 class _Try:
-    """One attack, and what it did."""
+    """One attack, and its effects."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen

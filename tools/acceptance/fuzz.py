@@ -223,7 +223,7 @@ def http2(folder: Path, *, count: int = 100_000) -> Outcome:
 
 
 def _speak(url: str, octets: bytes) -> tuple[str, float]:
-    """Say all of it and no more; return how it ended, and how long that took."""
+    """Send everything; return how the connection ended, and how long that took."""
     began = time.monotonic()
     attacker = Attacker(url, greets=False)
     try:

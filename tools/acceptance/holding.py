@@ -26,7 +26,7 @@ from xlaserve.settings import Settings
 from xlaserve_proto.inference import ModelInferRequest
 
 Read: TypeAlias = Callable[[bytes], str]
-"""Reads a message, and returns how that ended."""
+"""Reads a message, and returns how reading ended."""
 
 _MOST_MS = 50.0
 _MOST_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def _tensor(datatype: bytes, dimensions: bytes, *others: bytes) -> bytes:
 
 
 _FILLED = _MOST_BYTES - 200
-"""Octets of what there is much of in a request of a mebibyte."""
+"""Octets of the repeated part in a request of one mebibyte."""
 _IN_MEMORY = sized(4, sized(1, b"shared_memory_region") + sized(2, sized(3, b"r")))
 
 LATER = {
@@ -74,7 +74,7 @@ LATER = {
     "outputs": sized(1, b"m") + b"".join(sized(6, sized(1, b"%07d" % at)) for at in range(9000)),
     "a long datatype": _tensor(b"F" * _FILLED, b"\1"),
 }
-"""Requests that the decoder reads, and of which what comes behind it has much to look at."""
+"""Requests that decode quickly, but are expensive to check afterwards."""
 
 
 def protobuf(folder: Path, *, messages: int = 200_000, tests: int, note: str) -> Outcome:

@@ -96,7 +96,7 @@ async def _is_right(stub: Any, outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """How much of it."""
+    """Quantities of the run."""
 
     reloads: int
     requests: int

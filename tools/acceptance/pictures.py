@@ -26,7 +26,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _png(width: int, height: int, raw: bytes, *others: bytes) -> bytes:
-    """Write a PNG of 8 bits of grey, whatever of its pixels is there."""
+    """Write an 8-bit greyscale PNG, even with truncated pixels."""
     size = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return _PNG + size + b"".join(others) + _chunk(b"IDAT", zlib.compress(raw, 9))
 

@@ -29,7 +29,7 @@ ENVIRONMENTS = (SOAK, FLOOD, FUZZ, CHAOS)
 
 
 class Size(StrEnum):
-    """How much of it."""
+    """Quantities of the run."""
 
     SHORT = "short"
     """Some seconds, as the suite runs it."""

@@ -32,7 +32,7 @@ _MOST_SECONDS = 90.0
 _PACE_SECONDS = 0.02
 _WATCHDOG_SECONDS = 6.0
 _TURN_SECONDS = 16.0
-"""Between two turns of processes of which five deaths in a minute end the server."""
+"""Interval of crashes: five within a minute would end the server."""
 _IN_PROCESS = "\nparameters { key: 'execution' value { string_value: 'process' } }"
 
 
@@ -44,7 +44,9 @@ class Stage:
     http: str = ""
     grpc: str = ""
     connections: dict[int, list[HTTPConnection]] = field(default_factory=dict)
-    """By the process that answers on them: to look whether it is ready, and to ask meanwhile."""
+    """Connections for readiness checks and concurrent requests, by the process that answers on
+    them.
+    """
     compiled: int = 0
     """Grammars that were asked for."""
 
@@ -59,11 +61,11 @@ class Stage:
         return found
 
     def worker(self, number: int) -> int:
-        """Return the process that a worker is now."""
+        """Return the current process of a worker."""
         return dict(self.started())[number]
 
     def ask(self, connection: HTTPConnection, model: str = "who") -> int:
-        """Return the process that a request is answered by; raises OSError."""
+        """Send a request; return the process that answered. Raises OSError."""
         body = json.dumps(several.who())
         connection.request("POST", f"/v2/models/{model}/infer", body)
         answer = connection.getresponse()
@@ -92,7 +94,7 @@ class Stage:
             time.sleep(_PACE_SECONDS)
 
     def owner(self, connection: HTTPConnection) -> int:
-        """Return the process that has the other end of a connection; raises OSError."""
+        """Return the process at the other end of a connection; raises OSError."""
         assert connection.sock is not None
         assert self.launch.process is not None
         _, port = connection.sock.getsockname()[:2]
@@ -162,7 +164,7 @@ class Stage:
         self.post("chat/completions", model="chat", messages=messages, response_format=said)
 
     def schema(self) -> Mapping[str, Any]:
-        """Return a schema that no other turn has."""
+        """Return a schema that no other turn uses."""
         return {"type": "integer", "maximum": self.compiled}
 
     def tokenize(self) -> None:
@@ -187,7 +189,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of process, and what is seen of one that is stopped."""
+    """A kind of process, and the visible effects of stopping it."""
 
     layout: str
     stop: Callable[[Stage], "Stopped"]
@@ -195,18 +197,18 @@ class Kind:
 
 @dataclass
 class Stopped:
-    """One that was stopped: when, what is not ready while it is, and how it comes to its end."""
+    """A stopped process: when it stopped, what fails meanwhile, and how it ends."""
 
     pid: int
     unready: str
-    """The path that says so; empty where nothing does, as what waits for it is answered."""
+    """Path of the readiness check that fails meanwhile; empty where none does."""
     wait: Callable[[], None]
-    """Returns once another one does its work; raises where it failed."""
+    """Returns once the replacement works; raises if it failed."""
     end: Callable[[], None] = lambda: None
-    """Returns once what waits for that work has ended; raises where it failed."""
+    """Returns once everything that waited for that work has ended; raises if it failed."""
     began: float = field(default_factory=time.monotonic)
     asks: Callable[[Stage, HTTPConnection], object] = Stage.ask
-    """What others are asked meanwhile; raises OSError."""
+    """Sends requests of other clients meanwhile; raises OSError."""
     is_kept: bool = False
     """Whether it goes on rather than being replaced: nobody else may do its work."""
 
@@ -341,7 +343,7 @@ _LAYOUTS: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "front ends": (2, {"processes": 3, "process_roles": "front-ends"}),
     "models": (1, {"compile_processes": 1}),
 }
-"""How many processes answer clients, and the flags."""
+"""Layouts: the number of processes that answer clients, and the flags."""
 
 
 def stop_each(folder: Path, *, count: int = 20, kinds: str = "", timed: bool = True) -> Outcome:
@@ -493,7 +495,7 @@ def _make_slow(path: Path) -> None:
 
 @contextmanager
 def _manager(path: Path) -> Iterator[Mapping[str, str]]:
-    """Listen as systemd does, and yield what it says to a service that it watches."""
+    """Listen as systemd would, and yield a watched service's notifications."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         # The path of a socket has few characters.
         name = f"\0xlaserve-{os.getpid()}-{path.parent.name}"

@@ -55,11 +55,11 @@ SPOILERS = {
     "hangs": "import time\ntime.sleep(3600)",
     "is wrong": "return {'y': x + 1}",
 }
-"""Bodies of models that do what a detector has to find."""
+"""Bodies of models with the defects that detectors must find."""
 
 
 def spoil(root: Path, how: str) -> None:
-    """Replace `echo` by a model that does what it should not."""
+    """Replace `echo` by a defective model."""
     (root / "echo" / "config.json").unlink()
     python_models.write_function(root, "echo", SPOILERS[how])
 
@@ -82,22 +82,22 @@ def write_leaking_load(root: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class Subject(Resident):
-    """A server that is checked, in a process of its own."""
+    """A server under test, in a process of its own."""
 
     grpc: str
     http: str
 
     @property
     def is_running(self) -> bool:
-        """Tell whether its process is there."""
+        """Tell whether its process is running."""
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
     def held_bytes(self) -> int:
-        """Return what it and its children hold in memory."""
+        """Return the memory of the process and its children."""
         return int(self.process.memory_info().rss) + sum(map(sum, self.of_children().values()))
 
     def of_children(self) -> dict[str, list[int]]:
-        """Return what each of its children holds in memory, by the module that they run."""
+        """Return each child's memory, by the module it runs."""
         found: dict[str, list[int]] = {}
         for child in self.process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
@@ -133,7 +133,7 @@ class Launch:
     addresses: Mapping[str, str] | None = None
     starts: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment."""
+    """Variables of its environment."""
 
     @property
     def log(self) -> Path:

@@ -28,7 +28,7 @@ class Seen:
 
 @contextmanager
 def victim(url: str) -> Iterator[Seen]:
-    """Have a victim ask a server for the length of a block; what it saw is known behind it."""
+    """Have a victim send requests for the duration of a block; it reports afterwards."""
     seen = Seen()
     process = subprocess.Popen(
         [sys.executable, __file__, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE

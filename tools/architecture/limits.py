@@ -21,7 +21,7 @@ def limits() -> list[str]:
 
 
 def receivers(files: list[Path], modules: list[ModuleType]) -> dict[str, set[str]]:
-    """Return, by setting, the parameters that it is passed to as `Class(parameter)`."""
+    """Return the parameters that receive each setting, as `Class(parameter)`."""
     found: dict[str, set[str]] = {}
     for file, module in zip(files, modules, strict=True):
         for node in ast.walk(ast.parse(file.read_text())):

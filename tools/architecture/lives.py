@@ -27,7 +27,7 @@ class Life:
 
 
 def missing(lives: tuple[Life, ...], server: Path) -> list[str]:
-    """Say which steps name nothing."""
+    """Report steps that name nothing."""
     return [
         f"'{life.title}' names {step.name}, which is not there"
         for life in lives

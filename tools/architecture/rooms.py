@@ -41,7 +41,7 @@ _DRAWN = (
     "xlaserve.tensors",
     "xlaserve.errors",
 )
-"""The rooms that are drawn; a module belongs to the first that its name begins with."""
+"""The rooms in the drawing; a module belongs to the first whose name is a prefix of its own."""
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ def _calls(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
 
 
 def unmatched(found: set[str], rows: tuple[Worker, ...]) -> list[str]:
-    """Say which places have no row, and which rows no place."""
+    """Report places without a row, and rows without a place."""
     known = {row.place for row in rows}
     return [f"{place} starts something and has no row" for place in sorted(found - known)] + [
         f"nothing is started at {place} any more" for place in sorted(known - found)

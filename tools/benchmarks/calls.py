@@ -314,7 +314,7 @@ class Client:
         """Do so."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
 
 
 class Unary(Client):
@@ -511,9 +511,9 @@ class Kind:
     client: type[Client]
     text: str
     wanted: int | None
-    """Own calls that it is to have at most, on Python 3.12; None where nothing is wanted."""
+    """Limit of the server's own Python calls, on Python 3.12; None without a limit."""
     share: int = 1
-    """Things of this kind in what its client asks."""
+    """Number of items per request."""
     without: type[Client] | None = None
     """Asks for the same without them."""
 
@@ -543,7 +543,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass
 class Counts:
-    """What a request of a kind costs."""
+    """Cost of a request of a kind."""
 
     own: float
     library: float

@@ -19,7 +19,9 @@ _WINDOWS = 3
 """It takes the mean of so many windows, one behind the other."""
 
 _ANY_DEVIATION = "1000000"
-"""Percent by which windows may differ: contenders are measured by turns, and judged outside."""
+"""Percentage by which windows may differ: contenders are measured alternately, and judged
+elsewhere.
+"""
 
 _OVERHEAD_SECONDS = 60.0
 _MILLISECONDS = 1000
@@ -29,7 +31,7 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload, as perf_analyzer is told it."""
+    """One workload, in perf_analyzer's terms."""
 
     model: str
     flags: tuple[str, ...]

@@ -21,7 +21,7 @@ _OURS = ("jax", "numpy", "uvloop")
 
 
 def conditions(kit: Kit, peers: tuple[str, ...]) -> dict[str, str]:
-    """Return what is printed above the table, by name."""
+    """Return the conditions printed above the table, by name."""
     found = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "processor": f"{_processor()}, {os.cpu_count()} cores",

@@ -102,7 +102,7 @@ class Contender:
     ask: Callable[[Client], Awaitable[None]] = ask_models
     """Raises an XlaserveError while it is not ready."""
     deaths: int = 0
-    """How often it ended without being told to."""
+    """Number of unexpected exits."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -267,7 +267,7 @@ class Contenders:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
+    """Return an unused port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -22,7 +22,7 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How often."""
+    """Numbers of rounds."""
 
     wanted: int
     """Clean repetitions of each contender."""
@@ -35,7 +35,7 @@ def interleave(
     rounds: Rounds,
     show: Callable[[str, Repetition], None],
 ) -> dict[str, Numbers]:
-    """Measure all contenders by turns until each has enough clean repetitions."""
+    """Measure all contenders alternately until each has enough clean repetitions."""
     found: dict[str, list[Repetition]] = {name: [] for name in measures}
     for _ in range(rounds.most):
         for name, measure in measures.items():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from comparison.varying import Http2Speaker, Load
 
 _SILENCE_SECONDS = 10.0
-"""How long the last answers may take."""
+"""Timeout for the last answers."""
 _RECEIVE_BYTES = 1 << 18
 
 

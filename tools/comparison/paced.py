@@ -16,7 +16,7 @@ _IMAGES = (8, 3, 224, 224)
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Small requests at a rate, and what is beside them."""
+    """Small requests at a fixed rate, with the load beside them."""
 
     rate: int
     """Requests a second, over all connections."""

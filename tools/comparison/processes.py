@@ -8,7 +8,7 @@ _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KIB = 1024
 _RESET_PEAK = "5"
-"""The value by which clear_refs resets the peak: the peak is what is used now."""
+"""Value for clear_refs that resets the peak to the present use."""
 
 
 def tree(pid: int) -> list[int]:
@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the time that a process and its children have computed."""
+    """Return the processor time of a process and its children."""
     total = 0
     for one in tree(pid):
         with suppress(OSError):
@@ -44,7 +44,7 @@ def busy_seconds() -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return what a process and its children have in memory."""
+    """Return the resident memory of a process and its children."""
     return _sum(pid, "VmRSS")
 
 
@@ -54,7 +54,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak begin at what is used now."""
+    """Reset the peak to the present use."""
     for one in tree(pid):
         with suppress(OSError):
             (_PROC / str(one) / "clear_refs").write_text(_RESET_PEAK)

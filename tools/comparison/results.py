@@ -22,7 +22,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what a file holds."""
+        """Return a file's contents."""
         return cls(**json.loads(path.read_text()))
 
     def write(self, path: Path) -> None:

@@ -7,10 +7,10 @@ from comparison.paced import LARGE, Paced
 from comparison.python_models import ADD_SUB, REPEAT
 
 BEST = "best peer"
-"""Stands for the peer that did best in a row."""
+"""Placeholder for the best peer in a row."""
 
 ECHO = "raw echo"
-"""Stands for the same bytes through a socket, with nothing else around them."""
+"""Baseline: the same bytes through a bare socket."""
 
 MESSAGE = "message"
 """Stands for the bytes of the message itself."""
@@ -34,13 +34,13 @@ BIG = "big"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How xlaserve shall stand to somebody else in one measure."""
+    """The intended ratio of xlaserve to another contender in one measure."""
 
     against: str
     """A peer, BEST, ECHO, MESSAGE, EQUAL, ONE_PROCESS, MILLISECOND, or the row's other load."""
     measure: str
     factor: float
-    """At least so many times what the other has where higher is better, else at most."""
+    """Target ratio to the other contender: a minimum where higher is better, else a maximum."""
 
     def ratio(self, ours: float, theirs: float) -> float:
         """Return the ratio that is compared with the factor; speed is one over the time."""
@@ -57,7 +57,7 @@ class Target:
         return self.measure in HIGHER_IS_BETTER or self.is_speed
 
     def is_met(self, ratio: float) -> bool:
-        """Tell whether the ratio is what was wanted."""
+        """Tell whether the ratio meets the target."""
         return ratio >= self.factor if self.at_least else ratio <= self.factor
 
 
@@ -68,9 +68,9 @@ class Row:
     name: str
     title: str
     protocol: str
-    """As the kit names it: grpc, json or bin."""
+    """Protocol by the kit's name: grpc, json or bin."""
     workload: str
-    """As the kit names it."""
+    """Workload by the kit's name."""
     load: str
     """Connections x streams; over REST so many connections as both give multiplied."""
     peers: tuple[str, ...]

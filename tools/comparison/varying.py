@@ -22,7 +22,7 @@ from comparison.kit import Repetition
 from comparison.rows import CPU
 
 _SILENCE_SECONDS = 60.0
-"""How long a server may take for an answer."""
+"""Timeout for an answer of a server."""
 _TOLERANCE = 0.01
 """The share by which the size of answers may change while requests are sent."""
 _RECEIVE_BYTES = 1 << 18
@@ -31,7 +31,7 @@ Fields: TypeAlias = list[tuple[str, str]]
 
 
 def varying_fields(number: int, protocol: str) -> Fields:
-    """Return the headers of a request that are its own."""
+    """Return the headers that differ per request."""
     spread = number * 0x9E3779B97F4A7C15F39CC0605CEDC835 + 1
     trace, span = spread % 2**128, spread % 2**64
     fields = [
@@ -90,7 +90,7 @@ def _without(encoder: Encoder, constant: Fields, own: Fields, *, coded: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a client writes the headers that vary (RFC 7541, 6.2)."""
+    """How a client encodes varying headers (RFC 7541, 6.2)."""
 
     write: Callable[..., bytes]
     coded: bool

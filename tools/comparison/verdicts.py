@@ -45,17 +45,17 @@ class Verdict:
 
     @property
     def is_met(self) -> bool | None:
-        """Tell whether the target was met; None where nobody knows."""
+        """Tell whether the target was met; None if unknown."""
         return None if self.ratio is None else self.target.is_met(self.ratio)
 
     @property
     def measure(self) -> str:
-        """Return in words what was compared."""
+        """Describe the comparison."""
         return "speed" if self.target.is_speed else UNITS[self.target.measure]
 
     @property
     def wanted(self) -> str:
-        """Return in words what was wanted."""
+        """Describe the target."""
         return f"at {'least' if self.target.at_least else 'most'} {self.target.factor:g}x"
 
 
@@ -78,7 +78,7 @@ def verdicts(
 
 
 def _constant(target: Target, message_bytes: int) -> float | None:
-    """Return what a target is compared with, where nobody has to be measured for it."""
+    """Return the constant that a target is compared with, if it is one."""
     return {MESSAGE: message_bytes, MILLISECOND: 1}.get(target.against)
 
 

@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[int, dict[str, int]]] = {
         },
     ),
 }  # fmt: skip
-"""Seconds of a whole run, and those of each of its steps at most, in the order of their value."""
+"""Time limits in seconds: of a whole run, and of each step, the most valuable step first."""
 
 _STEP_SECONDS = 150
 _LEAST_SECONDS = 15

@@ -53,7 +53,7 @@ class Findings:
             self.add(f"{name} took", seconds=round(time.perf_counter() - began, 2))
 
     def rows(self) -> list[Row]:
-        """Return all findings of all steps so far. A line that was cut off is none."""
+        """Return all findings of all steps so far, without truncated lines."""
         found: list[Row] = []
         for line in self._path.read_text().splitlines() if self._path.exists() else ():
             with contextlib.suppress(ValueError):

@@ -38,7 +38,7 @@ while size >= 1 << 26:
 print(free(), flush=True)
 sys.stdin.readline()
 """
-"""Takes a GPU's memory until it is told to end."""
+"""Program that occupies a GPU's memory until it is told to exit."""
 
 
 def oom(place: Place, findings: Findings) -> None:

@@ -69,7 +69,7 @@ class Here:
         return loaders.load(directory, context)
 
     def statistics(self) -> dict[str, int]:
-        """Return what the allocator of the device says."""
+        """Return the device allocator's statistics."""
         import jax
 
         return dict(jax.local_devices(backend=self.place.device)[0].memory_stats() or {})
@@ -81,7 +81,7 @@ class Here:
 
 
 def env(place: Place, findings: Findings) -> None:
-    """Say what is here, and the ceilings: products, copies, the smallest call."""
+    """Report the environment and the ceilings: products, copies, the smallest call."""
     found = {}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -166,7 +166,7 @@ def _ceilings(here: Here) -> None:
 
 
 def _precision(findings: Findings) -> None:
-    """Say how far products of FP32 are off, by each precision that a server may be told."""
+    """Report the error of FP32 products with each precision setting."""
     import jax
     import jax.numpy as jnp
 

@@ -18,7 +18,7 @@ from xlaserve.dialing.over_grpc import Client
 _END_SECONDS = 30
 _LOG_BYTES = 300_000
 FLOP_PER_ROW = {"bert_bf16": 22.4e9, "resnet50_bf16": 8.2e9}
-"""Of the full sizes."""
+"""Floating-point operations per row of the full-size models."""
 
 
 class Server:

@@ -64,7 +64,7 @@ class _Load:
     cached: int
     seconds: float
     rows_per_second: float
-    """In the largest batch: what is compiled without a device was not tuned."""
+    """Throughput with the largest batch: programs compiled without a device are not autotuned."""
 
 
 def _load(found: Device, options: Options, cache: Path) -> _Load:

@@ -28,7 +28,7 @@ CHECKS: dict[str, Check] = {
     # Last: what it leaves behind, nothing else finds.
     "memory": check_memory,
 }
-"""In this order. A new one is a row here and a module."""
+"""All checks, in execution order. A new one is a row here and a module."""
 
 _SECONDS = 1.0
 _QUICK_SECONDS = 0.01

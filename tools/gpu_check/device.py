@@ -32,7 +32,7 @@ class Options:
     directories: tuple[Path, ...]
     """Version directories of models."""
     seconds: float
-    """How long each speed is measured."""
+    """Duration of each speed measurement."""
     wide_columns: int
     """Columns of FP32 that take about as long to copy as the device needs to go over them."""
 
@@ -46,7 +46,7 @@ class Device:
     kind: str
     count: int
     limit_bytes: int
-    """0 where it has no memory of its own."""
+    """Memory limit; 0 for a device without its own memory."""
 
     @staticmethod
     def started(platform: str) -> "Device":
@@ -64,7 +64,7 @@ class Device:
         return Device(platform, str(devices[0].device_kind), len(devices), limit)
 
     def bytes_in_use(self) -> int:
-        """Return what its allocator has given out; 0 where it does not say."""
+        """Return the bytes in use by its allocator; 0 if unknown."""
         statistics = jax.local_devices(backend=self.platform)[0].memory_stats() or {}
         return int(statistics.get("bytes_in_use", 0))
 

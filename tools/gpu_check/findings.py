@@ -15,7 +15,7 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     MEASURED = "measured"
-    """A figure for who reads it: nothing says how large it has to be."""
+    """A figure for information, without a limit."""
     UNKNOWN = "unknown"
     """This device cannot say."""
 

@@ -24,13 +24,13 @@ from xlaserve.serving.stations.dispatch import Dispatcher
 from xlaserve.tensors import Tensor
 
 _ROUNDS = 3
-"""Each depth by turns, so that what disturbs one disturbs the other; the best counts."""
+"""Rounds; both depths alternate, so that disturbances affect both, and the best of each counts."""
 
 _PASSES = 100
-"""How often the device goes over its input, which takes about as long as to copy it."""
+"""Passes of the device over its input: about as long as the copy takes."""
 
 _LEAST_GAIN = 1.1
-"""Twice as quick would be perfect; less than this is no overlap."""
+"""Smallest gain that counts as overlap; 2 would be perfect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Overlap:
     executions_per_second: Mapping[int, float]
     """Keyed by how many were in flight; the more is the better only if copies overlap."""
     reserved_bytes: int
-    """The bytes that are reserved for the model, with all that may be in flight."""
+    """Bytes reserved for the model, including all executions in flight."""
     most_bytes: int
     """The most of `bytes_in_use` that was its own, seen behind each dispatch."""
 

@@ -27,7 +27,7 @@ from xlaserve_proto import mmesh
 
 _TIMEOUT_SECONDS = 120.0
 _WITHIN = 0.1
-"""How far the size that a mesh is told may be below what the device grew by."""
+"""Fraction by which the predicted size may be below the measured growth."""
 
 
 def check_serving(device: Device, options: Options) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 _ROUNDING = {"float64": 1e-12, "float32": 3e-4, "float16": 1e-3, "bfloat16": 8e-3}
-"""What one product of matrices loses. FP32 is multiplied as TF32 on GPUs, unless they are told not
-to (matmul_precision)."""
+"""Relative error of one matrix product. GPUs multiply FP32 as TF32 by default (matmul_precision).
+"""
 
 _OF_LARGEST = 4
 """The largest of many differences beside a typical one."""

@@ -6,7 +6,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _OUT = r"\[([^\]]+)\]\({ups}([^)#]+)(?:#[^)]*)?\)"
-"""A link out of docs/, from a page below it: as many steps up as the page lies deep, and one."""
+"""Pattern of a link out of docs/, from a page at a given depth: one `..` more than its depth."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""The table of extensions: the server runs without any row that is taken out.
+"""The table of extensions; the server runs without any row that is removed.
 
 Nothing of an extension is imported before the server that has it is put together, and nothing but
 this table imports one. Other packages add rows of their own, which a setting names.
@@ -119,7 +119,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     Extension("grpc_web", protocol=_grpc_web),
     Extension("dashboard", pages=_dashboard),
 )
-"""In the order in which their routes are looked at."""
+"""All extensions; their routes are matched in this order."""
 GROUP = "xlaserve.extensions"
 """The group of entry points by which other packages name their rows."""
 

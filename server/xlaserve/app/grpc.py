@@ -47,7 +47,7 @@ _CLIENTS_OF_A_MESH = 8
 
 @dataclass(frozen=True, slots=True)
 class GrpcDoor:
-    """The gRPC server, and its parts that must be told to stop."""
+    """The gRPC server, and its components that take part in shutdown."""
 
     server: GrpcServer
     health: HealthService

@@ -98,7 +98,7 @@ class Listeners:
         return listener
 
     def _handed(self, setting: str, endpoint: Endpoint) -> Listener | None:
-        """Return the listener that a predecessor has too."""
+        """Return the listener inherited from the predecessor process."""
         predecessor = self._systemd.predecessor
         shared = None if predecessor is None else predecessor.socket_of(setting)
         if shared is None:

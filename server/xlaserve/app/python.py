@@ -10,7 +10,7 @@ from xlaserve.settings import Settings
 def python_host(
     settings: Settings, calls: Calls, metrics: ModelMetrics, measured: MeasuredMemory
 ) -> PythonHost | None:
-    """Return the server API for models' code; None unless that is allowed."""
+    """Return the server API for models' code; None unless it is enabled."""
     if not settings.allow_python_models:
         return None
     return PythonHost(

@@ -148,7 +148,7 @@ class Application:
         """Permissions of callers, checked by the gates if there are rules or restrictions."""
         check = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=check, observers=[counting], trusted=settings.trusted_proxy)
-        """The gates of every call, handed to all that make calls."""
+        """The gates that admit every call; shared by all transports."""
         self.observing = observe(settings, self.gates, counting.failures)
         self.ledger, kept = Ledger(settings.max_held_bytes), settings.allocator_kept_bytes
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
@@ -421,7 +421,7 @@ class Application:
 
     @property
     def open_connections(self) -> int:
-        """Return how many connections are open, or accepted, of all endpoints."""
+        """Return the number of open or accepted connections of all endpoints."""
         http = sum(server.connections + server.in_handshake for server in self._http_servers())
         return self.grpc.connections + self.grpc.in_handshake + http
 

@@ -39,7 +39,7 @@ TO_DO: Mapping[str, str] = MappingProxyType(
         "of a version that takes nothing over",
     }
 )
-"""State that a replacement does not get, and who has to act."""
+"""State that a replacement process does not inherit, and who has to restore it."""
 
 
 class Changes(Protocol):

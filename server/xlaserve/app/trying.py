@@ -11,7 +11,7 @@ from xlaserve.settings import Settings
 
 
 def beginning(compilation: Compilation, start_device: Callable[[], str]) -> Callable[[], None]:
-    """Return what starts beside a trial that the load needs behind it."""
+    """Return the work that a load can start alongside its trial."""
     return lambda: loaders.begin(compilation, start_device())
 
 

@@ -85,7 +85,7 @@ class _Abstract(Protocol):
 
 
 def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Exported:
-    """Read the computation that a manifest describes; raises InvalidModel.
+    """Read and check the computation that a manifest describes; raises InvalidModel.
 
     It is the one that was exported (its hash is), JAX can compile it, and it calls nothing outside
     XLA but the kernels of the list above. What JAX reads for years is what is read, where it is
@@ -128,7 +128,7 @@ def read_keyed(
 
 
 def keyed(exported: Exported) -> Keyed:
-    """Return an artifact as `jax.export` writes it with its key: lines and names do not matter."""
+    """Return an artifact in `jax.export`'s format, with a key that ignores lines and names."""
     outline = (
         exported.calling_convention_version,
         exported.platforms,
@@ -199,10 +199,10 @@ def _abstract(text: str) -> Abstract:
 
 
 def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT) -> Exported:
-    """Turn the bytes of an artifact into what can be called; raises InvalidModel.
+    """Deserialize an artifact to a callable; raises InvalidModel.
 
-    One that JAX refuses, as it does after half a year, is read without it. `jax_version` is that
-    of the JAX that wrote it, where that is known.
+    One that JAX refuses, as it does after half a year, is read without it. `jax_version` is that of
+    the JAX that wrote it, where that is known.
     """
     _check_dimensions(data, jax_version, name)
     try:

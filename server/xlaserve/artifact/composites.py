@@ -24,11 +24,11 @@ SCAN = "chlo.scan"
 _REDUCERS = frozenset(
     f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or")
 )
-"""Operations to whose result the order of their operands is nothing."""
+"""Commutative reducers: the order of their operands does not matter."""
 
 
 _DEEPEST = 8
-"""Most composites within one another's decompositions."""
+"""Limit of nested composites."""
 
 
 def without_composites(module: Any) -> None:
@@ -72,7 +72,7 @@ def _is_open(operation: Any) -> bool:
 
 
 def _call(module: Any, operation: Any, number: int) -> None:
-    """Replace a composite by a call of its own decomposition, with concrete sizes."""
+    """Replace a composite by a call of its decomposition, with concrete sizes."""
     name = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
     function = ir.SymbolTable(module.operation)[name]
     with operation.location:

@@ -80,7 +80,7 @@ class Computation:
     calling_convention: int
     """The version of the calling convention, as `jax.export` numbers it."""
     platforms: tuple[str, ...]
-    """In the order of the module's platform index."""
+    """Platforms, in the order of the module's platform index."""
     arguments: tuple[Abstract, ...]
     results: tuple[Abstract, ...]
     unused: tuple[int, ...]
@@ -140,7 +140,7 @@ def to_file(exported: Exported, computation: Computation) -> bytes:
 
 
 def _frame(computation: Computation) -> Exported:
-    """Return an artifact with the arguments and the results of a computation, and nothing else."""
+    """Return an artifact with a computation's arguments and results only."""
     bare = dataclasses.replace(computation, module=b"")
     # What was traced hangs on to the artifact, and that stays in caches of JAX when the model is
     # gone: more than a megabyte for each load. What was read has nothing but its fields.
@@ -207,7 +207,7 @@ def parsed(module: bytes) -> Iterator[Any]:
 
 
 def text_of(module: bytes) -> str:
-    """Return a portable artifact as text, without its larger constants; raises as `parsed` does."""
+    """Print a portable artifact without its larger constants; raises as `parsed` does."""
     with parsed(module) as whole:
         return str(whole.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
 
@@ -232,7 +232,7 @@ def is_lasting(module: bytes) -> bool:
 
 
 def not_lasting(module: bytes, written_by: str = "") -> str:
-    """Say by which JAX a portable artifact is read that not all read, and why; empty for others.
+    """Explain which JAX versions can read a portable artifact; empty if all can.
 
     `written_by` is the version of the JAX that wrote it, the one that runs where it is empty.
     """
@@ -247,7 +247,7 @@ def not_lasting(module: bytes, written_by: str = "") -> str:
 
 
 def _obstacle(module: bytes) -> str:
-    """Say what keeps a portable artifact from an older version of StableHLO."""
+    """Name the obstacle to writing a portable artifact for an older StableHLO version."""
     heard: list[str] = []
 
     def hear(diagnostic: Any) -> bool:
@@ -266,9 +266,7 @@ def _obstacle(module: bytes) -> str:
 
 
 def neutral(module: bytes) -> bytes:
-    """Return a portable artifact without names and lines of its source: equal where it computes
-    the same in the same way. Raises as `parsed` does.
-    """
+    """Strip source names and lines from a portable artifact, for comparisons."""
     with _plain(module) as whole:
         strip = PassManager.parse("builtin.module(strip-debuginfo)", whole.context)
         strip.run(whole.operation)
@@ -327,7 +325,7 @@ def stablehlo_version(module: bytes) -> str:
 
 
 def too_new(module: bytes, written_by: str) -> str:
-    """Say that a portable artifact is newer than the JAX that runs reads; empty for any other.
+    """Explain that a portable artifact is too new for the running JAX; empty if it is not.
 
     `written_by` is the version of the JAX that wrote it, empty where that is not known.
     """
@@ -344,5 +342,5 @@ def _numbers(version: str) -> list[int]:
 
 
 def newest_stablehlo() -> str:
-    """Return the newest version of StableHLO that the JAX which runs can read."""
+    """Return the newest StableHLO version that the running JAX reads."""
     return str(stablehlo.get_current_version())

@@ -4,7 +4,7 @@ import hashlib
 
 
 def of(module: bytes, outline: object) -> str:
-    """Return the key of a computation: a hash of its module, and of what says how it is called.
+    """Return a computation's key: a hash of its module and its calling convention.
 
     There are no parameters in it, and no word of a file: it follows from what is compiled.
     """

@@ -85,7 +85,7 @@ def register() -> None:
 
 
 def make_ready(program: bytes, platform: str) -> None:
-    """Have ready what a serialized program calls; raises UnknownCustomCall for what is unknown.
+    """Prepare the custom calls of a serialized program; raises UnknownCustomCall.
 
     LAPACK is looked up for the first program that calls it, which takes some 0.3 seconds of a core:
     too long for every start of a server.
@@ -163,7 +163,7 @@ def _targets(program: bytes) -> Iterator[str]:
 
 
 def _target_behind(program: bytes, at: int) -> bytes | None:
-    """Return the target of the instruction whose opcode ends here; None without one."""
+    """Return the custom call's target if an opcode ends here; None otherwise."""
     try:
         while True:
             key, at = _varint(program, at)

@@ -28,7 +28,7 @@ MAX_CHARACTERS = 4096
 """Length of one shape's text."""
 
 MAX_DEPTH = 32
-"""Operations within one another."""
+"""Limit of nested operations."""
 
 MAX_TERMS = 512
 """Limit of terms of one dimension after expansion."""

@@ -75,7 +75,7 @@ def programs(described: Manifest, serving: Serving) -> Foreseen:
 
 
 def _is_exact(described: Manifest, config: ModelConfig) -> bool:
-    """Tell whether each number of rows has a program of its own, as the export had it.
+    """Tell whether each row count has its own program, by the export's verdict.
 
     The verdict of a manifest is no proof; for a guess it is good enough.
     """

@@ -35,7 +35,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     dtype: str
     shape: list[int]
-    """With SLOTS and LENGTH as placeholders."""
+    """Shape, with SLOTS and LENGTH as placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
         """Return the shape for numbers of slots and positions."""
@@ -51,7 +51,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def record(self) -> FileRecord:
-        """Return it as it is checked."""
+        """Return the record in its checked form."""
         return FileRecord(self.bytes, self.sha256)
 
 
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format_version: int
     kind: str
     jax_version: str
-    """With the build of xlaserve that wrote it: `written_by.Writer`."""
+    """Versions of JAX and xlaserve that wrote the export: `written_by.Writer`."""
     platforms: list[str]
     vocab: int
     max_length: int

@@ -10,7 +10,7 @@ from xlaserve.model_config.config import ModelConfig, VersionPolicy
 
 
 def load_key(path: Path, config: ModelConfig, roots: Roots) -> str | None:
-    """Return a key of what is computed, for which sizes, and where; of headers alone. Blocks.
+    """Return a key of a load's computation, sizes and placement, from headers alone. Blocks.
 
     The hash of the computation is the one that the manifest has of its file; None where there is no
     manifest. Raises InvalidModel for one that cannot be read.

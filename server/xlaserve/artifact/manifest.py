@@ -36,9 +36,9 @@ KIND = "jax_export"
 """The only kind of model with a manifest."""
 
 FORMAT_VERSION = 6
-"""Version of manifests of stepped models; those of version 5 have sizes for targets, those of
-version 4 say something of rows, those of version 3 something of shapes, those of version 2 nothing
-of either, and those of version 1 have no durable part."""
+"""The current format version. Version 6 added stepped models, 5 sizes for targets, 4 row verdicts,
+3 shapes, and 2 the durable part.
+"""
 
 LIMIT_BYTES = 1 << 20
 
@@ -67,11 +67,10 @@ class Manifest:
     """The contents of `model.json`."""
 
     inputs: tuple[TensorSpec, ...]
-    """In declared order, which is the order of the artifact's arguments."""
+    """Inputs, in the order of the artifact's arguments."""
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The default; a model configuration may say otherwise. 0 where requests are not put together,
-    or nothing is a batch."""
+    """The default; a model configuration may override it. 0 where requests are not batched."""
     parameters: tuple[str, ...]
     """Names of tensors in the weights file, in the order of the artifact's arguments."""
     parameters_bytes: int
@@ -95,8 +94,9 @@ class Manifest:
     max_on_demand_shapes: int = 0
     """Limit of programs kept for other sizes, compiled on demand."""
     verdict: Verdict | None = None
-    """Verdict on the rows when it was exported. It is for people, and it is no proof: each load
-    makes one. None where nothing is a batch, and in files of before."""
+    """Verdict on the rows at export time, for information only: each load makes its own proof. None
+    without a batch dimension, and in manifests of older formats.
+    """
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
     """Sizes on kinds of devices, by the names of targets."""
@@ -105,7 +105,7 @@ class Manifest:
 
     @property
     def known(self) -> "tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]":
-        """Return the inputs and outputs that clients know: not those of steps."""
+        """Return the inputs and outputs for clients, without those internal to steps."""
         if self.steps is None:
             return self.inputs, self.outputs
         return self.steps.known(self.inputs), self.steps.known(self.outputs)

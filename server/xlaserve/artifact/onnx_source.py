@@ -50,7 +50,7 @@ class OnnxSource:
     """A model of ONNX or torch.export, with its configured shapes."""
 
     path: Path
-    """The model's file; external data lies beside it."""
+    """The model's file; external data is in the same directory."""
     is_alone: bool
     """Whether the model was named itself, and not its version directory."""
     sizes: Sizes
@@ -126,7 +126,7 @@ def key(
     roots: Roots = ANYWHERE,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> str:
-    """Return a hash of the files, of what the configuration says, and of the converter. Blocks.
+    """Return a hash of the model's files, its configuration and the converter. Blocks.
 
     Raises InvalidModel for a file that cannot be read or leads out of the roots.
     """

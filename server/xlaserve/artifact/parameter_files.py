@@ -41,10 +41,10 @@ def read(source: str) -> Mapping[str, Tensor]:
 
 
 def filled(params: object, source: str) -> object:
-    """Return a tree of parameters with the arrays of a source in place of its own.
+    """Replace the arrays of a parameter tree by those of a source.
 
-    Its own arrays, which may be shapes alone (`jax.ShapeDtypeStruct`), say what is expected.
-    Raises InvalidModel that names the leaf, what was expected, and what was found.
+    Its own arrays, which may be shapes alone (`jax.ShapeDtypeStruct`), say what is expected. Raises
+    InvalidModel that names the leaf, what was expected, and what was found.
     """
     arrays = read(source)
     found, tree = jax.tree_util.tree_flatten_with_path(params)

@@ -10,7 +10,7 @@ from xlaserve.files import files
 from xlaserve.files.roots import ANYWHERE, Roots
 
 EXPORTED_NAME = "model"
-"""Name of every exported function: that of the traced one."""
+"""Name of every exported function."""
 
 SUFFIX = Path(manifest.ARTIFACT).suffix
 
@@ -22,7 +22,7 @@ _OF_EXPORTS = (manifest.FILE_NAME, manifest.STABLEHLO, manifest.WEIGHTS)
 
 
 class Names(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The names of the arrays that a function takes and returns, in the order of JAX."""
+    """Names of a function's array arguments and results, in JAX's order."""
 
     inputs: list[str] | None = None
     """None for the names that its tree gives."""
@@ -33,7 +33,7 @@ FROM_TREE = Names()
 
 
 def find(path: Path) -> Path | None:
-    """Return the file that a path is, or that its version directory holds; None for another model.
+    """Return the artifact at a path or in its version directory; None for other models.
 
     In a directory it is `model.jaxexp`, or the only file of that suffix. Beside other files of
     `xlaserve export` it is no model: its parameters are in them.
@@ -48,7 +48,7 @@ def find(path: Path) -> Path | None:
 
 
 def read_names(directory: Path, roots: Roots = ANYWHERE) -> Names:
-    """Return the names that a version directory has for its plain file; raises InvalidModel."""
+    """Return the names that a version declares for its plain file; raises InvalidModel."""
     if not (directory / NAMES).exists():
         return FROM_TREE
     data = files.read_checked(directory, NAMES, limit_bytes=_LIMIT_BYTES, roots=roots)

@@ -26,7 +26,7 @@ _log = structlog.get_logger("replaced")
 
 
 def place_of(path: Path) -> Path:
-    """Return where the former state of a version directory, or of a file, is kept."""
+    """Return the backup location of a version directory or file."""
     parent = path.parent
     # Not in a version directory, all of whose files are the model's.
     if path.suffix and parent.name.isdecimal():
@@ -35,7 +35,7 @@ def place_of(path: Path) -> Path:
 
 
 def keep(path: Path, successor: Path) -> bool:
-    """Keep a version directory or a file as it is; `successor` is about to take its place.
+    """Back up a version directory or file before `successor` replaces it.
 
     What an earlier migration has replaced stays, if its own successor is what is replaced now: it
     is older. Return whether something is kept. Raises OSError.
@@ -54,7 +54,7 @@ def keep(path: Path, successor: Path) -> bool:
 
 
 def put_back(path: Path) -> bool:
-    """Exchange a version directory or a file for what a migration replaced; false if none is kept.
+    """Restore the backup of a version directory or file; false without one.
 
     Nothing is exchanged where something else than that migration wrote it since. Raises OSError.
     """
@@ -82,7 +82,7 @@ def forget(path: Path) -> None:
 
 
 def kept_below(path: Path) -> Sequence[Path]:
-    """Return the version directories and files at or below a path of which a former state is kept.
+    """Return the backed-up version directories and files at or below a path.
 
     Sorted.
     """

@@ -24,8 +24,7 @@ TRIED_SIZE = 8
 """Size of an open dimension without listed sizes, for trials and analysis."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
-"""For how many numbers of rows programs are kept, of a model that has one for each, where nothing
-is said: so that any request is answered."""
+"""Default number of batch sizes compiled on demand, for models that compile each size exactly."""
 
 MAX_COMBINATIONS = 64
 """The most that a model is compiled for, each with every batch size."""
@@ -113,7 +112,7 @@ def is_sized(config: ModelConfig) -> bool:
 
 
 def on_demand(config: ModelConfig, most: int | None = None, *, exact: bool = False) -> int:
-    """Return for how many shapes a model may be compiled on request; raises InvalidModel.
+    """Return the limit of shapes compiled on demand; raises InvalidModel.
 
     `most` is what the server allows any model. `exact`: each number of rows is a shape.
     """
@@ -178,7 +177,7 @@ def _open_names(
 def tried(
     config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
 ) -> tuple[dict[str, int], OpenDimensions]:
-    """Return a size for each open dimension but the first: the smallest that is compiled.
+    """Return the smallest compiled size of each open dimension except for the batch.
 
     By name, and with the places of the dimensions. Raises InvalidModel.
     """

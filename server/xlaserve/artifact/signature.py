@@ -25,7 +25,7 @@ class Signature:
 
 
 def from_config(config: ModelConfig, *, is_code: bool = False) -> Signature:
-    """Return the signature that a configuration alone describes; InvalidModel where it does not.
+    """Return the signature given by a configuration alone; raises InvalidModel if incomplete.
 
     A model that is code (`is_code`) may do without inputs, or without outputs.
     """

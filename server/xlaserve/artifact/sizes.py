@@ -61,7 +61,7 @@ def whole(name: str) -> int:
 def predict_exported(
     directory: Path, parts: Parts = whole, roots: Roots = ANYWHERE, serving: Serving = ON_THE_HOST
 ) -> int:
-    """Return the bytes that a model with a manifest will need, compiled, on each of its devices.
+    """Predict a compiled model's bytes per device from its manifest; raises InvalidModel.
 
     Raises InvalidModel.
     """
@@ -88,7 +88,7 @@ def shared_bytes(
     roots: Roots = ANYWHERE,
     serving: Serving = ON_THE_HOST,
 ) -> int:
-    """Return the part of `predict_exported` that other models of the computation hold already.
+    """Return the part of `predict_exported` that other models of the computation already hold.
 
     `compiled_from` says how many programs there are of a file; 0 for what has no such file. It is
     an estimate: size and hash of the module are what the manifest says, which the load checks
@@ -178,7 +178,7 @@ class _Asked:
 
 
 def _within(asked: _Asked, seconds: float | None) -> int | None:
-    """Return the estimate; None where it takes longer, to be there when it is asked for again.
+    """Return the estimate, or None if it takes too long; it then continues for later calls.
 
     None too as long as nobody has imported JAX: memory is reserved before that.
     """
@@ -214,7 +214,7 @@ def _estimated(asked: _Asked) -> int | None:
 def predict_single_file(
     path: Path, parts: Parts = whole, roots: Roots = ANYWHERE, serving: Serving = ON_THE_HOST
 ) -> int:
-    """Return the bytes that an artifact without a manifest will need; raises InvalidModel.
+    """Predict the bytes of an artifact without a manifest; raises InvalidModel.
 
     More than it holds once it is loaded: its parameters, which are constants, pass through all
     stages of the compiler. It counts as one with a batch, since only JAX could tell.

@@ -9,7 +9,7 @@ _MAX_STATE = 4096
 """Tensors of a state."""
 
 RESERVED = "stream."
-"""The prefix of the tensors of a stepped model that its clients know nothing of."""
+"""Name prefix of a stepped model's internal tensors, which clients never see."""
 FIRST = f"{RESERVED}first"
 """The input that marks a first step, BOOL[]; it follows clients' inputs."""
 DONE = f"{RESERVED}done"
@@ -17,13 +17,13 @@ DONE = f"{RESERVED}done"
 
 
 def state_name(index: int) -> str:
-    """Return the name of a tensor of the state, an input and an output; they come last."""
+    """Return the name of a state tensor, an input and an output; these come last."""
     return f"{RESERVED}state.{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The description that it takes to step a model, which gives an answer with each step.
+    """Describes how to step a model that gives one answer per step.
 
     Where all its tensors start with -1, each row is a request of its own.
     """
@@ -39,7 +39,7 @@ class Steps:
         return tuple(map(state_name, range(self.state)))
 
     def known(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Return those of all inputs, or of all outputs, that clients know: of one request."""
+        """Return the client-visible ones of all inputs or outputs, for one request."""
         found = tensors[: max(0, len(tensors) - self.state - 1)]
         return tuple(_of_row(spec) for spec in found) if _is_open(tensors) else found
 

@@ -34,7 +34,7 @@ class TargetSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of one copy on one device, with the programs of all batch sizes."""
 
     parameters_bytes: int
-    """In the device's layout."""
+    """Bytes of the parameters in the device's layout."""
     scratch_bytes: int
     """Temporaries, inputs and outputs of the largest program: for each execution in flight."""
     programs_bytes: int

@@ -121,7 +121,7 @@ def _names(kind: str, trees: Sequence[object]) -> list[str]:
 
 
 def _path_texts(kind: str, path: Sequence[Any]) -> Iterator[str]:
-    """Yield the parts of a name; a position in front gets the kind, since it names nothing."""
+    """Yield the parts of a name; a leading index is prefixed with its kind."""
     if not path:
         yield f"{kind}_0"
     for depth, (key, text) in enumerate(zip(path, _texts(path), strict=True)):

@@ -32,7 +32,7 @@ class Writer(NamedTuple):
 
 
 def not_read(name: str, found: str, reads: str, text: str) -> str:
-    """Say that a file is of a newer format than this build reads, and which one can.
+    """Explain that a file's format is too new for this build, and which build reads it.
 
     `found` and `reads` say which formats; `text` is what the file says of its writer.
     """

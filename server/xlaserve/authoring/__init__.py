@@ -1,1 +1,1 @@
-"""How authors make version directories: export from JAX, adopt, migrate."""
+"""Authoring of version directories: export from JAX, adopt, migrate."""

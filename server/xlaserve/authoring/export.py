@@ -58,7 +58,9 @@ class Exportable:
     """
 
     fn: Callable[..., object]
-    """Called as `fn(params, *inputs)`: plain or jitted; returns a dict, a tuple or one array."""
+    """The function to export, called as `fn(params, *inputs)`: plain or jitted; returns a dict, a
+    tuple or one array.
+    """
     params: object
     """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants. Where
     `xlaserve export --params` has the arrays, they may be `jax.ShapeDtypeStruct` here."""
@@ -68,9 +70,10 @@ class Exportable:
     outputs: Sequence[str] | None = None
     """Names of the results of `fn`; None if it returns a dict."""
     max_batch_size: int | None = None
-    """The most rows of one request, which may be put together with others where that is proved to
-    change no answer: each server proves it for its platform. None for 64 where every input starts
-    with -1; 0 for any number, and never put together, and for shapes that are all fixed."""
+    """The most rows per request. Requests are batched where a proof shows that batching changes no
+    answer; each server proves it for its platform. None means 64 where every input starts with -1;
+    0 means any number of rows, never batched; use it for fixed shapes, too.
+    """
     platforms: Sequence[str] | None = None
     """Platforms of the artifact. They must include the one that exports it. None for the CPU, CUDA
     and TPUs, but for those that have no kernel for a part of it."""
@@ -88,9 +91,10 @@ class Exportable:
     """For how many other sizes programs are kept that requests ask for. Its configuration and the
     server have a say in all three."""
     trial_seconds: float = SECONDS
-    """Seconds of the processor that a trial of a function with loops may take, in a process of its
-    own; what does not end by then was not tried to the end. To end at all on made-up inputs it has
-    as many seconds of each core."""
+    """Limit of processor time, in seconds, for the trial of a function with loops, which runs in a
+    separate process; a trial that exceeds it is incomplete. To show that the function ends at all
+    on made-up inputs, it may take as many seconds of each core.
+    """
     training_mode: bool = False
     """Whether layers may be in training mode: batch normalisation by the statistics of the batch,
     or dropout. Such a model is refused otherwise: mostly its author forgot `model.eval()`."""
@@ -313,7 +317,7 @@ def with_parameters(model: Writable, source: str) -> Writable:
 
 
 def _tried(lowered: Lowered, declared: bool | None) -> tuple[Mapping[str, Verdict], str]:
-    """Return what is known of the rows by platform after trials, and why these saw only a part.
+    """Return the verdicts by platform after trials, and why trials were incomplete.
 
     They are made on the platform that is here. What is proved of it gets a brief one, and the proof
     of no platform is believed that it contradicts. Raises InvalidModel where rows are declared
@@ -379,7 +383,7 @@ def _proved(verdicts: Mapping[str, Verdict]) -> list[str]:
 def _notice(
     batch: int, verdicts: Mapping[str, Verdict], declared: bool | None, unfinished: str
 ) -> str:
-    """Say why requests are not batched although the author wanted it."""
+    """Explain why requests are not batched although the author asked for it."""
     proved = _proved(verdicts)
     if not batch or declared is not None or len(proved) == len(verdicts):
         return ""

@@ -37,10 +37,12 @@ DEFAULT_MAX_STEPS = 1 << 16
 _RESULTS = 3
 
 Begin: TypeAlias = Callable[..., object]
-"""Called as `begin(params, *inputs)`; returns the state, any pytree of arrays."""
+"""The first function, called as `begin(params, *inputs)`; returns the state, any pytree of arrays.
+"""
 Step: TypeAlias = Callable[..., tuple[object, object, object]]
-"""Called as `step(params, state, *inputs)`; returns the next state, like the one before in shapes
-and dtypes, the outputs of one answer, and whether it is the last one, a boolean."""
+"""The step function, called as `step(params, state, *inputs)`; returns the next state (same shapes
+and dtypes), the outputs of one answer, and a boolean: whether it is the last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ class ExportableStream:
     platforms: Sequence[str] | None = None
     x64: bool | None = None
     max_batch_size: int = 0
-    """The most requests that take a step in one execution; 0 for each by itself. `begin` and `step`
-    are still functions of one request: they are batched by `jax.vmap`. Where it cannot be proved
-    that requests do not see one another, each is stepped by itself, and a notice says so."""
+    """The most requests per batched step; 0 steps each request separately. `begin` and `step`
+    remain functions of one request: `jax.vmap` batches them. Where row independence cannot be
+    proved, each request is stepped separately, and a notice says so.
+    """
 
     def write(
         self,

@@ -104,7 +104,7 @@ class OpenShapes:
         ]
 
     def checked_shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[int, ...]]:
-        """Return the shapes of the inputs that the artifact is run back with."""
+        """Return the input shapes of the read-back test."""
         written = self.names or [spec.shape for spec in inputs]
         return [tuple(self._checked(size) for size in shape) for shape in written]
 
@@ -348,7 +348,7 @@ def _verdicts(
     exported: Exported,
     again: Callable[[], Exported],
 ) -> Mapping[str, Verdict]:
-    """Return what is proved of an artifact, with the author's line that prevents each proof.
+    """Return the verdicts on an artifact, each with the author's line that prevents the proof.
 
     For that the function is exported `again`.
     """
@@ -412,7 +412,7 @@ class _Trial:
             )
 
     def made(self, *, is_thorough: bool) -> Outcome:
-        """Try whether rows depend on one another."""
+        """Run the trial of row independence."""
         if self.subject.has_loops:
             return trials.tried(self.subject, seconds=self.seconds, is_thorough=is_thorough)
         inputs, outputs = self.subject.inputs, self.subject.outputs

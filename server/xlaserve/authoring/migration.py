@@ -46,7 +46,7 @@ class Result(StrEnum):
     """The result for one version, or for a single-file model."""
 
     CURRENT = "current"
-    """Nothing to do."""
+    """The version is up to date."""
     MIGRATED = "migrated"
     DUE = "due"
     """A change is due; this was a dry run."""
@@ -66,7 +66,7 @@ class Outcome:
     result: Result
     detail: str = ""
     notes: str = field(default="", compare=False)
-    """The place of the backup, and what no migration can restore."""
+    """Location of the backup, and anything that no migration can restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _outcome(path: Path, dry_run: bool) -> Outcome:
 
 
 def _migrate_version(directory: Path, dry_run: bool) -> _Done:
-    """Have a version directory replaced by one with its programs renewed; say what was done.
+    """Migrate a version directory and replace it; return the changes made.
 
     The new one is written beside it and read back before the old one goes.
     """
@@ -169,7 +169,7 @@ def _migrate_version(directory: Path, dry_run: bool) -> _Done:
 
 
 def _notes(path: Path, lost: Collection[str]) -> list[str]:
-    """Say until when it can be undone, and what is lost then."""
+    """Explain how long the migration can be undone, and what is lost then."""
     place = replaced.place_of(path)
     return [
         f"{place.relative_to(place.parents[2])} has it as it was until a server has loaded the new "
@@ -206,7 +206,7 @@ class _Renewal:
     """The pending change of one version directory."""
 
     done: list[str]
-    """The change, for people; empty if none is needed."""
+    """Descriptions of the changes made; empty if none was needed."""
     writes: Collection[str]
     """Files to write."""
     write: Callable[[Path], None]
@@ -304,7 +304,7 @@ def _made_to_last(found: Computation) -> Computation:
 
 
 def _refusal(directory: Path, described: Manifest) -> str:
-    """Say why a `jax.export` file must be rewritten; empty if it need not."""
+    """Explain why a `jax.export` file must be rewritten; empty if it need not be."""
     if ARTIFACT not in described.files:
         return "was missing"
     data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)

@@ -14,7 +14,7 @@ _NAMES = frozenset(name for _, name in LAYERS)
 
 
 def refused_in_training(fn: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that does what `fn` does, and raises InvalidModel where a layer trains.
+    """Wrap `fn` to raise InvalidModel where a layer is in training mode.
 
     It looks at the calls of layers while `fn` is traced: what their own code makes of its flags is
     certain, where a look at the computation would only guess.

@@ -1,4 +1,4 @@
-"""Why a benchmark cannot begin, or cannot go on."""
+"""Reasons why a benchmark cannot start or continue."""
 
 from xlaserve.errors import XlaserveError
 

@@ -50,10 +50,10 @@ class GrpcRequest:
     authority: str
     path: str
     message: bytes
-    """Without the prefix of gRPC."""
+    """The serialized message, without gRPC's length prefix."""
     scheme: str = "http"
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Headers that show who asks."""
+    """Headers that authenticate the caller."""
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -99,7 +99,7 @@ class GrpcConnection(asyncio.Protocol):
         self._encoded = b""
         self._statuses: dict[bytes, str | None] = {}
         self._block: tuple[int, bytes] = (0, b"")
-        """Flags and beginning of headers that go on in another frame."""
+        """Flags and beginning of a header block that CONTINUATION frames will complete."""
         self._input = bytearray()
         self._output: list[bytes | memoryview] = []
         self._unrenewed = 0

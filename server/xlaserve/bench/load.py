@@ -64,7 +64,7 @@ class Measured:
     seconds: float
     """Time from the first counted request to the last answer."""
     latencies: "array[float]"
-    """In seconds, ascending; of successful answers only."""
+    """Latencies of successful answers, in seconds, ascending."""
     errors: "Counter[str]"
     """Number of answers of each other status."""
     client_cpu: float

@@ -23,7 +23,7 @@ class Row:
     panel: str
     """The heading of the help that it stands below."""
     text: str
-    """The first line of its own help, without importing it."""
+    """First line of the command's help, known without importing the command."""
     module: str
     """The module of this package that has it, imported when the command is run."""
     function: str

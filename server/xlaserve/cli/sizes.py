@@ -3,7 +3,7 @@
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 _MOST = 999.5
-"""From here on, three digits are of the next unit."""
+"""Threshold for the next unit: larger numbers round to four digits."""
 
 
 def format_bytes(count: int) -> str:

@@ -187,7 +187,7 @@ class AsyncClient:
             raise CallFailed(self._url, f"the answer of model '{model}': {error}") from error
 
     async def _retried(self, made: InferRequest, timeout: float) -> InferenceResult:
-        """Return the answer to a request that is sent until it has one, within the timeout."""
+        """Send a request, with retries, until it is answered or the timeout expires."""
         deadline = asyncio.get_running_loop().time() + timeout
         placed, region = await self._told(self._shared.placed(made))
         if region is None:
@@ -245,7 +245,7 @@ def _blocking(
 
 
 class Client:
-    """Does what AsyncClient does for code that is no coroutine; a context manager.
+    """A synchronous AsyncClient; a context manager.
 
     It has an event loop of its own, in a thread: any number of threads may ask at a time.
     """

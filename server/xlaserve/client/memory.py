@@ -1,4 +1,4 @@
-"""Large inputs in shared memory, for a server on the same machine.
+"""Passes large inputs in shared memory to a server on the same machine.
 
 A region is made, registered and unlinked at once: the server has it open, so that nothing is left
 in /dev/shm whatever ends the program. It is written through its descriptor, so that memory that is
@@ -67,7 +67,7 @@ class SharedInputs:
             self._give_up(self.problem)
 
     async def placed(self, request: InferRequest) -> tuple[InferRequest, Region | None]:
-        """Return a request whose large inputs are in a region; the same one where none are.
+        """Move a request's large inputs to a region; return the request unchanged if it has none.
 
         The region is to be given back once the request is answered.
         """
@@ -102,7 +102,7 @@ class SharedInputs:
         self._idle.append(region)
 
     async def lost(self, region: Region) -> bool:
-        """Tell whether the server has forgotten a region because it restarted.
+        """Tell whether the server lost a region because it restarted; if so, drop all idle ones.
 
         It is dropped then, with all that are idle.
         """
@@ -189,7 +189,7 @@ class SharedInputs:
 
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED"})
-"""Statuses that say nothing of shared memory: the request fails with them too."""
+"""Statuses that do not point at shared memory: the request fails with them too."""
 
 
 def is_local(address: ServerAddress) -> bool:

@@ -39,7 +39,7 @@ class Answer:
     value: Any = field(repr=False)
     """All outputs by name, or a `pandas.DataFrame`."""
     tensors: Mapping[str, Tensor] = field(repr=False)
-    """The outputs as they came."""
+    """The outputs as received."""
     parameters: Mapping[str, Parameter]
     output_parameters: Mapping[str, Mapping[str, Parameter]]
     """Parameters by output, if any."""

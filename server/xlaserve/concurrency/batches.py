@@ -13,7 +13,7 @@ _log = structlog.get_logger("threads")
 
 
 class BatchThread(Generic[T]):
-    """Calls `work` with batches in a thread of its own; who hands them over never waits.
+    """Calls `work` with batches in its own thread, without blocking their producers.
 
     The thread starts with the first batch. It is a daemon: work that blocks for ever keeps neither
     the server nor its end waiting.
@@ -52,7 +52,7 @@ class BatchThread(Generic[T]):
         self._hand_over(function)
 
     def close(self, seconds: float) -> bool:
-        """End the thread once it has worked off what it has, and wait so long at most for that.
+        """End the thread after its queued work, waiting up to this long; return whether it ended.
 
         Return whether it has ended.
         """

@@ -45,7 +45,7 @@ def hand_over(
     completion: Callable[[T | BaseException], None],
     loop: asyncio.AbstractEventLoop,
 ) -> "Future[None]":
-    """Call in a thread of a pool; `completion` gets the result on the event loop, and nobody else.
+    """Run a call in a pool thread and pass its result to `completion` on the event loop.
 
     A thread of a pool keeps the call, and the future its result, until the next call. But the
     program of a model and its outputs are memory that has to be free when its unload is answered.

@@ -121,7 +121,7 @@ class ControlPlane(Protocol):
         """Register the reply to other processes' questions."""
 
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
-        """Make a change here by `here`, then everywhere else; return what `here` returned.
+        """Make a change with `here`, then in every other process; return the result of `here`.
 
         Raises what `here` raises, and then nothing is changed elsewhere; or what another process
         raises, and then it is undone everywhere. A caller that is cancelled takes a load back.
@@ -207,7 +207,7 @@ def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
 
 
 class ChangesInProgress:
-    """The changes that are being made, and the kinds that are refused during a replacement.
+    """Changes in progress, and the kinds refused while the server is being replaced.
 
     A server that replaces this one is told what clients have changed; what they changed afterwards
     would be lost.
@@ -255,14 +255,14 @@ class OneProcess:
 
     def __init__(self) -> None:
         self.files_of_model: Callable[[str], Mapping[str, bytes]] = lambda _: {}
-        """Returns the files that a client has loaded a model with; waits for the disk."""
+        """Returns the files that a client loaded a model with; reads the disk."""
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, Reply] = {}
         self._journal = Journal()
         self._in_progress = ChangesInProgress()
 
     def conceals(self, model: str, version: str = "") -> bool:
-        """Return false: there are no other processes."""
+        """Return false: this process is the only one."""
         return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DeviceThreads:
-    """The two threads of a device: one gives it work, the other waits for what it computes.
+    """The two threads of a device: one dispatches work, the other waits for its completion.
 
     Both take one call after the other, as the device does: its work has one order, and no output
     suffers head-of-line blocking by work that came later. Used from the event loop only.
@@ -55,7 +55,7 @@ class DeviceThreads:
         return dispatching
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads behind the work in flight; work that was not dispatched is cancelled.
+        """End the threads after the work in flight; cancel undispatched work.
 
         Waits for so many seconds at most, for each; return whether both have ended.
         """

@@ -1,4 +1,4 @@
-"""The threads that execute on the host, in fair turns between models."""
+"""Threads that execute on the host, scheduled fairly between models."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ class HostJob:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.model = model
-        """Key of fair scheduling: jobs of equal models share one turn."""
+        """Key of fair scheduling: jobs with equal keys share one turn."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
         self._completion: Callable[[Any], None] = completion
@@ -100,8 +100,9 @@ class HostThreads:
         self._idle = 0
         """Threads waiting on `_wake`."""
         self._waking = 0
-        """Threads that are woken or started and have not looked for work yet. There is one at most:
-        it wakes the next, so that no more are started than there is work for."""
+        """Threads that were woken or started and have not looked for work yet. At most one: it
+        wakes the next, so that there are never more threads than jobs.
+        """
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._closed = False
@@ -133,12 +134,12 @@ class HostThreads:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing is computed, and nothing is pending."""
+        """Tell whether no job is running or pending."""
         with self._lock:
             return not self._busy and not self._waiting
 
     async def run(self, call: Callable[[], T], model: Hashable = None) -> T:
-        """Compute something in the model's fair turn; return or raise its outcome."""
+        """Run a job in the model's fair turn; return or raise its outcome."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await settled(future, self.start(call, partial(settle, future), model))
 
@@ -152,7 +153,7 @@ class HostThreads:
         return True
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads behind the jobs that they run; pending jobs are cancelled.
+        """End the threads after their running jobs; cancel pending jobs.
 
         Waits for so many seconds at most. Return whether all have ended.
         """

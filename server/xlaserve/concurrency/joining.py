@@ -8,7 +8,7 @@ from functools import partial
 
 
 def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
-    """End the threads of a pool; what waits for one is cancelled, what has begun is waited for.
+    """End a pool's threads: cancel queued calls, and wait for running ones.
 
     Waits for so many seconds at most; return whether all have ended.
     """

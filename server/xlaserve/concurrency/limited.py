@@ -43,7 +43,7 @@ class LimitedCall(Generic[T]):
 
     def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
         self.future: Future[T] = Future()
-        """The result of the call, however late."""
+        """Receives the call's result, even after the deadline."""
         self.call: Callable[[], T] | None = call
         """None once its thread has begun."""
         self.beat = beat
@@ -58,11 +58,11 @@ class LimitedCall(Generic[T]):
         return cancelled
 
     def abandon(self) -> None:
-        """Release its slot, though its thread goes on."""
+        """Release the call's slot; its thread continues."""
         self._threads.abandon(self)
 
     async def within(self, seconds: float) -> T:
-        """Return what the call does.
+        """Return the call's result; raises Overdue after this long without progress.
 
         Raises Overdue once there was no progress for so long. A caller that stops waiting must
         cancel or abandon it.
@@ -114,7 +114,7 @@ class LimitedThreads:
 
     @property
     def abandoned(self) -> int:
-        """Return how many abandoned calls have not ended."""
+        """Return the number of abandoned calls still running."""
         return len(self._abandoned)
 
     def start(self, call: Callable[[], T], beat: Beat | None = None) -> LimitedCall[T]:
@@ -152,7 +152,7 @@ class LimitedThreads:
             self._fill()
 
     def close(self, seconds: float | None = None) -> bool:
-        """Cancel what waits, and wait so long at most for what was not abandoned to end.
+        """Cancel queued calls, and wait up to this long for running ones that were not abandoned.
 
         Return whether no thread is left.
         """

@@ -42,7 +42,7 @@ About = Mapping[str, str]
 """The arguments of a question."""
 
 Answering = Callable[[About], Awaitable[object]]
-"""Returns this process's answer to a question."""
+"""Returns this process's answer to a question of another."""
 
 
 class Others(Protocol):
@@ -75,7 +75,7 @@ class Nobody:
         return Asked({"": own})
 
     def answer(self, question: Question, answering: Answering) -> None:
-        """Do nothing: nobody asks."""
+        """Do nothing: there are no other processes."""
 
 
 NOBODY = Nobody()

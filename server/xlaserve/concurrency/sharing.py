@@ -72,7 +72,7 @@ class SingleFlight(Generic[T]):
         return tasks
 
     async def call_off(self, of: Callable[[Hashable], bool] = _any) -> None:
-        """Cancel the work of such keys and return once it has ended; its callers get CalledOff."""
+        """Cancel the work of these keys and return once it ended; its callers get CalledOff."""
         if tasks := self.cancel(of):
             await asyncio.wait(tasks)
 
@@ -130,10 +130,10 @@ class Turns:
 
 
 class Coalesced:
-    """Calls that only need the work to be done once after each of them was made.
+    """Coalesces calls: one run of the work serves all callers that arrived before it started.
 
-    A caller that comes while the work runs waits for the next run, which serves all that came
-    in the meantime.
+    A caller that comes while the work runs waits for the next run, which serves all that came in
+    the meantime.
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -78,7 +78,7 @@ class Workers:
         return self._compile.start(call)
 
     async def wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that waits for the disk or for memory, and return its result."""
+        """Run a call that blocks on the disk or on memory, and return its result."""
         return await asyncio.wrap_future(
             self._disk.submit(answering(partial(call, *args, **kwargs)))
         )
@@ -94,7 +94,7 @@ class Workers:
         )
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads once their work is done; nothing that still waits is started.
+        """End the threads after their running work; cancel queued work.
 
         Waits for so many seconds at most, and not for what was abandoned. Return whether no thread
         is left, which nothing could end but the end of the process.

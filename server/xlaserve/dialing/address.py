@@ -71,10 +71,10 @@ _NO_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """One server."""
+    """A server's address, with its protocol and transport."""
 
     url: str
-    """As given."""
+    """The address as the user gave it."""
     rest: bool = False
     host: str = ""
     port: int = 0
@@ -101,7 +101,7 @@ class ServerAddress:
 
 
 def parse_address(url: str, files: TlsFiles = _NO_FILES, token: str = "") -> ServerAddress:
-    """Return what a URL names: gRPC unless its scheme says HTTP; raises InvalidAddress.
+    """Parse a URL: gRPC unless its scheme says HTTP; raises InvalidAddress.
 
     `port:n`, as an endpoint is set, is that port on this machine. Raises InvalidToken for a token
     that no header can carry.

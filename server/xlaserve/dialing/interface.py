@@ -18,7 +18,7 @@ class CallFailed(XlaserveError):
         self.url = url
         self.problem = problem
         self.status = status
-        """Name of the gRPC status, or of the one that an HTTP status stands for; empty for none."""
+        """Name of the gRPC status, or of the equivalent of an HTTP status; empty for none."""
 
 
 class NotReached(CallFailed):
@@ -106,7 +106,7 @@ class ServerClient(Protocol):
 
     @property
     def memory(self) -> MemoryClient:
-        """Return what has the server know shared memory."""
+        """Return the interface for registering shared memory."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -141,7 +141,7 @@ class ServerClient(Protocol):
         ...
 
     async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
-        """Run one inference, with all that its request says; `timeout` instead of the client's."""
+        """Run one inference; `timeout` overrides the client's."""
         ...
 
     def stream(

@@ -108,7 +108,7 @@ class Client:
         return await self.ask(asked(model, version, inputs))
 
     async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
-        """Run one inference, with all that its request says; all tensors travel raw."""
+        """Run one inference; all tensors are sent as raw contents."""
         message = write_request(request)
         started = time.perf_counter()
         response = await self._stub.model_infer(message, timeout=timeout)

@@ -54,7 +54,7 @@ _STATUSES: Mapping[int, str] = MappingProxyType(
         504: "DEADLINE_EXCEEDED",
     }
 )
-"""The gRPC status that an HTTP status stands for."""
+"""The equivalent gRPC status of each HTTP status."""
 _SHOWN_BYTES = 300
 _JSON_HEADERS: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 _SIZE = "binary_data_size"
@@ -138,7 +138,7 @@ class RestClient:
         return await self.ask(asked(model, version, inputs))
 
     async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
-        """Run one inference, with all that its request says; tensors travel in the binary form."""
+        """Run one inference; tensors are sent in the binary form."""
         headers, body = write_request(request)
         started = time.perf_counter()
         path = f"{model_path(request.model_name, request.model_version)}/infer"
@@ -152,7 +152,7 @@ class RestClient:
     async def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request (generate extension), as they come.
+        """Yield the answers to one request (generate extension) as they arrive.
 
         An event has no datatypes and shapes: those of the metadata, which is asked for first.
         """
@@ -215,7 +215,7 @@ class RestClient:
         await self._read("POST", _changing(model, "unload"), given, expects_json=False)
 
     async def text(self, path: str) -> str:
-        """Return what a GET of a path answers, as text."""
+        """GET a path, and return the body as text."""
         status, _, body = await self._ask("GET", path)
         self._check(status, body)
         return body.decode(errors="replace")

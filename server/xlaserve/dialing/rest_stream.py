@@ -49,7 +49,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any],
 
 
 def read_event(said: Mapping[str, Any], tensors: ModelTensors, seconds: float) -> InferenceResult:
-    """Return the outputs of an event; raises ValueError for what the metadata does not describe."""
+    """Return an event's outputs; raises ValueError if they contradict the metadata."""
     specs = {spec.name: spec for spec in tensors.outputs}
     outputs: dict[str, Tensor] = {}
     parameters: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def _tensor(spec: TensorSpec, value: Any) -> Tensor:
 
 
 def _shape(shape: Shape, count: int) -> Shape:
-    """Return the shape of so many elements: an event does not say it.
+    """Infer the shape of this many elements, which an event does not state.
 
     The last of several open dimensions has them all; what does not fit has one dimension.
     """

@@ -16,7 +16,7 @@ _HTTP = b"HTTP/1"
 _SETTINGS = b"\x04"
 """Type of the frame that an HTTP/2 server sends first (RFC 9113, 6.5), behind its length."""
 _ALERT = b"\x15"
-"""Type of the TLS record that refuses something which is no TLS (RFC 8446, 5.1)."""
+"""Record type of a TLS alert, the reply to bytes that are not TLS (RFC 8446, 5.1)."""
 
 
 class Spoken(StrEnum):
@@ -27,7 +27,7 @@ class Spoken(StrEnum):
     HTTP = "http"
     HTTPS = "https"
     NOBODY = ""
-    """Nothing listens there, or it answers neither question."""
+    """Nothing listens at the address, or it answered neither probe."""
 
 
 def spoken(address: ServerAddress) -> Spoken:

@@ -1,14 +1,14 @@
-"""Errors, as facts: each class takes the facts and forms its own text.
+"""Error classes: each takes the facts and forms its own text.
 
-Nothing here knows a status code. `net/status.py` holds the one table from these classes to
-gRPC and HTTP statuses; a test demands a row for every class.
+Nothing here knows a status code. `net/status.py` holds the one table from these classes to gRPC and
+HTTP statuses; a test demands a row for every class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class XlaserveError(Exception):
-    """The root of everything that a client or an operator is told about."""
+    """Base of all errors reported to clients and operators."""
 
     is_noted = False
     """Whether the event log has it."""
@@ -18,11 +18,11 @@ class XlaserveError(Exception):
 
 
 _REPEATED_CHARACTERS = 1_000
-"""The most of a reason: it may repeat what a client or a file says, which has no end."""
+"""Length limit of a reason: it may quote a client or a file, which could be of any size."""
 
 
 def repeatable(text: str) -> str:
-    """Return a text that a log and a terminal can take: printable, and not without end."""
+    """Return a text safe for logs and terminals: printable, and of limited length."""
     if len(text) > _REPEATED_CHARACTERS:
         text = f"{text[:_REPEATED_CHARACTERS]}..."
     if text.isprintable():
@@ -35,7 +35,7 @@ MOST_CAUSES = 16
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on, as far as is worth a look."""
+    """Yield an error and its chain of causes, up to a limit."""
     for _ in range(MOST_CAUSES):
         if error is None:
             return
@@ -59,7 +59,7 @@ class ModelNotFound(XlaserveError):
 
 
 class VersionNotFound(ModelNotFound):
-    """The model answers, but not in the version that is asked for.
+    """The model is available, but not in the requested version.
 
     Told apart because a mesh must not believe that a model which is there is gone.
     """
@@ -75,7 +75,7 @@ class ModelNotReady(XlaserveError):
 
 
 class StillStarting(ModelNotReady):
-    """A model is not there, but may come: the first reading of the repository has not ended."""
+    """The model is missing, but may appear: the first scan of the repository has not ended."""
 
     def __init__(self, model: str, version: str, because: str) -> None:
         named = f"model '{model}'" if model else "a model without a name"
@@ -84,7 +84,7 @@ class StillStarting(ModelNotReady):
 
 
 class LoadFailed(XlaserveError):
-    """A model could not be loaded; what it served before, it still serves."""
+    """A model could not be loaded; versions served before are still served."""
 
     def __init__(self, model: str, reason: str) -> None:
         self.reason = repeatable(reason)
@@ -96,11 +96,11 @@ class StoreUnavailable(LoadFailed):
 
 
 class FilesMissing(LoadFailed):
-    """A model could not be loaded because a version, or a file that it needs, is not there."""
+    """A model could not be loaded because a version or a required file is missing."""
 
 
 class FileNameTooLong(LoadFailed):
-    """A file that came with a load has a name that no file system takes."""
+    """A file sent with a load has a name that is too long for the file system."""
 
     def __init__(self, model: str, name: str, most_bytes: int) -> None:
         super().__init__(
@@ -118,7 +118,7 @@ class ModelAlreadyLoaded(XlaserveError):
 
 
 class InvalidModel(XlaserveError):
-    """The files of a model are not what they should be. Loading turns this into LoadFailed."""
+    """A model's files are invalid. Loading turns this into LoadFailed."""
 
 
 class LoadTimedOut(LoadFailed):
@@ -133,7 +133,7 @@ class LoadTimedOut(LoadFailed):
 
 
 class TooManyAbandoned(XlaserveError):
-    """Loads and compilations were abandoned, and so many have not ended that no more may begin."""
+    """Too many abandoned loads and compilations are still running to start another."""
 
     def __init__(self, model: str, count: int) -> None:
         super().__init__(
@@ -171,7 +171,7 @@ class ModelControlForbidden(XlaserveError):
 
 
 class OutOfMemory(XlaserveError):
-    """The device or the host lacks memory for what was asked."""
+    """The device or the host lacks memory for the request."""
 
     def __init__(self, model: str, detail: str, *, needed_bytes: int = 0) -> None:
         self.needed_bytes = needed_bytes
@@ -225,7 +225,7 @@ class InvalidVersion(InvalidRequest):
 
 
 class InvalidTensor(InvalidRequest):
-    """One tensor is not what the model, or its own description, says."""
+    """A tensor contradicts the model's specification, or its own."""
 
     def __init__(self, model: str, kind: str, tensor: str, expected: str, got: str) -> None:
         super().__init__(f"model '{model}', {kind} '{tensor}': expected {expected}, got {got}")
@@ -274,7 +274,7 @@ class InvalidParameter(InvalidRequest):
 
 
 class InvalidName(InvalidRequest):
-    """A name that would lead out of the directory that it belongs to."""
+    """A name that would lead out of its directory."""
 
     def __init__(self, kind: str, name: str, problem: str) -> None:
         shown = name if len(name) <= 64 else name[:64] + "..."
@@ -282,7 +282,7 @@ class InvalidName(InvalidRequest):
 
 
 class InvalidBody(InvalidRequest):
-    """A request whose body cannot be taken apart into what it should hold."""
+    """A request body that cannot be parsed."""
 
 
 class UnsupportedMediaType(InvalidRequest):
@@ -300,7 +300,7 @@ class NotAcceptable(InvalidRequest):
 
 
 class OutputNotInForm(XlaserveError):
-    """A model computed what the form of the answer cannot hold; nobody who asked is to blame."""
+    """The model's output cannot be expressed in the answer's format; not the client's fault."""
 
     def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
         super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}")
@@ -318,7 +318,7 @@ class OutputNotText(InvalidRequest):
 
 
 class CrossSiteRequest(XlaserveError):
-    """A page of another site asks, in the browser of somebody who may."""
+    """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
         super().__init__("requests that change something are not taken from pages of other sites")
@@ -332,7 +332,7 @@ class BodyTimeout(XlaserveError):
 
 
 class InvalidRegion(InvalidRequest):
-    """A region of shared memory that is not there, or is not what it is said to be."""
+    """A shared memory region is missing, or differs from its description."""
 
     def __init__(self, region: str, expected: str, got: str) -> None:
         super().__init__(f"shared memory region {region!r}: expected {expected}, got {got}")
@@ -363,7 +363,7 @@ class TooManyRegions(XlaserveError):
 
 
 class NotLocal(XlaserveError):
-    """A client of another machine asks for what only those of this one may."""
+    """A remote client asked for an operation reserved for local ones."""
 
     def __init__(self, what: str, peer: str, setting: str) -> None:
         super().__init__(
@@ -449,7 +449,7 @@ class QueueTimeout(XlaserveError):
 
 
 class ExecutionStalled(XlaserveError):
-    """An execution exceeded its limit and was given up; nothing can stop it."""
+    """An execution exceeded its limit and was abandoned; it cannot be interrupted."""
 
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(
@@ -473,7 +473,7 @@ class TooLarge(XlaserveError):
 
 
 class TooManyChanges(XlaserveError):
-    """So many changes of the server wait for their turn in all processes that no more may."""
+    """The queue of changes to the server, which all processes must make, is full."""
 
     def __init__(self, kind: str, subject: str, limit: int) -> None:
         super().__init__(
@@ -534,7 +534,7 @@ class InvalidSettings(XlaserveError):
 
 
 class RepositoryUnreadable(XlaserveError):
-    """The directory of the models cannot be read, so that nobody can tell what is to be loaded."""
+    """The model directory is unreadable, so the models to load are unknown."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"model repository '{path}': {reason}")
@@ -558,11 +558,11 @@ class WorkerDied(XlaserveError):
 
 
 class InvalidReference(XlaserveError):
-    """Code that the command line names is not there, or is not what it should be."""
+    """Code named on the command line is missing or invalid."""
 
 
 class DeviceUnavailable(XlaserveError):
-    """The device that was asked for is not there, or JAX cannot use it."""
+    """The requested device is missing, or JAX cannot use it."""
 
     def __init__(self, device: str, detail: str) -> None:
         super().__init__(f"device '{device}' is not available: {detail}")

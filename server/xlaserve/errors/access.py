@@ -1,4 +1,4 @@
-"""Errors of callers: who may not ask, or not so much."""
+"""Errors of access control: authentication, permissions and quotas."""
 
 import re
 
@@ -6,18 +6,18 @@ from xlaserve.errors import XlaserveError, repeatable
 
 _HOST_NAME = re.compile(r"[0-9A-Za-z_.-]{1,80}")
 HIDDEN = "(hidden from this caller)"
-"""What stands for the name of a model in a text, or of a step, that may not be seen."""
+"""Placeholder for the name of a model or step that the caller may not see."""
 
 
 class Unauthenticated(XlaserveError):
-    """Nobody knows who asks; the text is the same whatever is asked, and whether it is there."""
+    """The caller is unknown. The text reveals nothing about the requested object."""
 
     def __init__(self) -> None:
         super().__init__("this needs credentials that the server knows")
 
 
 class NotPermitted(XlaserveError):
-    """The caller is known, and may not do what it asks."""
+    """The caller is authenticated, but lacks the permission."""
 
     def __init__(self, principal: str, operation: str) -> None:
         super().__init__(f"caller '{repeatable(principal)}' may not {operation}")
@@ -42,7 +42,7 @@ class QuotaExceeded(XlaserveError):
 
 
 class TooManyRequests(XlaserveError):
-    """A queue is full, for clients whose protocol tells that from a server that is not there."""
+    """A queue is full, for protocols that distinguish this from an unavailable server."""
 
     retry_seconds = 1.0
     """Time after which to ask again."""
@@ -64,7 +64,7 @@ class WrongHost(XlaserveError):
 
 
 class WrongOrigin(XlaserveError):
-    """A page of another site asks, in the browser of somebody who may."""
+    """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
         super().__init__("requests of pages of other sites are not taken")

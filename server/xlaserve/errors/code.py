@@ -30,7 +30,7 @@ class MissingOutputs(ModelFailed):
 
 
 class Deadlock(ModelFailed):
-    """Models that call one another wait for copies of themselves, all of which wait for them."""
+    """Models that call each other are deadlocked: each waits for a replica of another."""
 
     def __init__(self, model: str, chain: Iterable[str]) -> None:
         super().__init__(
@@ -78,11 +78,11 @@ class RefusedByModel(ModelFailed):
 
 
 class NotFoundByModel(ModelFailed):
-    """The code of a model says that something is not there. That is never the model itself."""
+    """A model's code reports a missing object, never the model itself."""
 
 
 class ExistsForModel(ModelFailed):
-    """The code of a model says that something is there already."""
+    """A model's code reports that an object already exists."""
 
 
 class UnavailableToModel(ModelFailed):
@@ -98,4 +98,4 @@ class CancelledByModel(ModelFailed):
 
 
 class UnknownToModel(ModelFailed):
-    """The code of a model does not say what is wrong."""
+    """A model's code reports an error without details."""

@@ -47,7 +47,7 @@ class TextTooLong(InvalidRequest):
 
 
 class NotText(InvalidRequest):
-    """A string that is no Unicode text: it holds half of a surrogate pair."""
+    """A string with half of a surrogate pair, which is no valid Unicode."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"{_named(model)}: expected text in Unicode, got half of a surrogate pair")

@@ -7,12 +7,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""What ends a task of the event loop, a generator or the server, and is passed on there. Whatever
-else is raised where somebody waits for an answer becomes that answer, Exception or not."""
+"""Exceptions that end a task, a generator or the server: they are always raised again. Any other
+exception becomes the answer of the call that raised it.
+"""
 
 
 class Panicked(Exception):
-    """Code in a thread raised what is no Exception, which is its cause."""
+    """Code in a thread raised a BaseException that is no Exception; it is the cause."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {text_of(error)}")
@@ -20,7 +21,7 @@ class Panicked(Exception):
 
 
 def answerable(error: BaseException) -> Exception:
-    """Return what a call raised in a thread as whoever waits for it is told.
+    """Convert an exception from a thread into the one that its waiters get.
 
     Nothing there is cancelled, interrupted or ended by what it raises, whatever that is.
     """
@@ -42,7 +43,7 @@ def answering(call: Callable[[], T]) -> Callable[[], T]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, whatever its class makes of that."""
+    """Return an error's text, even if its `__str__` fails."""
     try:
         return str(error)
     except BaseException:  # code has the last word on its own errors

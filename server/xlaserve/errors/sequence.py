@@ -14,7 +14,7 @@ class MissingSequence(InvalidRequest):
 
 
 class SequenceNotStarted(InvalidRequest):
-    """A request goes on with a sequence that is not in progress: it ended, expired or never was."""
+    """A request continues a sequence that ended, expired or never started."""
 
     def __init__(self, model: str, sequence: object, processes: int = 1) -> None:
         """Whether another one of several `processes` may have it."""

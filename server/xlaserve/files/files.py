@@ -20,7 +20,7 @@ class FileRecord:
 
     size_bytes: int
     sha256: str
-    """In lower-case hexadecimal."""
+    """SHA-256 in lower-case hexadecimal."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from xlaserve.errors import InvalidReference
 
 
 def load_reference(reference: str) -> object:
-    """Return what a reference names, by running the code of its module.
+    """Import the object that a reference names, which runs its module.
 
     Raises InvalidReference where there is no such file, module or name.
     """

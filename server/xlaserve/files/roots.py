@@ -36,7 +36,7 @@ class Roots:
         return self._root_of(resolved) is not None
 
     def confine(self, path: Path, said: str = "") -> Path:
-        """Return where a path leads; raises InvalidModel unless that is in one of them.
+        """Resolve a path; raises InvalidModel unless it is within one of the roots.
 
         The text is the same whatever is there, and whether anything is. It calls the path what was
         `said`, or by its name.
@@ -47,12 +47,12 @@ class Roots:
         return resolved
 
     def open(self, path: Path) -> BinaryIO:
-        """Open a regular file that lies in one of them, wherever links lead meanwhile.
+        """Open a regular file within the roots, safely against links that change meanwhile.
 
         Raises InvalidModel for one that does not, or is not regular, and OSError. The path is
         resolved once; then no link is followed on the way down from the root, so that one that is
-        put there between the check and the open is refused. Where there is no link below a root,
-        as a rule, the way down finds that out by itself.
+        put there between the check and the open is refused. Where there is no link below a root, as
+        a rule, the way down finds that out by itself.
         """
         if (found := self._opened(path)) is not None:
             return _regular(found, path.name)
@@ -89,7 +89,7 @@ class Roots:
 
 
 def by_text(path: str) -> Path:
-    """Return a path without dots and doubled slashes, by its text alone.
+    """Normalize a path by its text alone: no dots, no doubled slashes.
 
     `normpath` keeps two at the beginning, which Linux takes for one.
     """

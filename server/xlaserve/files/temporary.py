@@ -80,7 +80,7 @@ class TemporaryDirectory:
         self.remove()
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename `source` to `target`, which is beside this directory and may be there.
+        """Rename `source` to `target`, next to this directory; replaces an existing one.
 
         Where the system can exchange two names, whoever looks finds one of them at any moment. A
         process that is killed in between leaves the old one or the new one: the removal of what it

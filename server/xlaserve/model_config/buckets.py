@@ -138,7 +138,7 @@ def by_benefit(compiled: Iterable[int], missing: Iterable[int]) -> tuple[int, ..
 
 
 def declared(config: ModelConfig) -> bool | None:
-    """Return what a configuration declares of rows; None where it leaves that to the proof.
+    """Return a configuration's declaration about rows; None to rely on the proof.
 
     Raises InvalidModel.
     """

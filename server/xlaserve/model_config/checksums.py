@@ -19,7 +19,7 @@ def verify(
     roots: Roots = ANYWHERE,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return if each file of a model's directory has its checksum. Blocks.
+    """Verify the checksum of each of a model's files. Blocks.
 
     Raises InvalidModel that names the file, what was expected and what came.
     """

@@ -38,7 +38,7 @@ class ConfigTensor:
     name: str
     datatype: Datatype
     dims: Shape
-    """As written: without the batch dimension if `max_batch_size` is positive."""
+    """Dimensions as written: without the batch dimension if `max_batch_size` is positive."""
     reshape: Shape | None = None
     """The model's shape, if it differs from the clients'."""
     is_optional: bool = False
@@ -78,7 +78,7 @@ class DynamicBatching:
     priority_queue_policy: Mapping[int, QueuePolicy] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By level; others have the default policy."""
+    """Queue policies by priority level; other levels use the default policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Checksum:
     file: str
     """Relative to the model's directory."""
     md5: str
-    """In lower-case hexadecimal."""
+    """MD5 in lower-case hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,8 @@ class ModelConfig:
         return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
 
     def of_artifact(self) -> "ModelConfig":
-        """Return it with the tensors that the model sees: reshaped, with controls and states.
+        """Return the configuration with the model's own tensors: reshaped, with controls and
+        states.
 
         What lists no inputs, or no outputs, leaves them to the artifact, which has all.
         """

@@ -11,7 +11,7 @@ from xlaserve.model_config.schema import BadConfig, shown
 def in_order(
     steps: Sequence[EnsembleStep], inputs: Iterable[str], outputs: Iterable[str]
 ) -> tuple[EnsembleStep, ...]:
-    """Return the steps so that each follows those whose tensors it takes, else as written.
+    """Sort the steps by their dependencies, otherwise in the order written.
 
     Raises BadConfig for a tensor that nothing or more than one thing makes, and for a cycle.
     """

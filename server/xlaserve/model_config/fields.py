@@ -31,7 +31,7 @@ class Effect(Enum):
 
 
 _Files: TypeAlias = Callable[[Any], Iterable[str]]
-"""Returns the files named in a value."""
+"""Returns the files that a value names."""
 
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
 """Tells whether a value other than the default has an effect."""
@@ -220,7 +220,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 """Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
 
 CONTENT_TYPE = "content_type"
-"""Parameter with the content type of all tensors; `content_type.x` is that of x."""
+"""Parameter for the content type of all tensors; `content_type.x` sets that of tensor x."""
 
 EXECUTE_DELAY = "execute_delay_ms"
 """The parameter that says how long an execution of an identity model takes."""
@@ -263,7 +263,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
         "batch_rows": Effect.NONE,
     }
 )
-"""Known entries of `parameters`; those of other servers have no effect."""
+"""Known entries of `parameters`; entries for other servers have no effect."""
 
 
 _KINDS = ("platform", "backend")
@@ -277,7 +277,7 @@ def is_onnx(kind: str) -> bool:
 
 
 def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
-    """Return the fields that are given and have no effect, the first few of them by path.
+    """Return the first few given fields without effect, by path.
 
     Raises BadConfig for one that is refused.
     """
@@ -315,7 +315,7 @@ _NOT_WARMED = frozenset({"ensemble_scheduling", "sequence_batching"})
 
 
 def _only_batches(message: inference.ModelConfig) -> bool:
-    """Tell whether it asks for dynamic batching, and for nothing of a queue besides."""
+    """Tell whether dynamic batching is its only request: no queue policy."""
     _, batching = betterproto.which_one_of(message, "scheduling_choice")
     if not isinstance(batching, inference.ModelDynamicBatching):
         return False

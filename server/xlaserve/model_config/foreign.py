@@ -19,7 +19,7 @@ class Foreign:
     runtime: str
     """The library that would have to run it."""
     advice: str
-    """How to convert it."""
+    """How to convert the model."""
     files: tuple[str, ...] = ()
     """Names in a version directory that tell this kind."""
 

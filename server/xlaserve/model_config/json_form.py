@@ -30,11 +30,11 @@ from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference
 
 DEPTH = 100
-"""The most arrays and objects inside one another, as in google's readers."""
+"""Nesting limit of arrays and objects, the same as in protobuf's JSON parsers."""
 
 
 class _Object(tuple[tuple[str, "Json"], ...]):
-    """The members of an object; a dict would hide that a key came twice."""
+    """The members of an object; a dict would hide duplicate keys."""
 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | _Object | None"

@@ -32,7 +32,7 @@ MAX_PRIORITY_LEVELS = 1000
 
 
 def config_of(message: inference.ModelConfig) -> ModelConfig:
-    """Extract what the server acts on from a message. Raises BadConfig."""
+    """Extract the fields that the server obeys from a message. Raises BadConfig."""
     if message.max_batch_size < 0:
         raise _unfit("max_batch_size", "0 or more", message.max_batch_size)
     inputs = _tensors("input", message.input)

@@ -78,7 +78,7 @@ class StandsFor:
     """The configuration equivalent to MLServer's settings."""
 
     pbtxt: str
-    """In protobuf's text format, a `config.pbtxt`."""
+    """The equivalent `config.pbtxt`."""
     notes: tuple[str, ...]
     """Things that its owner has to do, and that no configuration says."""
 

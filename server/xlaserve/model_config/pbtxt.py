@@ -107,7 +107,7 @@ class _Tokens:
         return shown(self.token.text) if self.token.text else "the end"
 
     def place(self, token: _Token) -> str:
-        """Say where a token stands."""
+        """Return a token's position as text."""
         line = self._text.count("\n", 0, token.start) + 1
         column = token.start - self._text.rfind("\n", 0, token.start)
         return f"line {line}, column {column}"
@@ -120,7 +120,7 @@ class _Tokens:
         return True
 
     def open(self) -> str:
-        """Pass over the mark that a message starts with, and return that which ends it."""
+        """Consume a message's opening mark, and return the closing one."""
         closing = _CLOSING.get(self.token.text)
         if closing is None:
             raise BadConfig.mismatch("'{'", self.got)

@@ -32,7 +32,7 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """An output whose elements go to the requests as those of an input came from them."""
+    """An output that is split among requests in the proportions of an input."""
 
     name: str
     source: str

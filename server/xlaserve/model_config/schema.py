@@ -62,11 +62,11 @@ class BadConfig(ValueError):
 
     @classmethod
     def mismatch(cls, expected: str, got: str) -> Self:
-        """Say what was expected and what was found."""
+        """Return a fault that names the expected and the actual value."""
         return cls(f"expected {expected}, got {got}")
 
     def within(self, outer: str) -> Self:
-        """Return the same fault, its place seen from one level further out."""
+        """Return the same fault with its path extended by the enclosing field."""
         return type(self)(self.problem, outer + self.place)
 
     def __str__(self) -> str:
@@ -84,9 +84,9 @@ class Field:
     """One field of a message."""
 
     name: str
-    """As in the contract."""
+    """Name of the field in the protocol."""
     attribute: str
-    """As in the generated class."""
+    """Attribute of the generated class."""
     kind: str
     """A protobuf scalar type, `enum`, `message` or `map`."""
     repeated: bool = False
@@ -199,7 +199,7 @@ class Draft:
 
 
 def given_of(message: betterproto.Message) -> frozenset[str]:
-    """Return the names of the fields that a text gave, also those that it gave their default.
+    """Return the names of fields that a text set, even to their defaults.
 
     Empty for a message that no text made: it does not tell 0 from nothing.
     """

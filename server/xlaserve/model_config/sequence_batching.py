@@ -64,7 +64,7 @@ class SequenceBatching:
     """Whether one request is a sequence, rescheduled until it is done."""
 
     def slots(self, max_batch_size: int) -> int:
-        """Return how many sequences each replica of a model has in progress at most."""
+        """Return the sequence slots per replica."""
         rows = max(1, max_batch_size)
         return rows if self.is_direct else self.max_candidates or rows
 

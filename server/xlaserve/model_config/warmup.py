@@ -28,7 +28,7 @@ class SampleInput:
 
     datatype: Datatype
     dims: Shape
-    """Without the batch."""
+    """Dimensions without the batch."""
     data: SampleData
     file: str = ""
     """Name of a file in the directory `warmup` of the model."""

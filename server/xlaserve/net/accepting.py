@@ -21,7 +21,7 @@ _ACCEPTS_OF_A_TURN = 64
 _MOST_LAST_ACCEPTS = 1 << 16
 """Limit of connections accepted at the end, while others keep connecting."""
 _RETRY_SECONDS = 1.0
-"""Seconds without accepting where the process has no more files or memory for a connection."""
+"""Pause in seconds after accept failed for lack of file descriptors or memory."""
 _CLOSED = -1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LEAST_SECONDS = 0.01
@@ -41,7 +41,7 @@ _log = structlog.get_logger("accepting")
 
 @dataclass(frozen=True, slots=True)
 class Handshakes:
-    """How the connections of a listener become encrypted."""
+    """The TLS side of a listener's connections."""
 
     make_context: MakeContext
     seconds: float
@@ -49,7 +49,7 @@ class Handshakes:
 
 
 class Acceptor:
-    """Accepts the connections of a socket, each with a protocol of its own, until stopped.
+    """Accepts a socket's connections until stopped, and creates a protocol for each.
 
     Over TLS a protocol has its connection once the handshake has ended. Until then the connection
     counts in `in_handshake`; where `is_full` says so it is closed instead, since nothing could be
@@ -81,7 +81,7 @@ class Acceptor:
 
     @property
     def in_handshake(self) -> int:
-        """Return how many accepted connections have no protocol yet."""
+        """Return the number of accepted connections without a protocol yet."""
         return len(self._beginning)
 
     # --- accepting ---
@@ -123,7 +123,7 @@ class Acceptor:
         self._retry = None
         self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    # --- what comes before a protocol has its connection ---
+    # --- connections before they have a protocol ---
 
     async def _begin(self, connection: socket.socket, address: object) -> None:
         shakes = self._handshakes
@@ -146,7 +146,7 @@ class Acceptor:
     async def _shake_hands(
         self, connection: socket.socket, context: ssl.SSLContext, until: float
     ) -> None:
-        """Give a connection its protocol once it is encrypted; a client hears why it is not."""
+        """Do the TLS handshake, then create the protocol; a client is told why it failed."""
         if isinstance(context, AlertingContext):
             hello = connection.recv(MOST_HELLO_BYTES, socket.MSG_PEEK)
             if context.refuses(hello):
@@ -170,10 +170,10 @@ class Acceptor:
                 raise
 
     async def _last_word(self, connection: socket.socket, said: bytes, until: float) -> None:
-        """Send something, and return when the client has read it, or has had its time.
+        """Send data, and return once the client has read it or its time is over.
 
-        To close a connection before what the client has sent was read would take the last word
-        from it, since it is reset then (RFC 1122, 4.2.2.13).
+        To close a connection before what the client has sent was read would take the last word from
+        it, since it is reset then (RFC 1122, 4.2.2.13).
         """
         until = min(until, self._loop.time() + _LAST_WORD_SECONDS)
         with suppress(OSError, TimeoutError):
@@ -186,7 +186,7 @@ class Acceptor:
                     left -= len(read)
 
     async def _heard(self, connection: socket.socket, until: float) -> None:
-        """Return when the client has sent something: a handshake holds 50 KB while it waits."""
+        """Wait until the client has sent something: a handshake holds 50 KB."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(connection.fileno(), settle, heard, None)
         try:
@@ -216,7 +216,7 @@ class Acceptor:
     # --- the end ---
 
     def stop(self) -> None:
-        """Accept what waits in the accept queue, and refuse all that comes later; idempotent."""
+        """Drain the accept queue, and refuse later connections; idempotent."""
         if self._listening.fileno() == _CLOSED:
             return
         if self._retry is not None:
@@ -231,12 +231,12 @@ class Acceptor:
         self._listening.close()
 
     async def begun(self) -> None:
-        """Return when every accepted connection has its protocol, or came to nothing."""
+        """Return once every accepted connection has its protocol or has failed."""
         while self._beginning:
             await asyncio.wait(tuple(self._beginning))
 
     def abort(self) -> None:
-        """Cut off what is still in its handshake."""
+        """Abort connections still in their handshake."""
         for task in tuple(self._beginning):
             task.cancel()
 

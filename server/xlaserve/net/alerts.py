@@ -103,11 +103,11 @@ class _Reader:
         return taken
 
     def vector(self, length_bytes: int) -> bytes:
-        """Return the next vector, whose length takes so many bytes."""
+        """Return the next vector, with a length field of this many bytes."""
         return self.take(int.from_bytes(self.take(length_bytes), "big"))
 
     def vectors(self, length_bytes: int) -> list[bytes]:
-        """Return all vectors that are left."""
+        """Return all remaining vectors."""
         found = []
         while self.data:
             found.append(self.vector(length_bytes))

@@ -16,7 +16,7 @@ _USUAL_TIMES = 4
 _PART_BYTES = 1 << 14
 """Input bytes per zlib call, which copies the rest."""
 _MOST_MEMBERS = 10_000
-"""Each takes time, however short it is."""
+"""Limit of gzip members per body: every member costs time, even an empty one."""
 
 CODINGS: Mapping[str, int] = MappingProxyType(
     {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": _ZLIB_BITS}
@@ -32,14 +32,14 @@ _MOST_LEFT = 0.75
 
 
 def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
-    """Compress what is in pieces."""
+    """Compress the pieces."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
     pieces = [stream.compress(part) for part in parts]
     return b"".join([*pieces, stream.flush()])
 
 
 def deflate_where_worth(coding: str, parts: Sequence[Buffer], size: int) -> bytes | None:
-    """Compress what is in pieces; None where that saves too little to be worth its time.
+    """Compress the pieces; None if compression would not pay off.
 
     Of what is long the start is tried: numbers of a model are as good as random, and took ten times
     as long to compress as to send.
@@ -70,7 +70,7 @@ class InflatesTooFar(Exception):
 
 
 def inflate(coding: str, data: Buffer, limit_bytes: int) -> memoryview:
-    """Return what was compressed; raises before much more than the limit is held.
+    """Decompress; raises before much more than the limit is held.
 
     Raises BadCompression and InflatesTooFar.
     """
@@ -88,7 +88,7 @@ async def inflate_within(
     reserve: Callable[[int], None],
     run: Callable[[Callable[[], bool]], Awaitable[bool]],
 ) -> memoryview:
-    """Inflate in threads, and reserve the memory for it before it is taken, step by step.
+    """Decompress in threads, reserving memory step by step beforehand.
 
     `reserve` counts so many bytes more, or fewer, and raises where there is no memory; `run` calls
     in a thread. A bomb thus holds no more than twice what it has become. Raises as `inflate` does.
@@ -109,7 +109,7 @@ async def inflate_within(
 
 
 class Inflation:
-    """Inflates what was compressed, as far as there is memory for it.
+    """Decompresses a body as far as memory allows.
 
     All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
     follow.
@@ -128,7 +128,7 @@ class Inflation:
         self._is_over = False
 
     def capacities(self) -> Iterator[int]:
-        """Return how much memory to try, one after the other; the last is surely enough."""
+        """Yield capacities to try in turn; the last always suffices."""
         longest = self._limit + _STEP_BYTES
         capacity = min(_STEP_BYTES + _USUAL_TIMES * len(self._rest), longest)
         while capacity < longest:
@@ -154,7 +154,7 @@ class Inflation:
         return False
 
     def result(self) -> memoryview:
-        """Return what was inflated."""
+        """Return the decompressed bytes."""
         return self._out[: self._filled]
 
     def end(self) -> None:

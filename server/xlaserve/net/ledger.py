@@ -35,7 +35,7 @@ class Kind(IntEnum):
     ANSWERS = 1
     """Answers that their client has not read."""
     AHEAD = 2
-    """Bytes that came early: pipelined requests, and header blocks in progress."""
+    """Bytes received ahead of need: pipelined requests, and header blocks in progress."""
     CACHED = 3
     """Cached answers, evicted under pressure."""
 
@@ -99,12 +99,12 @@ class Ledger:
         self._on_pressure.append(call)
 
     def held_for(self, kind: Kind) -> int:
-        """Return how many bytes are held for one kind."""
+        """Return the number of bytes held for a purpose."""
         return self.held - sum(self._kinds) if kind is Kind.REQUESTS else self._kinds[kind]
 
     @property
     def waiting(self) -> int:
-        """Return how many requests wait for memory."""
+        """Return the number of requests waiting for memory."""
         return len(self._waiting)
 
     # --- as accounts call it ---
@@ -162,7 +162,7 @@ class Account:
         self._kinds = [0] * len(Kind)
 
     def held_for(self, kind: Kind) -> int:
-        """Return how many bytes are held for one kind."""
+        """Return the number of bytes held for a purpose."""
         return self.held - sum(self._kinds) if kind is Kind.REQUESTS else self._kinds[kind]
 
     def hold(self, count: int, kind: Kind = Kind.REQUESTS) -> None:
@@ -178,7 +178,7 @@ class Account:
             ledger.press()
 
     def release(self, count: int, kind: Kind = Kind.REQUESTS) -> None:
-        """Count bytes no more."""
+        """Release bytes."""
         ledger = self.ledger
         self.held -= count
         ledger.held -= count
@@ -189,7 +189,7 @@ class Account:
             ledger.relieve()
 
     def release_all(self, kind: Kind) -> None:
-        """Count what is held for one kind no more."""
+        """Release all bytes held for a purpose."""
         count = self.held_for(kind)
         if count:
             self.release(count, kind)
@@ -209,7 +209,7 @@ class Account:
         return False
 
     def reserve(self, count: int, kind: Kind = Kind.REQUESTS) -> bool:
-        """Count bytes that are to come; false, and nothing is counted, where there is no memory.
+        """Reserve bytes ahead; returns false, without effect, if there is no memory.
 
         A request that is refused then may not wait: it holds something, or its transport cannot.
         """
@@ -240,7 +240,7 @@ class Account:
         return wait
 
     def close(self) -> None:
-        """Release all that is held: the connection is gone.
+        """Release everything: the connection is closed.
 
         Later releases, by holders that do not know of it, are counted nowhere.
         """

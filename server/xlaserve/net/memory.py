@@ -28,7 +28,7 @@ _MOST_TIMES_LARGER = 2
 
 
 def fresh(size: int) -> Octets:
-    """Return bytes that were never used; long ones go back to the system as soon as they are free.
+    """Return a fresh buffer; long ones are returned to the system once freed.
 
     They are mapped by themselves: the C library would keep what a thread frees.
     """
@@ -44,7 +44,7 @@ def fresh(size: int) -> Octets:
 
 
 class MessageMemory:
-    """Lends buffers, and takes them back once nothing refers to them.
+    """Lends buffers, and recycles them once they are unreferenced.
 
     At most `limit` bytes are kept for the next messages. Blocks that are too small for one go when
     it gets a new one, so that messages of one kind never need more than they would without this.
@@ -54,14 +54,15 @@ class MessageMemory:
         self._limit = limit
         self._now = now
         self._spare: dict[int, tuple[float, Octets]] = {}
-        """Blocks that nobody uses and since when. Any thread may add one at any time, and so may
-        the collection of garbage: a copy, which is made in one step, is what is looked through."""
+        """Free buffers, and since when. Any thread may add one at any time, and so may the garbage
+        collector: iterate over a copy only, which is made atomically.
+        """
         self._lent: set[int] = set()
         """The blocks that are not back."""
 
     @property
     def spare_bytes(self) -> int:
-        """Return how many bytes are kept for the next message."""
+        """Return the number of bytes kept for reuse."""
         return sum(block.nbytes for _, block in self._spare.copy().values())
 
     def take(self, size: int) -> Octets:
@@ -96,7 +97,7 @@ class MessageMemory:
             self._spare[id(block)] = self._now(), block
 
     def drop(self) -> None:
-        """Give everything back to the system that nobody uses."""
+        """Return all free buffers to the system."""
         self._drop(lambda since, block: True)
 
     def drop_unused(self, seconds: float) -> None:

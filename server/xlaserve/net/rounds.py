@@ -46,7 +46,7 @@ class Rounds(Generic[C]):
         self._next = self._loop.call_at(self._due, self._begin_round)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the rounds."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

@@ -2,7 +2,7 @@
 
 
 class Stall:
-    """Counts the looks at one connection between which nothing left though something waited."""
+    """Counts consecutive checks of a connection at which pending bytes had not moved."""
 
     __slots__ = ("_looks", "_seen")
 
@@ -24,4 +24,4 @@ class Stall:
 
 
 LOOKS = 8
-"""Looks at a connection within the time that a client may read nothing."""
+"""Checks of a connection within the client's read timeout."""

@@ -208,7 +208,7 @@ _CLIENT_LEFT = 499
 
 
 def told_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
-    """Name the status that the client of a call was told, in the words of its protocol.
+    """Return the status reported to a call's client, in its protocol's terms.
 
     `listener` is the setting of the endpoint that it came to, `http_status` that of an answer for
     which nothing was raised; 0 for none.

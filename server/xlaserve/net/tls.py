@@ -12,7 +12,7 @@ from xlaserve.settings import Settings
 from xlaserve.settings.choices import TlsEndpoint
 
 MakeContext: TypeAlias = Callable[[], ssl.SSLContext]
-"""Returns what a handshake that begins now is made with."""
+"""Returns the TLS context for a handshake that starts now."""
 
 _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class ServerTls:
-    """Contexts by protocol, made of the files that the settings name; `reload` makes the first."""
+    """TLS contexts by protocol, from the files in the settings; `reload` creates the first."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class ServerTls:
         self._contexts: Mapping[str, ssl.SSLContext] = {}
 
     def reload(self) -> None:
-        """Have handshakes that begin from now on use the files as they are now.
+        """Re-read the files for handshakes that start from now on.
 
         Raises InvalidSettings with the setting whose file cannot be used, and then changes nothing:
         it is a new context that is made, since one that has half of a new pair could not go back.
@@ -49,7 +49,7 @@ class ServerTls:
         self._contexts = {protocol: _context(self._settings, protocol) for protocol in protocols}
 
     def of(self, endpoint: TlsEndpoint) -> MakeContext | None:
-        """Return the maker of contexts of an endpoint; None where it is served in the clear."""
+        """Return the context factory of an endpoint; None for plain text."""
         if endpoint not in self._settings.tls_endpoints:
             return None
         protocol = _PROTOCOLS[endpoint]
@@ -57,7 +57,7 @@ class ServerTls:
 
 
 def server_tls(settings: Settings) -> ServerTls | None:
-    """Return what listeners speak TLS with, still unread; None where no certificate is set."""
+    """Return the listeners' TLS configuration, still unread; None without a certificate."""
     if not settings.tls_certificate:
         for name in ("tls_key", "tls_client_ca"):
             if getattr(settings, name):

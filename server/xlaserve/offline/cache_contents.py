@@ -28,7 +28,7 @@ class Kept:
 
     @property
     def environment(self) -> str:
-        """Return the name of the environment that compiled it."""
+        """Return the name of its compilation environment."""
         return name_of(self.key.environment)
 
 
@@ -47,12 +47,12 @@ class Group:
 
     @property
     def used(self) -> float:
-        """Return the time at which one of them was used last, in seconds since 1970."""
+        """Return the latest use of its files, in seconds since 1970."""
         return max(one.used for one in self.programs)
 
 
 def grouped(kept: Iterable[Kept]) -> Sequence[Group]:
-    """Return programs by target and environment, the last used first."""
+    """Return programs by target and environment, most recently used first."""
     found: dict[tuple[str, str], Group] = {}
     for one in kept:
         target = one.path.parent.name
@@ -98,7 +98,7 @@ def chosen(
     most_days: float | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> list[Kept]:
-    """Return the programs to remove: too old, of other versions, or beyond so many bytes.
+    """Choose the programs to remove: too old, of other versions, or beyond the byte limit.
 
     `versions` are fields of the environments that stay. Of the others the least recently used go
     until `most_bytes` are left.

@@ -37,14 +37,16 @@ class ModelReport:
 
     model: str
     kind: str = ""
-    """`onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty where nothing tells it."""
+    """Kind of the model: `onnx`, `jax_export`, `python`, `identity` or `ensemble`; empty if
+    unknown.
+    """
     versions: tuple[str, ...] = ()
     """Versions that a server would serve."""
     notes: tuple[str, ...] = ()
     reason: str = ""
     """Why a server refuses it; empty where it does not."""
     configuration: str = ""
-    """The configuration that stands for MLServer's settings, in protobuf's text format."""
+    """The `config.pbtxt` equivalent of MLServer's settings."""
 
     @property
     def finding(self) -> Finding:
@@ -61,7 +63,7 @@ class Checkup:
     repository: Repository
     load: Load
     context: Callable[[ModelSource, VersionSource], LoadContext]
-    """Returns the arguments of a load, but for what every load has."""
+    """Returns the arguments of a load that depend on the model."""
     runs_python: bool = False
     _infos: dict[tuple[str, str], ModelInfo] = field(default_factory=dict)
     """Models that were loaded, for the ensembles that they are steps of."""
@@ -99,7 +101,7 @@ class Checkup:
             return ModelReport(name, kind, (), notes, _without_name(name, str(error)), said)
 
     def _mlserver(self, home: Path) -> tuple[str, tuple[str, ...]]:
-        """Return the configuration that stands for MLServer's settings, and notes on them."""
+        """Convert MLServer's settings to a configuration, with notes."""
         try:
             found = mlserver_settings.read(home, roots=self.repository.confines)
         except InvalidModel as error:
@@ -170,7 +172,7 @@ class Checkup:
         return report
 
     def _reason(self, step: EnsembleStep, *, is_circle: bool) -> str:
-        """Say why a step cannot be one; empty where it can."""
+        """Explain why a model cannot be an ensemble's step; empty if it can."""
         report = self._reports.get(step.model_name)
         if report is None:
             return "is a step of itself" if is_circle else "is not in the repository"
@@ -195,5 +197,5 @@ def _of_config(source: ModelSource) -> Iterator[str]:
 
 
 def _without_name(name: str, text: str) -> str:
-    """Return an error without its model's name, which stands beside it."""
+    """Return an error's text without the model's name, which is shown next to it."""
     return text.removeprefix(f"failed to load '{name}', ")

@@ -31,7 +31,9 @@ class Difference:
     """One thing that is not the same on both sides."""
 
     at: str
-    """`MODEL/VERSION`, `MODEL`, or empty, relative to what was compared."""
+    """Location of the difference, relative to the compared path: `MODEL/VERSION`, `MODEL`, or
+    empty.
+    """
     kind: str
     """`model`, `version`, or a kind of `contents`."""
     name: str

@@ -1,4 +1,4 @@
-"""A configuration as paths with values, by which two are compared."""
+"""Flattens configurations to paths with values, to compare them."""
 
 from collections.abc import Iterator, Mapping
 

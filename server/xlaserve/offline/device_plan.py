@@ -27,8 +27,9 @@ class PlannedVersion:
     version: str
     compiled: Compiled
     predicted: Sizes
-    """Bytes that its load reserves before it begins, as a mesh is told (predictModelSize);
-    empty where it cannot be loaded at all."""
+    """Bytes that the load reserves before it begins, as ModelMesh sees them (predictModelSize);
+    empty for a model that cannot be loaded.
+    """
 
     @property
     def reserved(self) -> Sizes:
@@ -48,7 +49,7 @@ class PlannedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """The outcome of a load, after all that came before it."""
+    """The outcome of a load, after all earlier loads."""
 
     name: str
     version: str
@@ -70,7 +71,7 @@ class DevicePlan:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why a directory is no model, by its name."""
     ensembles: tuple[str, ...] = ()
-    """Made of other models, and nothing to compile."""
+    """Ensembles: composed of other models, nothing to compile."""
     loads: tuple[PlannedLoad, ...] = ()
     resident: tuple[str, ...] = ()
     """Models loaded in the end, in the order of their eviction."""
@@ -80,7 +81,7 @@ class DevicePlan:
 
     @property
     def fits_together(self) -> bool:
-        """Tell whether everything that compiles is loaded, and nothing had to go."""
+        """Tell whether all compilable models are loaded, without evictions."""
         return not any(load.evicted or load.refused for load in self.loads)
 
 
@@ -100,7 +101,7 @@ class DevicePlanner:
         cache_directory: str = "",
         on_done: Callable[[Compiled], None] = lambda done: None,
     ) -> DevicePlan:
-        """Have everything compiled for so many of a target, and say what comes of it.
+        """Compile all models for this many devices of a target, and plan their loads.
 
         Raises DeviceUnavailable where nothing can be compiled for it.
         """

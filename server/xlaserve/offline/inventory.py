@@ -29,7 +29,8 @@ class VersionEntry:
 
     number: int
     kind: str
-    """`jax_export`, `onnx`, `python`, `generator`, `identity`; empty where nothing tells it."""
+    """Kind of the model: `jax_export`, `onnx`, `python`, `generator`, `identity`; empty if unknown.
+    """
     size_bytes: int
     """Size of its files together."""
     served: bool
@@ -48,14 +49,14 @@ class ModelEntry:
     configuration: str = ""
     """File name of its configuration; empty without one."""
     without_effect: tuple[str, ...] = ()
-    """Fields of the configuration that change nothing."""
+    """Configuration fields without effect."""
     problem: str = ""
     """Why it cannot be loaded: a refused configuration, missing files."""
     versions: tuple[VersionEntry, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of its versions, each once."""
+        """Return the distinct kinds of its versions."""
         return tuple(dict.fromkeys(version.kind for version in self.versions))
 
 

@@ -105,7 +105,7 @@ def _fetch_all(
 def _fetched(
     part: RemotePart, name: str, stack: ExitStack, config_text: str | None
 ) -> Sequence[Path]:
-    """Return directories of the model, each with one version; they stay until the stack is left."""
+    """Download a model's versions to directories, which exist until the stack is closed."""
     part.prepare(name, config_text)
     paths = []
     for version in part.find_own(name, config_text).versions:

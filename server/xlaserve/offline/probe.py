@@ -8,7 +8,7 @@ _SIZE = 64
 
 
 def compile_seconds() -> float:
-    """Return the seconds in which a small program is compiled and run; JAX was started. Blocks."""
+    """Measure the seconds to compile and run a small program; JAX has started. Blocks."""
     import jax
 
     x = np.ones((_SIZE, _SIZE), np.float32)

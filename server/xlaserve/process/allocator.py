@@ -12,37 +12,42 @@ import structlog
 # <malloc.h> of glibc
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MAPPED_BYTES = 8 << 20
-"""Bytes from which memory is mapped by itself, and given back as soon as it is free.
+"""Allocations from this size on are mapped separately, and returned to the system when freed. glibc
+would raise this threshold to 32 MiB as blocks are freed, and then keep large blocks per thread: 100
+outputs of 10 MiB left 150 MiB behind. Smaller blocks, the majority, are reused, since a fresh
+mapping costs a page fault per page.
 
 By itself glibc raises this to 32 MiB with what is freed, and then keeps the large blocks of each
 thread: 100 outputs of 10 MiB left 150 MiB behind. To map is to touch each page for the first time,
-which is why smaller blocks, that are most, are kept."""
+which is why smaller blocks, that are most, are kept.
+"""
 KEPT_BYTES = 12 << 20
 """Free memory kept at the end of each arena: a trim releases only the first one's."""
 _LEAST_ARENAS = 2
-"""There are as many arenas as cores, instead of eight for each: no more threads than that ever ask
-at the same time, and each arena keeps something."""
+"""One arena per core, instead of eight: no more threads allocate at the same time, and each arena
+retains memory.
+"""
 _SETTINGS = (
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_ARENA_MAX",
     "GLIBC_TUNABLES",
 )
-"""Variables by which an operator decides this; then nothing is changed."""
+"""Environment variables with which an operator overrides these choices."""
 _STATM = Path("/proc/self/statm")
 
 _log = structlog.get_logger("memory")
 
 
 def arenas() -> int:
-    """Return how many arenas there are at most."""
+    """Return the limit of arenas."""
     return max(_LEAST_ARENAS, os.cpu_count() or 1)
 
 
 def give_back_large_blocks(
     environment: Mapping[str, str] = os.environ, *, kept_bytes: int = 0
 ) -> bool:
-    """Have large blocks returned to the system as soon as they are freed; tell whether they are.
+    """Make glibc return large blocks when freed; tell whether that is in effect.
 
     With `kept_bytes` blocks below that size are kept for the next ones until a trim, in one arena:
     those of other threads hold no block of more than 32 MiB, and would map it anew each time.
@@ -74,7 +79,7 @@ def trim() -> None:
 
 
 def resident_bytes() -> int | None:
-    """Return how much memory the process has; None where the system does not say."""
+    """Return the process's resident memory; None if unknown."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -82,7 +87,7 @@ def resident_bytes() -> int | None:
 
 
 def freeze_heap() -> None:
-    """Collect garbage, and keep what is there now out of the collector's sight for good.
+    """Collect garbage, then exempt all present objects from later collections.
 
     Every unload collects: without what jax and the libraries hold, that takes microseconds instead
     of a tenth of a second.

@@ -25,7 +25,7 @@ _STANDARD = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 class BestEffortStream(io.TextIOBase):
-    """Writes to the descriptor of another stream at once; a full disk or a lost reader is no error.
+    """Writes to another stream's descriptor without blocking; errors are ignored.
 
     Nor does a reader that does not read hold the writer up: what it does not take waits in a queue,
     of bounded size, for a thread to write it. While the queue is empty nothing is there that could
@@ -50,11 +50,11 @@ class BestEffortStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Return how text becomes bytes."""
+        """Return the text encoding."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write what can be written; always returns the length of the text."""
+        """Write as much as possible; always returns the length of the text."""
         # As the interpreter ends, the thread of the queue may be stopped while it has the lock.
         if self._lock.acquire(timeout=_LAST_SECONDS):
             try:
@@ -64,7 +64,7 @@ class BestEffortStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: what could be written is written, and the rest waits for its reader."""
+        """Do nothing: writes are immediate, and unread data is already queued."""
 
     def finish(self, seconds: float) -> None:
         """Wait until the queue is written, so many seconds at most: the process ends."""
@@ -167,7 +167,7 @@ class BestEffortStream(io.TextIOBase):
 
 
 def best_effort(stream: TextIO | None) -> TextIO:
-    """Return a stream as one that never fails; one that does not already is returned as it is."""
+    """Wrap a stream so that writes never fail; idempotent."""
     if isinstance(stream, BestEffortStream):
         return cast("TextIO", stream)
     return cast("TextIO", BestEffortStream(stream))
@@ -181,7 +181,7 @@ def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
 
 
 def open_standard_streams() -> None:
-    """Open those of stdin, stdout and stderr that are closed on /dev/null.
+    """Open closed standard streams (stdin, stdout, stderr) on /dev/null.
 
     Otherwise the next socket becomes one of them, and what a library prints goes to a client. In
     such a process sys.stdout and the like are None: to write to them, or to ask for their
@@ -197,7 +197,7 @@ def open_standard_streams() -> None:
 
 
 def flushed(stream: TextIO | None) -> OSError | None:
-    """Write what a stream still holds; returns the error, after which it writes to nowhere."""
+    """Flush a stream; on failure, return the error and discard later writes."""
     if stream is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Child processes shielded from signals that terminals and systemd send to all.
+"""Child processes shielded from signals that terminals and systemd send to the whole group.
 
 The server alone hears it, and ends what it has started: a child that ended first would look like
 one that a model has ended, and be told, tried again, and blamed on that model.
@@ -18,7 +18,7 @@ FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal
 
 
 def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a process that does not hear those signals, with what else Popen takes.
+    """Start a process shielded from those signals, with Popen's further arguments.
 
     Raises OSError where the system refuses.
     """
@@ -28,7 +28,7 @@ def start_deaf(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]
 
 @contextmanager
 def started_deaf() -> Iterator[None]:
-    """Have the processes that this thread starts in a block not hear those signals.
+    """Within this context, this thread's child processes are shielded from those signals.
 
     From their first instruction on: they inherit the mask, which no interpreter touches.
     """
@@ -40,7 +40,7 @@ def started_deaf() -> Iterator[None]:
 
 
 def stay_deaf() -> None:
-    """Have those signals do nothing here, yet end what this process forks or executes.
+    """Ignore those signals in this process, but not in its children.
 
     For a process that runs code of others, which may start processes and end them by a signal.
     """
@@ -72,4 +72,4 @@ class _Forking(threading.local):
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Return to what was interrupted."""
+    """Return to the interrupted code."""

@@ -14,7 +14,7 @@ _BYTES_PER_CORE = 32 << 20
 
 
 def confine(memory_bytes: int, *, file_bytes: int, open_files: int) -> None:
-    """Limit this process for the rest of its life; 0 of `memory_bytes` leaves its memory alone.
+    """Limit this process permanently; a `memory_bytes` of 0 leaves memory unlimited.
 
     The memory comes on top of what it holds by now. No file that it writes may be larger than
     `file_bytes`, and no core is dumped. What a system does not limit stays unlimited.

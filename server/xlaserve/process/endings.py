@@ -16,11 +16,13 @@ _FAILED = 1
 _MOST_DESCRIPTORS = 1 << 30
 _ROUND_SECONDS = 0.01
 _MOST_ROUNDS = 1000
-"""Looks for what is left of a session: a process in the kernel ends when that lets go of it."""
+"""Limit of rounds that look for survivors of a session: a process in a system call ends only when
+the call returns.
+"""
 
 
 def end_with_parent(parent: int = 0) -> None:
-    """Have the system kill this process when the thread that started it ends.
+    """Ask the kernel to kill this process when the thread that started it ends.
 
     With the id of the process that has started it, one that is gone by now counts too.
     """
@@ -31,7 +33,7 @@ def end_with_parent(parent: int = 0) -> None:
 
 
 def end_session_with_this() -> None:
-    """Have all of the session that this process leads killed once it has ended, however it does.
+    """Arrange for this process's session to be killed once the process has ended.
 
     A process that leads a session of its own is not of it. Called before there are threads: it
     forks. Whoever looks is no child of this process, whose code may wait for all that it has.

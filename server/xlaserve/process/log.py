@@ -45,7 +45,7 @@ class Levels:
 
     @classmethod
     def from_lowest(cls, name: str) -> Self:
-        """Return the levels from one of them on."""
+        """Return the levels from this one on."""
         least = logging.getLevelNamesMapping()[name.upper()]
         of_level = (logging.INFO, logging.WARNING, logging.ERROR)
         return cls(int(least <= logging.DEBUG), *(least <= level for level in of_level))
@@ -53,7 +53,7 @@ class Levels:
     def __call__(
         self, _logger: object, method: str, event: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        """Return a record at or above its level; raises DropEvent for another one."""
+        """Return a record at or above its level; raises DropEvent for others."""
         if not self._has(str(event.get("level", method))):
             raise structlog.DropEvent
         return event

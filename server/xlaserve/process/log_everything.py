@@ -72,11 +72,11 @@ class StderrLines(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Return that of the stream."""
+        """Return the stream's encoding."""
         return self.behind.encoding
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream, for crash handlers."""
+        """Return the stream's descriptor, for crash handlers."""
         return self.behind.fileno()
 
     def writable(self) -> bool:
@@ -97,7 +97,7 @@ class StderrLines(io.TextIOBase):
 
 @contextmanager
 def taken_stderr() -> Iterator[None]:
-    """Have lines, warnings and uncaught exceptions of this process be records within a block.
+    """Within this context, log this process's stderr, warnings and uncaught exceptions.
 
     What nobody catches is a record behind it, too. A terminal shows all as it is. What native code
     prints, and what faulthandler does, is past Python and stays as it is.

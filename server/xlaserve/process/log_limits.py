@@ -59,7 +59,7 @@ def _cut(value: object, most: int) -> object:
 
 
 class TracebackLimit:
-    """Lets so many tracebacks of a minute into the log; of others the error itself is there.
+    """Limits tracebacks per minute in the log; beyond, only the error is logged.
 
     A processor of structlog; for any thread.
     """

@@ -13,7 +13,7 @@ _log = structlog.get_logger("server")
 
 
 def wanted_files(settings: Settings) -> int:
-    """Return the most files that a server may have open with these settings."""
+    """Return the number of open files that these settings may need."""
     return (
         settings.max_connections
         + settings.max_http_connections
@@ -23,7 +23,7 @@ def wanted_files(settings: Settings) -> int:
 
 
 def raise_open_files(settings: Settings) -> None:
-    """Let the process open a file for each connection and region of memory that it may have.
+    """Raise the open-file limit to cover all connections and memory regions.
 
     Beyond the hard limit nobody can raise it: then the log says so, with both numbers. Where there
     are no more files, connections wait to be accepted, and loads are refused.

@@ -1,4 +1,4 @@
-"""Time of another process, without its waits for a processor."""
+"""Running time of another process, excluding the time it waits for a processor."""
 
 import os
 import time
@@ -9,31 +9,32 @@ from typing import NamedTuple
 
 
 class Seen(NamedTuple):
-    """What a process was doing at a moment."""
+    """State of a process at a moment."""
 
     processor_seconds: float
-    """What all of its threads have taken by then."""
+    """Processor time of all its threads so far."""
     is_runnable: bool
-    """Whether one of them runs, or waits for a processor."""
+    """Whether a thread of it runs, or waits for a processor."""
 
 
 class OwnTime:
-    """Counts seconds on the clock but for those of a wait for a processor. Of one thread.
+    """Measures the wall-clock time of a process, less the time it waits for a processor.
 
-    A process that sleeps, or waits for another one, has all of them. One that can run has what it
-    runs: on a machine with others that is less than what passes. To be looked at often.
+    While the process sleeps or waits for another one, wall-clock time counts in full; while it is
+    runnable, only its processor time does, which is less on a busy machine. Sample often (`look`),
+    always from the same thread.
     """
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
-        """Those that it had by the last look."""
+        """The total at the last sample."""
         self._pid = pid
         self._clock = clock
         self._looked = clock()
         self._took = seen(pid).processor_seconds
 
     def look(self) -> None:
-        """Count the time since the last look."""
+        """Add the time since the last sample."""
         now, found = self._clock(), seen(self._pid)
         passed = now - self._looked
         if found.is_runnable:
@@ -43,7 +44,7 @@ class OwnTime:
 
 
 def seen(pid: int) -> Seen:
-    """Return what a process does; where nobody knows it waits for no processor."""
+    """Return the state of a process; one that cannot be read counts as not runnable."""
     fields = _fields(Path(f"/proc/{pid}/stat"))
     if not fields:
         return Seen(0.0, False)

@@ -26,7 +26,7 @@ class SharedSocket:
     """A listening socket that another process may have too; it accepts only while it may."""
 
     def __init__(self, listening: socket.socket, *, waits: bool = False) -> None:
-        """With `waits` no connection is there before `open`."""
+        """With `waits`, no connection is accepted before `open`."""
         self.listening = listening
         self.may_accept = not waits
         """Whether the endpoint is this process's, from `open` to `shut`."""
@@ -52,7 +52,7 @@ class SharedSocket:
         self.listening.setblocking(flag)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return a connection and its peer's address, as a listening socket does."""
+        """Accept a connection; return it with its peer's address, as a listening socket does."""
         if not self.may_accept:
             raise BlockingIOError
         return self.listening.accept()
@@ -79,7 +79,7 @@ class Predecessor:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
-        """Return what the environment says, and take it out of it; None where there is none."""
+        """Take the predecessor's hand-over from the environment; None without one."""
         text = environment.pop(HANDED, "")
         if not text:
             return None
@@ -99,7 +99,7 @@ class Predecessor:
         return self._sockets.get(setting)
 
     async def changes(self) -> BinaryIO | None:
-        """Return the file of what clients have changed there; it changes nothing from now on.
+        """Return the file of the predecessor's changes by clients; it accepts no further ones.
 
         None of a server that hands nothing over. Raises ConnectionError where it does not answer.
         """
@@ -127,7 +127,7 @@ class Predecessor:
 
 
 def handed(channel: socket.socket, sockets: Mapping[str, socket.socket]) -> dict[str, str]:
-    """Return the environment of a replacement that inherits these."""
+    """Return the environment of a replacement that inherits these sockets."""
     numbers = {setting: one.fileno() for setting, one in sockets.items()}
     said = {"channel": channel.fileno(), "sockets": numbers, "changes": True}
     return {HANDED: json.dumps(said)}

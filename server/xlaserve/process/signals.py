@@ -25,7 +25,7 @@ class Replacing(Protocol):
 
     @property
     def has_taken_over(self) -> bool:
-        """Tell whether the new one serves in the place of this one, which stops by itself."""
+        """Tell whether the replacement serves, and this process is stopping."""
         ...
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ def handled(
     reload: Callable[[], None],
     replacing: Replacing | None = None,
 ) -> Iterator[None]:
-    """Have the first signal to stop cancel a task, SIGHUP reload, and SIGUSR2 replace, in a block.
+    """Within this context, stop signals cancel a task, SIGHUP reloads, and SIGUSR2 replaces.
 
     Behind the block the two are ignored, and the next signal to stop ends the process. That with
     which a replaced server stops itself does not count: whoever stops it too has sent one only.
@@ -81,7 +81,7 @@ def handled(
 
 
 def ignore() -> None:
-    """Have SIGHUP and SIGUSR2 do nothing: there is nothing to reload or replace yet, or no more."""
+    """Ignore SIGHUP and SIGUSR2, before and after there is anything to reload or replace."""
     for number in _SERVING:
         signal.signal(number, signal.SIG_IGN)
 

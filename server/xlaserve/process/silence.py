@@ -1,4 +1,4 @@
-"""How long another process has given no sign of life while this one looked."""
+"""How long another process has been silent while this one was able to notice."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -77,7 +77,7 @@ class Stopped(Silence):
 
 
 def is_stopped(pid: int, *, with_forks: bool = False) -> bool:
-    """Tell whether a process is stopped by a signal; false where nobody knows.
+    """Tell whether a process is stopped by a signal; false if unknown.
 
     `with_forks` also looks at those that its first thread has forked.
     """

@@ -1,4 +1,4 @@
-"""systemd as the service manager: notifications to it, and sockets from it.
+"""systemd as the service manager: readiness notifications, watchdog and socket activation.
 
 Nothing here does anything where another one started it (sd_notify(3), sd_listen_fds(3)).
 """
@@ -27,16 +27,16 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
 
 class ServiceManager(Protocol):
-    """Whoever started the server and hears how it goes: systemd, or the parent of a worker."""
+    """Receives the server's state: systemd, or a worker's parent."""
 
     def ready(self) -> None:
-        """Say that the server is up, or that a reload has ended."""
+        """Report that the server is up, or that a reload has ended."""
 
     def reloads(self, begins: bool) -> None:
-        """Say that a reload begins or has ended."""
+        """Report the start or the end of a reload."""
 
     def stopping(self) -> None:
-        """Say that the server drains."""
+        """Report that the server drains."""
 
     async def keep_alive(self) -> None:
         """Give signs of life until cancelled."""
@@ -64,7 +64,7 @@ class Systemd:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self:
-        """Return what the environment says, and take it out of it: it is not for children.
+        """Take systemd's variables from the environment, so that children do not inherit them.
 
         Raises InvalidSettings for variables that systemd would not write.
         """
@@ -84,7 +84,7 @@ class Systemd:
         return cls(found["NOTIFY_SOCKET"], watchdog, sockets, predecessor)
 
     def environment(self) -> dict[str, str]:
-        """Return what a replacement of this process has to know."""
+        """Return the variables that a replacement of this process needs."""
         microseconds = str(round(self.watchdog_seconds * 1e6))
         known = {"NOTIFY_SOCKET": self._notify_socket, "WATCHDOG_USEC": microseconds}
         return {name: value for name, value in known.items() if value not in ("", "0")}
@@ -114,28 +114,28 @@ class Systemd:
     # --- notifications ---
 
     def ready(self) -> None:
-        """Say that the service is up, or that a reload has ended; then a replacement takes over."""
+        """Report that the service is up or reloaded; a replacement then takes over."""
         self._is_up = True
         if self.predecessor is not None:
             self.predecessor.take_over()
         self._notify("READY=1")
 
     def reloading(self) -> None:
-        """Say that a reload begins; `ready` follows."""
+        """Report the start of a reload; `ready` follows."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._notify("RELOADING=1", f"MONOTONIC_USEC={now}")
 
     def stopping(self) -> None:
-        """Say that the service drains."""
+        """Report that the service drains."""
         self._notify("STOPPING=1")
 
     def hand_over(self, pid: int) -> None:
-        """Say that another process is the service from now on, and no more than that."""
+        """Report that another process is the main process from now on."""
         self._notify(f"MAINPID={pid}")
         self._path = ""
 
     def reloads(self, begins: bool) -> None:
-        """Say that a reload begins or has ended; nothing within the start, which goes on."""
+        """Report the start or the end of a reload, except during startup."""
         if not self._is_up:
             return
         if begins:

@@ -1,4 +1,4 @@
-"""The error for a directory that is no known kind of model."""
+"""The error for a directory of no known kind of model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _MOST = 1000
 
 
 def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
-    """Return what is missing, what is there instead, and what to do about it.
+    """Return which files are missing, which were found instead, and what to do.
 
     `looked_for` are the files that make a directory a model; `named` is the only one where the
     configuration, or its kind, asks for it.
@@ -54,7 +54,7 @@ def _found(path: Path, entries: list[Path]) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return the name of a directory as its owner knows it; the path is the server's."""
+    """Return a directory's name for messages to its owner, who does not know the server's path."""
     return _short(path.name)
 
 

@@ -54,7 +54,7 @@ def answered(outputs: Arrays, parameters: Mapping[str, Parameter]) -> Answered:
 
 
 def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
-    """Return the parameters of an answer of another model."""
+    """Return the parameters of another model's answer."""
     return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
 
 
@@ -88,7 +88,7 @@ class Replies:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether no more should come before some were taken."""
+        """Tell whether the producer should pause until some answers were read."""
         return len(self._waiting) >= WINDOW
 
     def put(self, outputs: Arrays) -> None:
@@ -98,13 +98,13 @@ class Replies:
             self._changed.notify()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that no more come, or why."""
+        """Mark the end of the answers, or the error that ended them."""
         with self._changed:
             self._has_ended, self._error = True, self._error or error
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Ask for no more."""
+        """Cancel the remaining answers."""
         self.is_cancelled = True
         self.on_cancel()
 
@@ -112,7 +112,7 @@ class Replies:
         return self
 
     def __next__(self) -> Arrays:
-        """Return the next answer when it arrives; raises the other model's error."""
+        """Return the next answer once it arrives; raises the other model's error."""
         with self._changed:
             while not self._waiting and not self._has_ended:
                 self._changed.wait()
@@ -134,7 +134,7 @@ class Calls(Protocol):
         ...
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
-        """Start a request of any number of answers; return their reader."""
+        """Start a request with any number of answers; return an iterator over them."""
         ...
 
     def change(self, change: Change, within: object) -> "Future[None]":

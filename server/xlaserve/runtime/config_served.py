@@ -29,10 +29,10 @@ class ServedConfig:
     """Tells whether the reader may see a model named in it."""
 
     def message(self) -> inference.ModelConfig:
-        """Return all that was written, and where that says nothing, what the model is.
+        """Return the configuration as written, with missing fields filled in from the model.
 
-        It may be sent back as the `config` of a load. Shares its parts with what was written:
-        not to be changed.
+        It may be sent back as the `config` of a load. Shares its parts with what was written: not
+        to be changed.
         """
         written = self.config.message
         if written is None:  # one that has nothing but empty messages is false

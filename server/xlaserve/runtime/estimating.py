@@ -121,17 +121,17 @@ class _Value:
 
 
 _Values: TypeAlias = dict[Any, _Value]
-"""By MLIR value."""
+"""Tensors by their MLIR value."""
 
 
 def of_module(
     module: bytes, shapes: Sequence[Shape], kept: int, platform: int, *, widens: bool, rows: int
 ) -> int:
-    """Estimate the bytes of outputs and temporaries for inputs of these shapes, the most at a time.
+    """Estimate the peak bytes of outputs and temporaries for inputs of these shapes.
 
-    Before them it takes `kept` parameters. `platform` is the position of that which it is
-    compiled for among those of the artifact; a CPU `widens` half precision. Raises what JAX raises
-    for what is no artifact, and ValueError for one that is too long.
+    Before them it takes `kept` parameters. `platform` is the position of that which it is compiled
+    for among those of the artifact; a CPU `widens` half precision. Raises what JAX raises for what
+    is no artifact, and ValueError for one that is too long.
     """
     with computation.parsed(module) as whole:
         return _Walk(whole, platform, widens=widens, rows=rows).estimate(shapes, kept)
@@ -145,7 +145,7 @@ class _Walk:
         self._platform = platform
         self._widens = widens
         self._rows = rows
-        """The size of dimensions that nothing tells."""
+        """The assumed size of dimensions that the module leaves open."""
         self._now = 0
         self._made: list[_Place] = []
 
@@ -234,7 +234,7 @@ class _Walk:
     def _place(
         self, name: str, operation: Any, taken: Sequence[_Value], results: Sequence[_Value]
     ) -> None:
-        """Say where results are."""
+        """Assign memory to results."""
         if not results:
             return
         first = results[0]
@@ -351,7 +351,7 @@ def _uses(result: Any) -> int:
 
 
 def _numbers(name: str, operation: Any, taken: Sequence[_Value]) -> tuple[int, ...] | None:
-    """Return the elements of a result of a few known integers."""
+    """Return the elements of a result that is a few known integers."""
     if name == "get_dimension_size":
         return (taken[0].shape[ir.IntegerAttr(operation.attributes["dimension"]).value],)
     if name == "constant":

@@ -9,8 +9,9 @@ from jax.errors import JaxRuntimeError
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 
 _EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
-"""Prefix of an error of XLA about memory: with its status, or that of its cause. The same words
-elsewhere may be names of the model's."""
+"""Prefix of XLA's out-of-memory errors: their status, or that of their cause. Only a prefix counts,
+since names chosen by the model may contain the same words.
+"""
 
 
 def is_exhausted(error: Exception) -> bool:

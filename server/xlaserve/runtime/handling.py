@@ -52,7 +52,7 @@ class SaysReady(Protocol):
     """A model whose code says whether it is ready."""
 
     def ask_ready(self) -> "Sequence[Future[bool]]":
-        """Return the result of the check, which never fails; the model is ready if all are."""
+        """Start readiness checks, which never fail; the model is ready if all return true."""
         ...
 
 
@@ -71,27 +71,27 @@ class ModelRequest(Protocol):
 
     @property
     def rows(self) -> int:
-        """Return how many rows they have; 1 without a batch dimension."""
+        """Return the number of rows; 1 without a batch dimension."""
         ...
 
     @property
     def outputs(self) -> Sequence[str]:
-        """Return the names of the outputs that the client asks for."""
+        """Return the names of the requested outputs."""
         ...
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """Return the parameters that the client gave."""
+        """Return the request's parameters."""
         ...
 
     @property
     def tensor_parameters(self) -> TensorParameters:
-        """Return the parameters that the client gave for single tensors."""
+        """Return the parameters of single tensors in the request."""
         ...
 
     @property
     def sender(self) -> Sender:
-        """Return its sender."""
+        """Return the caller."""
         ...
 
     @property
@@ -119,9 +119,10 @@ class ModelRequest(Protocol):
         ...
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Have what this thread gives to requests of its model meanwhile handed over together.
+        """Within this context, collect this thread's answers and deliver them together.
 
-        For who answers several, one after the other: their clients are sent nothing before its end.
+        For models that answer several requests in a loop: clients receive nothing before the
+        context ends.
         """
         ...
 
@@ -130,7 +131,7 @@ class ModelRequest(Protocol):
         ...
 
     def later(self) -> None:
-        """Say that the answer comes after this execution; it is as good as given then."""
+        """Announce that the answer follows after this execution."""
         ...
 
     def end(self) -> None:
@@ -140,20 +141,20 @@ class ModelRequest(Protocol):
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """End the request with an error.
 
-        `whole` says that it is one of all requests that were executed together: each that was given
-        no answer is executed again by itself.
+        `whole` means that the error is of the whole batch: each request without an answer is
+        executed again alone.
         """
         ...
 
     def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call once when the client may be sent another answer, or has left.
+        """Call back once when the client can receive another answer, or has left.
 
         In any thread, perhaps before this returns.
         """
         ...
 
     def when_cancelled(self, leave: Callable[[], None]) -> None:
-        """Call once when the request is abandoned; on the event loop, or never.
+        """Call back once when the request is cancelled, on the event loop; otherwise never.
 
         Only for who is handed a request, before it returns.
         """
@@ -193,7 +194,7 @@ class UnsentRequest:
         """Whether the answer may come after the execution."""
 
     def begin(self) -> None:
-        """Do nothing: the time is not needed."""
+        """Do nothing: the start time is not recorded."""
 
     def answer(
         self,
@@ -211,14 +212,14 @@ class UnsentRequest:
         return nullcontext()
 
     def again(self) -> None:
-        """Do nothing: once is enough."""
+        """Do nothing: a single execution suffices."""
 
     def later(self) -> None:
         """Record that the caller waits for the end."""
         self.is_late = True
 
     def end(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there is no waiting client."""
 
     def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """Pass the error to the caller."""
@@ -243,7 +244,7 @@ class Handling(Protocol):
 
     @property
     def replicas(self) -> int:
-        """Return how many copies work side by side."""
+        """Return the number of copies."""
         ...
 
     @property
@@ -269,7 +270,7 @@ class Handling(Protocol):
         *,
         together: bool = True,
     ) -> None:
-        """Hand requests to a copy, for one execution or for one each, and return at once.
+        """Pass requests to a copy, for one joint or several single executions; does not wait.
 
         `freed` is called in any thread when it takes others; each request is answered by then,
         unless the model is decoupled.
@@ -279,14 +280,14 @@ class Handling(Protocol):
 
 @runtime_checkable
 class Slotted(Handling, Protocol):
-    """A model that has a slot for each of several requests, and decides which is computed when.
+    """A model with slots for concurrent requests, which schedules them itself.
 
     It puts all of its answers into one for a request that can be given no more.
     """
 
     @property
     def ahead(self) -> int:
-        """Return the number of requests it may queue besides its slots."""
+        """Return how many requests it may queue beyond its slots."""
         ...
 
     def yields_to(self, level: int) -> bool:
@@ -296,7 +297,7 @@ class Slotted(Handling, Protocol):
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
-        """Return the outputs of an answer: all of many answers or of one, or those asked for.
+        """Return an answer's outputs: all of them, or the requested ones.
 
         Raises UnknownTensor for one that such an answer has not.
         """

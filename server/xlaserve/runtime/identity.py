@@ -24,7 +24,7 @@ MOST_DELAY_MS = 600_000
 
 
 class IdentityModel(UncompiledModel):
-    """Output i is input i. For testing a wire, and for measuring a server without a model.
+    """Returns its inputs as outputs, to test a protocol or to measure a server without a model.
 
     With `execute_delay_ms` each execution takes so long, as that of a real model would.
     """
@@ -39,7 +39,7 @@ class IdentityModel(UncompiledModel):
         self.info = info
         self.replicas = replicas
         self.batch_limit = info.max_batch_size if delay_seconds else 0
-        """Without a delay there is no time per row to save."""
+        """The batch limit; 1 without a delay, where batching saves nothing."""
         self._delay = delay_seconds
         self._sleep = sleep
         self._pairs = tuple(

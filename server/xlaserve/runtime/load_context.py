@@ -30,7 +30,7 @@ class LoadContext:
     device: str = "cpu"
     """A JAX platform: cpu, cuda or tpu, already checked to be present."""
     on_stage: Callable[[Stage], None] = lambda stage: None
-    """Called from the loader's thread as the load goes on."""
+    """Progress callback, called from the loader's thread."""
     check_cancelled: Callable[[], None] = lambda: None
     """Raises LoadCancelled when the load was cancelled; loaders call it between steps."""
     background_compile: bool = False
@@ -48,7 +48,8 @@ class LoadContext:
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False
-    """Whether its files came with a request, and not from the operator's disk."""
+    """Whether the model's files were sent by a client, rather than read from the operator's disk.
+    """
     python: PythonHost | None = None
     """The server API for a Python model's code; None unless that is allowed."""
     mappings: Mappings = UNLIMITED
@@ -56,7 +57,7 @@ class LoadContext:
     compilation: Compilation = field(default_factory=Compilation)
     """Cache of its programs, and options of XLA."""
     programs: SharedPrograms = field(default_factory=SharedPrograms)
-    """Programs of the models that are loaded, for those of the same computation."""
+    """Programs of loaded models, shared by models of the same computation."""
     embedding: Declared | None = None
     """Its declaration as an embedding model; None for other models."""
     on_memory: Callable[[], None] = lambda: None

@@ -19,12 +19,12 @@ class Resident(Protocol):
 
     @property
     def rows(self) -> int:
-        """Return how many of its rows are real."""
+        """Return the number of rows without padding."""
         ...
 
     @property
     def shape(self) -> Shape:
-        """Return its shape, with the real rows."""
+        """Return the shape without padding rows."""
         ...
 
     def numpy(self) -> Tensor:
@@ -61,14 +61,14 @@ class ModelMemory:
     """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
     does not know; otherwise the sum is `total_bytes`."""
     states_bytes: int = 0
-    """States of sequences: those of all slots of all replicas, whether they are in use or not."""
+    """Bytes of sequence states: all slots of all replicas, used or not."""
     computation: str = ""
-    """Key of parts shared with other models; empty if it shares nothing."""
+    """Key of the parts shared with other models; empty if none are shared."""
     alone_per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes by device if no other model held a part of it; empty where no other does."""
 
     def alone_on_devices(self, first: str) -> Mapping[str, int]:
-        """Return its maximum per device if all other models left."""
+        """Return the maximum per device if no other model were loaded."""
         return self.alone_per_device or self.on_devices(first)
 
     def on_devices(self, first: str) -> Mapping[str, int]:
@@ -96,7 +96,7 @@ class Bucket:
     compile_seconds: float
     """The sum over the devices."""
     seconds: float
-    """One execution, the quickest of the warm-up; 0 where that measured nothing."""
+    """The fastest execution of the warm-up; 0 if it measured none."""
     sizes: tuple[int, ...] = ()
     """Sizes of dimensions besides the batch that the artifact leaves open."""
     split_rows: int = 0
@@ -112,11 +112,12 @@ class ModelInfo:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The most rows of one request. 0 where the first dimension is fixed, or takes any number of
-    rows, which are not put together with others."""
+    """The most rows per request. 0 where the first dimension is fixed, or where requests of any
+    number of rows are executed one by one.
+    """
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
-    """Since the load began; of what was dropped again too."""
+    """Seconds of compilation since the load began, including that of dropped programs."""
     buckets: tuple[Bucket, ...] = ()
     """Buckets that are compiled by now: with the load, ascending, and then on demand."""
     compiled_programs: int = 0
@@ -131,7 +132,7 @@ class ModelInfo:
     """Whether the length of some loop is not known to be a constant: what the warm-up measured says
     nothing of what a request takes, and such a model never runs on the event loop."""
     verdict: Verdict | None = None
-    """Verdict on its rows; None where its first dimension is fixed, or nobody asked."""
+    """Verdict on its rows; None where the first dimension is fixed, or no proof was requested."""
     is_decoupled: bool = False
     """Whether it gives any number of answers to a request: it is Generating."""
     state_bytes: int = 0
@@ -147,21 +148,23 @@ class ModelInfo:
     takes_parameters: bool = False
     """Whether its code is given the parameters of requests, whatever their names."""
     takes_tensor_parameters: bool = False
-    """Whether its code is given those of single tensors."""
+    """Whether the model's code receives the parameters of single tensors."""
     is_lenient: bool = False
     """Whether its code may give outputs of other shapes and datatypes, or none."""
     generation: GenerationInfo | None = None
     """The facts of a generator; None for every other model."""
     matmul_precision: str = ""
-    """The precision of FP32 products that the artifact leaves open, by JAX's name for it; empty
-    where nobody can choose it, as on the CPU."""
+    """Precision of FP32 products that the artifact leaves open, by JAX's name; empty where it
+    cannot be chosen, as on the CPU.
+    """
     embedding: EmbeddingInfo | None = None
     """The facts of an embedding model, if declared."""
     training: str = ""
     """Why it looks like training mode, and what to do, for the log of its load; else empty."""
     notice: str = ""
-    """Why its requests are not put together, for the log of its load; empty where there is nothing
-    to say."""
+    """Why its requests are not batched, for the load's log entry; empty if there is nothing to
+    report.
+    """
 
     @property
     def is_ragged(self) -> bool:
@@ -173,7 +176,7 @@ class InFlight(Protocol):
     """An execution that was dispatched to a device."""
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for its end, and return what `Executable.execute` would. To be called once. Blocks.
+        """Wait for completion, and return what `Executable.execute` would return.
 
         Raises OutOfMemory: a device's lack of memory may be known only now.
         """
@@ -185,7 +188,7 @@ class Dispatching(Protocol):
 
     @property
     def queues(self) -> Sequence[str]:
-        """Return for each replica in which line its work is: `cuda:1`, that of one device.
+        """Return each replica's dispatch queue: `cuda:1` for that of one device.
 
         What is in one line is to be dispatched by one thread, which gives it its order.
         """
@@ -202,11 +205,11 @@ class Dispatching(Protocol):
 
 
 class Executable(Protocol):
-    """A model, or what is compiled of it for one shape."""
+    """A model, or one of its programs for a shape."""
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """Return what starts it without waiting for its end; None where the host computes."""
+        """Return the asynchronous dispatcher; None where the host computes."""
         ...
 
     def execute(
@@ -236,7 +239,7 @@ class Answers(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the answers hold, once and in a thread, after the last `__next__` returned.
+        """Release the answers' resources, once and in a thread, after the last `__next__` returned.
 
         Also of a request that is cancelled, or whose `__next__` raised. Blocks.
         """
@@ -249,7 +252,7 @@ class Generating(Protocol):
 
     @property
     def replicas(self) -> int:
-        """Return how many copies can generate side by side."""
+        """Return the number of replicas."""
         ...
 
     def generate(
@@ -259,7 +262,7 @@ class Generating(Protocol):
         *,
         replica: int = 0,
     ) -> Answers:
-        """Return the answers to a request with these inputs and parameters. Called in a thread.
+        """Return the answers to a request, all computed by one replica. Called in a thread.
 
         All of them are computed by one replica. Different requests may be answered side by side,
         the answers of one are asked for one after the other, in any thread.
@@ -274,7 +277,7 @@ class OnDemand(Protocol):
     """
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
-        """Return the shape that inputs need compiled; None where the load compiled it.
+        """Return the shape to compile for these inputs; None where the load compiled it.
 
         Raises InvalidTensor for sizes that contradict one another.
         """
@@ -302,32 +305,32 @@ class LoadedModel(Executable, Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model; what is compiled later changes its memory and its buckets."""
+        """Describe the model; later compilations change its memory and its buckets."""
         ...
 
     @property
     def replicas(self) -> int:
-        """Return how many copies can execute side by side."""
+        """Return the number of replicas."""
         ...
 
     @property
     def batch_limit(self) -> int:
-        """Return how many rows to gather at most: more do not lower the time per row.
+        """Return the largest useful batch: more rows would not lower the time per row.
 
-        1 where batching gains nothing, 0 where requests must not be put together: there is no
-        batch dimension, its rows depend on one another, or other dimensions are open.
+        1 where batching gains nothing, 0 where requests must not be put together: there is no batch
+        dimension, its rows depend on one another, or other dimensions are open.
         """
         ...
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for the bucket that so many rows would run in now.
+        """Return the warm-up's time for the bucket that would execute this many rows.
 
         Infinity where it measured nothing, since it may not end.
         """
         ...
 
     def padded_rows(self, rows: int) -> int:
-        """Return the size of that bucket: a batch that is put together in it is not copied again.
+        """Return that bucket's size: a batch assembled in this size needs no further copy.
 
         A model whose rows depend on one another has no padding.
         """
@@ -335,7 +338,7 @@ class LoadedModel(Executable, Protocol):
 
     @property
     def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add, in bytes by device; not measured.
+        """Return an estimate of the next `compile_rest` step's memory, in bytes by device.
 
         Empty where nothing is left.
         """
@@ -346,16 +349,16 @@ class LoadedModel(Executable, Protocol):
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: "Callable[[Stage], None]" = lambda stage: None,
     ) -> None:
-        """Compile and warm what a load with `background_compile` left out. Blocks.
+        """Compile and warm the programs that `background_compile` deferred. Blocks.
 
-        Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has
-        its memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises
-        before each step, OutOfMemory or InvalidModel; what was compiled until then stays.
+        Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has its
+        memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises before
+        each step, OutOfMemory or InvalidModel; what was compiled until then stays.
         """
         ...
 
     def stop(self) -> None:
-        """Compile nothing more: `compile_rest` ends at its next step. Does not block."""
+        """Stop compiling: `compile_rest` returns at its next step. Does not block."""
         ...
 
     def close(self) -> None:
@@ -368,7 +371,8 @@ class Stage:
     """The progress of a load."""
 
     name: str
-    """reading, proving, compiling or warming, or what a kind of model has besides."""
+    """Name of the stage: reading, proving, compiling, warming, or one specific to a kind of model.
+    """
     step: int = 0
     steps: int = 0
 

@@ -41,7 +41,7 @@ class _Wrap(Protocol):
 
 
 _SEQUENCES = "xlaserve.runtime.wrappers.sequence_model"
-"""Imported once jax is, as those of the table are."""
+"""Module of the sequence wrapper: like the loaders, imported only after jax."""
 _IMPORTED_LATE = (
     _SEQUENCES,
     sizes.ESTIMATING,
@@ -61,13 +61,13 @@ class Loader:
     sniff: Callable[[Path, ModelConfig], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
     predict_size: Callable[[Path, sizes.Parts, Roots, Serving], int]
-    """Returns the bytes on each device, told into how many parts parameters are split."""
+    """Predicts the bytes per device, given the number of shards of each parameter."""
     files: tuple[str, ...] | None = ()
     """Names that a `default_model_filename` may have; None for any."""
     predict_slots: Callable[[Path, ModelConfig, Roots, sizes.Parts], int] = (
         lambda path, config, roots, parts: 0
     )
-    """Returns the bytes that its configuration asks for besides, on each device."""
+    """Predicts the further bytes per device that the configuration requires."""
     looked_for: str = ""
     """The file by which a directory is one, as errors say it; empty where no file makes it one."""
 
@@ -203,7 +203,7 @@ LOADERS = (
     ),
     Loader("identity", "xlaserve.runtime.identity", _never, _nothing),
 )
-"""In order of precedence; a new kind of model is a row here and a module."""
+"""All loaders, in order of precedence; a new kind of model is a row here and a module."""
 
 FORMATS = ("jax", "onnx", "pytorch", "python")
 """The names by which manifests say what loads (`supportedModelFormats`): exports and generators,
@@ -225,7 +225,7 @@ def load_modules() -> None:
 
 
 def prepare(compilation: Compilation, platform: str) -> None:
-    """Take from the first load what need not be a part of it. Blocks.
+    """Do the work of the first load that does not depend on a model. Blocks.
 
     Imports the loader of exported models, and starts a process that compiles, unless a cache may
     have what the first loads need.
@@ -336,7 +336,7 @@ def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
 
 
 def recognised(path: Path, config: ModelConfig) -> str:
-    """Return the kind of a version (its loader's, `onnx` or `pt2`); raises InvalidModel."""
+    """Detect the kind of a version (its loader's, `onnx` or `pt2`); raises InvalidModel."""
     row = _loader_for(path, config)
     if row.sniff is _has_pt2:
         return "pt2"
@@ -358,7 +358,7 @@ def predict_size(
     in_background: bool = False,
     patience_seconds: float | None = None,
 ) -> dict[str, int]:
-    """Return how many bytes the model will need on each device, from its headers alone.
+    """Predict the bytes that a model needs on each device, from its headers alone.
 
     Where its manifest has what the compiler said for devices of this kind, that is it. So many
     `processes` map its parameters, and each accounts for its part. `in_background`: a load leaves
@@ -398,7 +398,7 @@ def predict_size(
 def _recorded(
     row: Loader, path: Path, config: ModelConfig, devices: Devices, roots: Roots
 ) -> TargetSizes | None:
-    """Return what the manifest says for devices of this kind, where a load compiles just that."""
+    """Return the sizes recorded in the manifest for this kind of device, if they apply."""
     target = of_kind(devices.platform, devices.kind)
     if target is None or row.sniff is not _has_manifest or not row.sniff(path, config):
         return None
@@ -409,7 +409,7 @@ def _recorded(
 
 
 def _kind(config: ModelConfig) -> str:
-    """Return the kind that a configuration asks for; empty where it leaves that to the files."""
+    """Return the kind that a configuration names; empty to detect it from the files."""
     kinds = tuple(dict.fromkeys(row.kind for row in LOADERS))
     found = set()
     for place, said in (("backend", config.backend), ("platform", config.platform)):

@@ -27,7 +27,7 @@ _TRUE = "true"
 
 
 def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
-    """Return the parameters of the configuration, but for those of single tensors.
+    """Return the configuration's parameters, except for those of single tensors.
 
     A model that may give any number of answers to a request says so: ModelConfig has it as well
     (model_transaction_policy), and a client need not ask for that. One on a GPU or a TPU says the
@@ -46,7 +46,7 @@ def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
 
 
 def of_input(config: ModelConfig, info: ModelInfo, name: str) -> dict[str, str]:
-    """Return the content type of an input, its format where it is an image, and its default.
+    """Return an input's content type, image format and default.
 
     One that a request may leave out says so.
     """
@@ -63,7 +63,7 @@ def of_input(config: ModelConfig, info: ModelInfo, name: str) -> dict[str, str]:
 
 
 def of_output(config: ModelConfig, name: str) -> dict[str, str]:
-    """Return the content type of an output, and its labels as a list in JSON."""
+    """Return an output's content type, and its labels as a JSON list."""
     found = _content_type(config, name)
     labels = config.labels.get(name)
     # In JSON each takes three bytes besides its own.

@@ -1,4 +1,4 @@
-"""Metrics that the code of models reports; bounded, and gone with the model."""
+"""Metrics that a model's code reports: bounded, and removed with the model."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The name of a metric, and what is said of it."""
+    """Name and description of a metric."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Metric:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def increment(self, by: float = 1) -> None:
-        """Add; a counter takes nothing below 0."""
+        """Add an amount; counters refuse negative ones."""
         if self.kind == "histogram" or (self.kind == "counter" and not by >= 0):
             raise MetricError(f"a {self.kind} cannot be incremented by {by}")
         with self._lock:
@@ -69,12 +69,12 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """Return the value; of a histogram, the sum of all that was observed."""
+        """Return the value; for a histogram, the sum of its observations."""
         return self._value
 
     @property
     def counts(self) -> list[int]:
-        """Return how many observations lie below each bound and above the last."""
+        """Return the number of observations per bucket, the last one unbounded."""
         with self._lock:
             return list(self._counts)
 
@@ -99,7 +99,7 @@ class ModelMetrics:
         self._families: dict[str, MetricFamily] = {}
 
     def families(self) -> list[MetricFamily]:
-        """Return all of them, by name; a copy."""
+        """Return a copy of all metric families by name."""
         with self._lock:
             return [
                 MetricFamily(one.name, one.kind, one.help, dict(one.series))
@@ -123,7 +123,7 @@ class ModelMetrics:
         labels: Mapping[str, str],
         bounds: Sequence[float] = (),
     ) -> Metric:
-        """Return the series of a family and labels, made when it is first asked for.
+        """Return the series with these labels, creating it on first use.
 
         Raises MetricError for what Prometheus cannot read, a name of another kind, and beyond the
         limits.

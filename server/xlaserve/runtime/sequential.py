@@ -39,12 +39,12 @@ class Sequential(Protocol):
 
     @property
     def batching(self) -> SequenceBatching:
-        """Return how its sequences are put together."""
+        """Return the batching strategy of its sequences."""
         ...
 
     @property
     def slots(self) -> int:
-        """Return how many sequences each replica may have in progress."""
+        """Return the number of sequence slots per replica."""
         ...
 
     @property
@@ -53,20 +53,20 @@ class Sequential(Protocol):
         ...
 
     def controls(self, steps: Sequence[Step]) -> Mapping[str, Tensor]:
-        """Return the inputs that tell the model of some rows."""
+        """Return the inputs that carry sequence controls."""
         ...
 
     def check_id(self, sequence: SequenceId) -> None:
-        """Raise InvalidParameter for an id that the model cannot be told."""
+        """Raise InvalidParameter for an id that the model cannot receive."""
         ...
 
     def step(
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> Mapping[str, Tensor]:
-        """Execute one step of several sequences, a row for each. Blocks.
+        """Execute one step of several sequences, one row each. Blocks.
 
-        States change where this returns, and nowhere where it raises; but StatesLost means that
-        the replica has none of them any more. Raises OutOfMemory.
+        States change where this returns, and nowhere where it raises; but StatesLost means that the
+        replica has none of them any more. Raises OutOfMemory.
         """
         ...
 

@@ -16,7 +16,7 @@ class Stepping(Generating, Protocol):
         ...
 
     def advance(self, rows: Sequence[Any], /) -> Sequence[Answer | Exception]:
-        """Compute the next answer of each request, all of one replica. Called in a thread.
+        """Compute the next answer of each request on one replica. Called in a thread.
 
         `rows` are what `generate` returned, of requests that all have answers, or all have none. An
         Exception is of one request alone; what is raised is of all of them.

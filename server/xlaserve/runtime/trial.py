@@ -63,7 +63,7 @@ def try_loading(
     begin: Callable[[], None] = lambda: None,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return if a process of its own can load the artifact of a version directory. Blocks.
+    """Load a version's artifact in a separate process; returns if that succeeds. Blocks.
 
     It is loaded with the parameters of its configuration; an ONNX model is converted before.
     `begin` is called where something is tried: what the load needs behind it can start beside it.
@@ -111,7 +111,7 @@ def try_loading(
 def _run(
     command: Sequence[str], given: str, seconds: float, check_cancelled: Callable[[], None]
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Return how a process ended and what it printed; None for one that was stopped.
+    """Return a process's exit and output; None if it was stopped.
 
     Raises InvalidModel where it takes longer, and what `check_cancelled` raises.
     """

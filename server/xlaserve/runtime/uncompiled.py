@@ -1,4 +1,4 @@
-"""The base of models that have nothing to compile."""
+"""The base of models without compiled programs."""
 
 from collections.abc import Callable, Mapping
 

@@ -31,7 +31,7 @@ class Waiting:
             self._over.set()
 
     def result(self) -> Mapping[str, Tensor]:
-        """Return the outputs once they are there, or raise why they are not. Blocks."""
+        """Wait for the outputs, or raise the request's error. Blocks."""
         self._over.wait()
         if isinstance(self._found, BaseException):
             raise self._found

@@ -1,4 +1,4 @@
-"""The bounds of the settings that are numbers."""
+"""Bounds of numeric settings."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

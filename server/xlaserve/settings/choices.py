@@ -1,4 +1,4 @@
-"""The settings that are one of a few words, with what each word stands for."""
+"""Settings with a fixed set of values, and the meaning of each value."""
 
 import os
 from enum import StrEnum

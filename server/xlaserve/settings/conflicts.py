@@ -1,4 +1,4 @@
-"""Settings that are not numbers: allowed values, and which exclude one another."""
+"""Settings that are not numbers: allowed values and mutual exclusions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -34,11 +34,11 @@ class Attempts:
 
     @classmethod
     def one(cls) -> "Attempts":
-        """Return those of a store whose requests are not repeated."""
+        """Return a store's attempts without retries."""
         return cls(most=1)
 
     def run(self, ask: Callable[[], T]) -> T:
-        """Return what a request returns; blocks. Raises its last StoreProblem."""
+        """Run a request with retries and return its result; blocks. Raises its last problem."""
         until, failed = self._clock() + self._seconds, 0
         while True:
             try:
@@ -74,7 +74,7 @@ class Attempts:
             self.problem = ""
 
     def close(self) -> None:
-        """Repeat nothing more."""
+        """Stop retrying."""
         self._closed.set()
 
     def _count(self, problem: StoreProblem) -> None:

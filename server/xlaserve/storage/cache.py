@@ -22,7 +22,7 @@ from xlaserve.storage.units import Unit, Wanted
 
 SETTING = "remote_cache_directory"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The error numbers of a file system, or a quota, without room for what others write either."""
+"""Error numbers of a full disk or quota, which affects other writers as well."""
 _LOCK = "lock"
 _BUSY_SECONDS = 0.05
 _LOOK_SECONDS = 0.2
@@ -39,12 +39,12 @@ class Lease:
         self.path = unit.files
 
     def close(self) -> None:
-        """Let the files be evicted; a second time does nothing."""
+        """Allow the files to be evicted; idempotent."""
         self._unit.close()
 
 
 class ModelCache:
-    """Holds what was fetched, up to a number of bytes; what is not used goes first, by LRU.
+    """An LRU cache of fetched models, bounded in bytes.
 
     Two loads of the same objects fetch them once, in one process or in two.
     """
@@ -68,7 +68,8 @@ class ModelCache:
             return len(self._open)
 
     def prepare(self) -> None:
-        """Make the folder, and remove what killed processes left that nobody can resume.
+        """Create the folder, and remove incomplete units of killed processes that nobody can
+        resume.
 
         Raises InvalidSettings for a folder that others may write to: what is in it is loaded.
         """
@@ -91,14 +92,14 @@ class ModelCache:
             self._log.info("leftovers of killed fetches removed", count=count)
 
     def close(self) -> None:
-        """Cancel every fetch, and fetch nothing more."""
+        """Cancel every fetch, and refuse later ones."""
         with self._lock:
             for control in self._open:
                 control.cancel()
         self._downloads.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, size_bytes: int) -> None:
-        """Raise InvalidModel for what is larger than the whole cache."""
+        """Raise InvalidModel for a model larger than the whole cache."""
         if size_bytes > self._max_bytes:
             raise InvalidModel(
                 f"its files have {size_bytes} bytes, more than the cache for fetched models may "
@@ -106,7 +107,7 @@ class ModelCache:
             )
 
     def held(self, wanted: Wanted) -> Lease | None:
-        """Return the files if all of them are there and sound; fetches nothing."""
+        """Return the cached files if they are complete and intact; fetches nothing."""
         try:
             unit = Unit(self.directory / wanted.digest)
         except OSError:
@@ -122,7 +123,7 @@ class ModelCache:
         return Lease(unit)
 
     def take(self, store: Store, wanted: Wanted, control: FetchControl) -> Lease:
-        """Return the files, fetched where they are not there.
+        """Return the files, fetching missing ones.
 
         Raises StoreProblem, FetchCancelled, OSError of the disk, and InvalidModel for what does not
         fit into the cache.

@@ -19,7 +19,7 @@ _HASHED_AT_A_TIME = 1 << 20
 
 
 class FetchCounts:
-    """The counts of what was fetched, for metrics."""
+    """Counters of fetches, for metrics."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class FetchControl:
         self._cancelled.set()
 
     def check(self) -> None:
-        """Return while it goes on. Raises FetchCancelled, or StoreProblem past its deadline."""
+        """Raise FetchCancelled after cancellation, or StoreProblem past the deadline."""
         if self._cancelled.is_set():
             raise FetchCancelled
         if self._clock() > self._until:
@@ -86,7 +86,7 @@ class FetchControl:
 
 
 def fetch_file(store: Store, found: RemoteObject, target: Path, control: FetchControl) -> str:
-    """Return the sha256 of a file that now holds the whole object; blocks.
+    """Fetch the rest of an object into a file, and return its sha256; blocks.
 
     What the file holds already is the beginning of the same object, and is kept. Raises
     StoreProblem once nothing came in ATTEMPTS attempts, or for what no attempt will change.
@@ -103,7 +103,7 @@ def fetch_file(store: Store, found: RemoteObject, target: Path, control: FetchCo
 def read_part(
     store: Store, found: RemoteObject, part: tuple[int, int], control: FetchControl
 ) -> bytes:
-    """Return the bytes of an object from the first offset up to the second; blocks.
+    """Return an object's bytes between two offsets; blocks.
 
     For what fits into memory. Raises StoreProblem as `fetch_file` does.
     """
@@ -154,7 +154,7 @@ class _Download:
         return str(self._hashes[0].hexdigest())
 
     def run(self) -> None:
-        """Fetch what is missing, in as many attempts as bring something."""
+        """Fetch the missing bytes, retrying as long as attempts make progress."""
         failed = 0
         while self._position < self._found.size_bytes:
             self._control.check()
@@ -212,7 +212,7 @@ class _Download:
         self._rehash()
 
     def _rehash(self) -> None:
-        """Hash what the file holds; more than the object has cannot be its beginning."""
+        """Hash the file's contents; a file larger than the object is discarded."""
         checksum = self._found.checksum
         algorithms = ["sha256", *([checksum.algorithm] if checksum else [])]
         self._hashes = [hashlib.new(name, usedforsecurity=False) for name in algorithms]
@@ -229,7 +229,7 @@ class _Download:
 
 
 def pause_seconds(failed: int) -> float:
-    """Return how long to wait after so many attempts in a row that brought nothing."""
+    """Return the pause after this many consecutive attempts without progress."""
     # Jitter: servers that lost the same store do not come back at the same moment.
     longest: float = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failed)
     return longest * random.uniform(0.5, 1.0)

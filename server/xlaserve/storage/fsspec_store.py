@@ -60,8 +60,9 @@ def _plain(seconds: float) -> Mapping[str, Any]:
 _OPTIONS: Mapping[str, Callable[[float], Mapping[str, Any]]] = MappingProxyType(
     {"s3": _s3, "gs": _plain, "az": _plain, "hf": _plain}
 )
-"""Scheme -> options of its file system besides those of all, for a timeout in seconds. The
-credentials are none of them: each SDK finds its own."""
+"""Specific file system options by scheme, for a timeout in seconds. Credentials are not among them:
+each SDK finds its own.
+"""
 
 
 class FsspecStore:
@@ -92,7 +93,7 @@ class FsspecStore:
         max_objects: int,
         attempts: Attempts | None = None,
     ) -> "FsspecStore":
-        """Make it with what the extra of the scheme brings; the SDK reads its environment."""
+        """Create the file system from the scheme's extra; the SDK reads its environment."""
         fsspec: Any = importlib.import_module("fsspec")
         options = dict(_OPTIONS[scheme](seconds))
         # A listing that is remembered would hide every change.
@@ -138,7 +139,7 @@ class FsspecStore:
             start += len(piece)
 
     def confirm(self, found: RemoteObject) -> None:
-        """Return if an object is still the one that was listed; raises ObjectChanged."""
+        """Check that an object is unchanged since it was listed; raises ObjectChanged."""
         self._forget_listings()
         info = self._ask("info", f"{self._root}/{found.name}")
         now = _object(found.name, info)
@@ -209,7 +210,7 @@ def _object(name: str, info: Mapping[str, Any]) -> RemoteObject:
 
 
 def _checksum(info: Mapping[str, Any]) -> Checksum | None:
-    """Return the hash of the content where a store gives one; an ETag of S3 is none as a rule."""
+    """Return the content hash that a store provides; S3's ETag usually is none."""
     lfs = info.get("lfs")
     sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else None
     if isinstance(sha256, str):

@@ -116,7 +116,7 @@ class HttpStore:
                 raise _too_long(found)
 
     def confirm(self, found: RemoteObject) -> None:
-        """Return if an object is still the one that was listed; raises ObjectChanged."""
+        """Check that an object is unchanged since it was listed; raises ObjectChanged."""
         now = self._look(found.name)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
@@ -187,7 +187,7 @@ class _Links(HTMLParser):
 
 
 def _name_below(page: str, link: str) -> str:
-    """Return the entry of a directory that a link of its page leads to; empty for another."""
+    """Return the directory entry that a link refers to; empty for other links."""
     with suppress(ValueError):
         target = urlsplit(urljoin(page, link))
         base = urlsplit(page)
@@ -268,18 +268,18 @@ class _Answer:
 
     @property
     def length(self) -> int | None:
-        """Return the length that the server says; None where it says none."""
+        """Return the Content-Length; None without one."""
         said = self._response.headers.get("Content-Length", "")
         return int(said) if said.isascii() and said.isdigit() else None
 
     @property
     def mark(self) -> str:
-        """Return what changes with the object: its ETag, or else when it was changed."""
+        """Return a mark that changes with the object: its ETag, else its modification time."""
         headers = self._response.headers
         return headers.get("ETag") or headers.get("Last-Modified") or ""
 
     def refused(self, name: str) -> StoreProblem:
-        """Return the problem that the status is."""
+        """Return the problem that the status indicates."""
         status = self.status
         if status in _ABSENT:
             return ObjectMissing(f"the server answered {status} for '{name}'")
@@ -288,7 +288,7 @@ class _Answer:
         )
 
     def check_length(self, found: RemoteObject, asked: tuple[int, int]) -> None:
-        """Return if the requested part is being sent; raises StoreProblem."""
+        """Check that the response contains the requested range; raises StoreProblem."""
         start, stop = asked
         said = self._response.headers.get("Content-Range")
         if self.status == http.client.PARTIAL_CONTENT:
@@ -305,7 +305,7 @@ class _Answer:
             )
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what comes, as it comes: each piece within the timeout."""
+        """Yield received data in pieces, each within the timeout."""
         while True:
             try:
                 # Not read(): a server that drips would keep it for as long as it likes.

@@ -53,7 +53,7 @@ class Checksum:
     algorithm: str
     """Name for hashlib."""
     value: str
-    """In lower-case hexadecimal."""
+    """Value in lower-case hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Store(Protocol):
         ...
 
     def confirm(self, found: RemoteObject) -> None:
-        """Return if an object is still the one that was listed; raises ObjectChanged."""
+        """Check that an object is unchanged since it was listed; raises ObjectChanged."""
         ...
 
 
@@ -92,7 +92,7 @@ class ObjectStore(Store, Protocol):
     """A store of objects that are asked for by their names, and are never listed."""
 
     def look(self) -> None:
-        """Ask once whether it is there, at little cost, and note that in its attempts."""
+        """Probe the store once, cheaply, and record the result in its attempts."""
         ...
 
     def find(self, name: str) -> RemoteObject | None:

@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[str, int, Callable[[RemoteObject, Read], Iterator[bytes]]], 
 
 
 def from_store(store: Store, control: FetchControl) -> Read:
-    """Return what reads parts of objects from their store, with retries."""
+    """Return a reader of object parts from their store, with retries."""
 
     def read(found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
         yield read_part(store, found, (start, stop), control)

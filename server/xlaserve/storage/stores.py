@@ -20,7 +20,7 @@ class StoreLimits:
 
 
 def open_store(url: str, limits: StoreLimits, attempts: Attempts | None = None) -> ObjectStore:
-    """Return the store below a URL that was checked; it is not asked for anything yet.
+    """Return the store of a checked URL, without connecting.
 
     Without `attempts`, no request is repeated.
     """

@@ -61,7 +61,7 @@ class Unit:
         )
 
     def close(self) -> None:
-        """Release the lock, if any is held; a second time does nothing."""
+        """Release the lock, if held; idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -86,7 +86,7 @@ class Unit:
         return (self.path / RECORD).exists()
 
     def partial(self) -> Path:
-        """Return the directory of what is fetched, with what was fetched before.
+        """Return the directory of a fetch in progress, including earlier progress.
 
         What was written before the machine was booted may not have reached the disk: it goes.
         """
@@ -115,7 +115,7 @@ class Unit:
         _sync(self.path)
 
     def is_sound(self, wanted: Wanted) -> bool:
-        """Read every file, and tell whether all of them are what was fetched."""
+        """Read every file, and tell whether all match their hashes."""
         try:
             record: Any = json.loads((self.path / RECORD).read_bytes())
             hashes = dict(record["sha256"])
@@ -138,12 +138,12 @@ class Unit:
     # --- what it takes of the cache ---
 
     def claim(self, size_bytes: int) -> None:
-        """Note how large it is to become."""
+        """Record the unit's final size."""
         (self.path / CLAIM).write_text(str(size_bytes))
 
     @property
     def claimed_bytes(self) -> int:
-        """Return what it takes of the cache; 0 for one that claims nothing."""
+        """Return the unit's share of the cache; 0 without a claim."""
         try:
             return int((self.path / CLAIM).read_text())
         except (OSError, ValueError):
@@ -155,7 +155,7 @@ class Unit:
 
     @property
     def used_at(self) -> float:
-        """Return its last use, in seconds of the file system; 0 if unknown."""
+        """Return the time of its last use, by the file system's clock; 0 if unknown."""
         try:
             return (self.path / CLAIM).stat().st_mtime
         except OSError:

@@ -27,7 +27,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 
 
 def url_of(path: Path) -> str:
-    """Return the URL that a path holds; empty for a path of the local disk.
+    """Return the URL in a path; empty for a local path.
 
     Settings hold `s3://bucket/models` as a path, which has one slash less.
     """

@@ -42,7 +42,7 @@ _SHOWN_DIGITS = 24
 
 
 class Kind(Enum):
-    """The kind of the elements of a datatype; the kinds of numpy know nothing of ml_dtypes."""
+    """The kind of a datatype's elements; numpy's kinds do not cover ml_dtypes."""
 
     BOOLEAN = auto()
     INTEGER = auto()
@@ -101,7 +101,7 @@ def _row(
 
 
 _KINDS = {"b": Kind.BOOLEAN, "i": Kind.INTEGER, "u": Kind.INTEGER, "f": Kind.FLOAT, "O": Kind.TEXT}
-"""By numpy's kind of dtype; most of ml_dtypes' have V."""
+"""Kinds by numpy's kind of dtype; most dtypes of ml_dtypes have V."""
 
 _ROWS = (
     _row("BOOL", 1, np.bool_, "bool_contents"),
@@ -178,7 +178,7 @@ def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Return what tensors are, by their arrays; each has a dtype of the table."""
+    """Return the specifications of arrays, each with a dtype of the table."""
     return tuple(
         TensorSpec(name, _BY_DTYPE[tensor.dtype], tensor.shape) for name, tensor in tensors.items()
     )
@@ -244,7 +244,7 @@ def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor
 
 
 def aligned_bytes(count: int) -> Octets:
-    """Return fresh memory, with anything in it, that XLA reads in place."""
+    """Return uninitialized memory, aligned so that XLA reads it in place."""
     memory = np.empty(count + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + count]
@@ -282,7 +282,7 @@ def _split(view: memoryview, count: int) -> Tensor:
 
 
 def _long_element(view: memoryview, position: int, index: int, count: int) -> bytes:
-    """Return the element at a position, which is longer than a piece, or not there."""
+    """Return the element at a position, which is longer than a piece or incomplete."""
     start = position + LENGTH.size
     if start > len(view):
         raise TensorDataError(f"{count} elements", f"{index} elements in {len(view)} bytes")

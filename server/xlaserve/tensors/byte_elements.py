@@ -17,7 +17,7 @@ PIECE_ELEMENTS = 1 << 14
 
 
 def cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
-    """Return the elements at the start of a piece that are whole, and how many bytes they take."""
+    """Return the complete elements at the start of a piece, and their size in bytes."""
     # It runs once for each element: what is cut off is found behind the loop. A slice that leads
     # beyond the end is short, and its position stays beyond the end.
     elements: list[bytes] = []

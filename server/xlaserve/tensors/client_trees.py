@@ -11,7 +11,7 @@ _DOT = "."
 
 
 def flattened(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs with each dict, list or tuple of arrays as its leaves; others as they are.
+    """Flatten each dict, list or tuple of arrays among the inputs to its leaves.
 
     Raises an InvalidRequest that names the input for a key that no path has, and for two leaves of
     one name.
@@ -27,7 +27,7 @@ def flattened(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return outputs as the tree that their names are the paths of.
+    """Build the tree whose paths are the outputs' names.
 
     What has the places 0, 1, ... is a list. A name that is also a part of another one's path stays
     as it is, and so does that other one.

@@ -35,11 +35,11 @@ class ContentType:
     decode: Callable[[Tensor], object]
     """Decodes a tensor."""
     encode: Callable[[Any], Tensor]
-    """Returns the tensor for that."""
+    """Encodes elements as a tensor."""
 
 
 def decode(tensor: Tensor, content_type: str) -> Any:
-    """Return what a tensor stands for.
+    """Decode a tensor to its elements' meaning.
 
     Raises TensorDataError, which says what was expected and what came.
     """
@@ -47,12 +47,12 @@ def decode(tensor: Tensor, content_type: str) -> Any:
 
 
 def encode(value: object, content_type: str) -> Tensor:
-    """Return the tensor for a value; the inverse of `decode`. Raises TensorDataError."""
+    """Encode a value as a tensor; the inverse of `decode`. Raises TensorDataError."""
     return _row(content_type).encode(value)
 
 
 def of_value(value: object) -> str:
-    """Return the content type that a value is written by where none is said, as MLServer finds it.
+    """Return MLServer's default content type for a value.
 
     That is `np` for what is neither a `dict` nor a list of texts, binaries or times.
     """
@@ -70,7 +70,7 @@ def decode_all(
     content_types: Mapping[str, str] = MappingProxyType({}),
     of_request: str = "",
 ) -> Any:
-    """Return what the tensors of a request stand for, by name; a DataFrame where it is `pd`.
+    """Decode a request's tensors by name; to a DataFrame for `pd`.
 
     A tensor without a content type of its own has that of the request, or is an array. Raises
     TensorDataError, which names the tensor.
@@ -88,7 +88,7 @@ def decode_all(
 def encode_all(
     value: Any, content_types: Mapping[str, str] = MappingProxyType({}), of_request: str = ""
 ) -> dict[str, Tensor]:
-    """Return the tensors by name for a mapping, or a DataFrame; the inverse of `decode_all`."""
+    """Encode a mapping or a DataFrame to tensors by name; the inverse of `decode_all`."""
     columns = columns_of(value) if of_request == DATA_FRAME else dict(value)
     default = "np" if of_request in ("", DATA_FRAME) else of_request
     return {
@@ -190,7 +190,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
         "hg_json": ContentType(_read_object, _write_object),
     }
 )
-"""Keyed by name. `pd` is that of a whole request, and has no row."""
+"""Content types by name. `pd` applies to whole requests and has no row."""
 
 
 # --- data frames ---

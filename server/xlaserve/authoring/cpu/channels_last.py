@@ -1,4 +1,4 @@
-"""The computation of a function with the channels of its images as their last dimension.
+"""Rewrites a function so that images have their channels last, for faster convolutions.
 
 Convolutions of images [N,C,...] are quicker on the CPU where channels are last: XLA turns the image
 before each of them, and its result behind it. Here an image is turned before the first one, stays
@@ -44,7 +44,7 @@ class Last:
 
 Given: TypeAlias = "jax.Array | Last"
 Rule: TypeAlias = Callable[[core.JaxprEqn, Sequence[Any]], "list[Given] | None"]
-"""Computes an equation with Last operands; returns None if unsupported."""
+"""Evaluates an equation on Last operands; returns None if unsupported."""
 
 
 def plain(value: Any) -> Any:
@@ -58,7 +58,7 @@ def rank(value: Any) -> int:
 
 
 def order(rank: int) -> tuple[int, ...]:
-    """Return the dimensions of an image as they are held."""
+    """Return the order of an image's dimensions in memory."""
     return (0, *range(2, rank), 1)
 
 

@@ -30,8 +30,8 @@ MIN_WINOGRAD_CHANNELS = 96
 """Channels of an image and of its result from which on Winograd's form is quicker: with fewer, its
 transforms of both take longer than the multiplications that it saves."""
 MIN_WINOGRAD_MULTIPLICATIONS = 1 << 24
-"""Multiplications of a convolution of one image from which on it is quicker: with fewer, starting
-what it consists of takes longer than what it saves."""
+"""Multiplications per image from which Winograd pays off; below, its overhead exceeds its savings.
+"""
 MAX_WINOGRAD_NUMBERS = 1 << 20
 """Numbers of an image and of its result together up to which it is quicker. Between its products
 are four times as many, which for a batch of larger ones are in no cache."""
@@ -134,7 +134,7 @@ class Convolution:
 
 
 def convolve(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return what the convolution gives, computed in the form that is quick on the CPU.
+    """Compute a convolution in the form that is fastest on the CPU.
 
     It stays one convolution where no form is known to be quicker: spatial dimensions without a
     size, numbers that are neither floats nor integers, too many products and groups. The sums of a
@@ -276,7 +276,7 @@ def _pointwise(convolution: Convolution, image: jax.Array, kernel: jax.Array) ->
 
 
 def features_last(rank: int) -> tuple[int, ...]:
-    """Return where the dimensions [N,C,...] of an image are in one held as [N,...,C]."""
+    """Return the positions of dimensions [N,C,...] in the layout [N,...,C]."""
     return (0, rank - 1, *range(1, rank - 1))
 
 

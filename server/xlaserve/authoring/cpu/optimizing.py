@@ -18,15 +18,15 @@ from xlaserve.errors import InvalidModel
 
 
 def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that gives what `fn` gives, with convolutions that are quick on the CPU.
+    """Return an equivalent function whose convolutions are fast on the CPU.
 
-    The CPU gets a program of its own; other platforms compute what they did. In it images
-    [N,C,...] have their channels last between convolutions, their swish is a quotient of
-    polynomials, and grouped, depthwise and pointwise convolutions, and those of many channels, are
-    computed as `convolve` of xlaserve.authoring.cpu.convolutions describes. Convolutions are found
-    in what `fn` calls as well: jitted functions, branches, loops and custom derivatives. A
-    function with custom derivatives is inlined there, so optimize what is differentiated after it
-    was differentiated. Convolutions in other transformations, such as `shard_map`, and those with a
+    The CPU gets a program of its own; other platforms compute what they did. In it images [N,C,...]
+    have their channels last between convolutions, their swish is a quotient of polynomials, and
+    grouped, depthwise and pointwise convolutions, and those of many channels, are computed as
+    `convolve` of xlaserve.authoring.cpu.convolutions describes. Convolutions are found in what `fn`
+    calls as well: jitted functions, branches, loops and custom derivatives. A function with custom
+    derivatives is inlined there, so optimize what is differentiated after it was differentiated.
+    Convolutions in other transformations, such as `shard_map`, and those with a
     `batch_group_count`, stay what they are.
 
     Every argument is a pytree of arrays, by position or by name. Raises InvalidModel for anything

@@ -35,17 +35,19 @@ class Figures:
     errors: Mapping[str, int]
     """Failed ones by their error."""
     seconds: float
-    """From the first due time to the last token."""
+    """Seconds from the first due time to the last token."""
     prompt_tokens: int
     """Tokens that were sent."""
     tokens: int
-    """Tokens that came."""
+    """Number of received tokens."""
     first_token_ms: Percentiles
-    """From the due time; without a token, at least to the end of the measurement."""
+    """Time to first token, from the due time; without a token, at least to the end of the
+    measurement.
+    """
     between_tokens_ms: Percentiles
     """Also from the last token of an unfinished answer to the end."""
     answer_ms: Percentiles
-    """From the due time to the end of the answer, or of the measurement."""
+    """Time from the due time to the end of the answer, or of the measurement."""
     client_lag_ms: float
     """The most that a request was sent after it was due."""
     client_cpu: float

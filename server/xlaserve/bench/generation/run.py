@@ -37,7 +37,7 @@ class Job:
     connections: int
     """Connections that requests are spread over."""
     timeout: float
-    """Seconds to wait for the first answer of all, and for what is in flight at the end."""
+    """Timeout in seconds: for the very first answer, and for requests in flight at the end."""
 
 
 @dataclass(frozen=True, slots=True)

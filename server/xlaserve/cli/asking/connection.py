@@ -24,8 +24,9 @@ URL_HELP = (
 """Help text of `--url`."""
 
 TOKEN_FILE = "V2_TOKEN_FILE"
-"""Environment variable for `--token-file`. Of clients: a server refuses those of `XLASERVE_` that
-are no settings of its own, and a probe runs with the environment of the server."""
+"""Environment variable for `--token-file`. It lacks the prefix `XLASERVE_` since a server refuses
+unknown settings, and probes share the server's environment.
+"""
 _MOST_BYTES = 1 << 14
 """Bytes that are read of a file that has a token."""
 

@@ -1,4 +1,4 @@
-"""`xlaserve events`: the event log of a server, once or as it goes on."""
+"""`xlaserve events`: prints or follows the event log of a server."""
 
 import asyncio
 import json

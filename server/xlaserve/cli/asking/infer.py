@@ -224,7 +224,7 @@ def _one_row(spec: TensorSpec) -> tuple[int, ...]:
 _FILLED: Mapping[str, Callable[[TensorSpec], Tensor]] = MappingProxyType(
     {"zeros": _zeros, "random": _random}
 )
-"""Words that stand for values; open dimensions are 1."""
+"""Placeholder values by name; open dimensions become 1."""
 
 
 def _loaded(spec: TensorSpec, path: str) -> Tensor:

@@ -11,7 +11,7 @@ from xlaserve.cli.sizes import format_bytes
 from xlaserve.dialing.interface import IndexEntry, Json
 
 _GONE = "gone"
-"""The state of a version that the index has no more."""
+"""State of a version that is no longer in the index."""
 
 
 def index_table(entries: Sequence[IndexEntry], sizes: Mapping[tuple[str, str], int]) -> Table | str:

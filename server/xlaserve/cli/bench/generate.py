@@ -67,7 +67,7 @@ _CLOSED = {
     "binary": "--binary, --json-tensors",
     "svg_file": "--svg",
 }
-"""Parameters that say nothing of a generator, and how they are given."""
+"""Closed-loop parameters, which do not apply to generators, and their options."""
 _OPEN = {name: f"--{name}" for name in ("rate", "lengths", "longest", "vocab", "seed")}
 """Options that need --generate."""
 

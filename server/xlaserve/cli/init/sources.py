@@ -59,12 +59,13 @@ class Source:
     """A source that was recognised."""
 
     text: str
-    """As given."""
+    """The source as the user gave it."""
     name: str
     """A name for its model."""
     write: Write
     """Writes the model to its directory, with options of `xlaserve import`, and returns the version
-    directory. Raises InvalidModel, InvalidRequest, and what code of an author raises."""
+    directory. Raises InvalidModel, InvalidRequest, and exceptions of the author's code.
+    """
 
 
 def find(text: str, inputs: Sequence[str]) -> Source:

@@ -18,7 +18,7 @@ HELP = (
 )
 
 Targets: TypeAlias = Annotated[list[str] | None, typer.Option("--target", help=HELP)]
-"""The option of a command that records what a model takes."""
+"""Command-line option that records a model's memory sizes."""
 
 
 def record(path: Path, targets: Sequence[str] | None) -> None:

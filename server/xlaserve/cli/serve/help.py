@@ -14,7 +14,7 @@ from xlaserve.settings.reading import successor
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 WITHOUT_EFFECT = "xlaserve.without_effect"
-"""The key in the context of the command for flags of tritonserver that change nothing."""
+"""Key in the command's context for tritonserver flags without effect."""
 
 CONFIG_HELP = "File of settings in TOML; the environment and flags go before it."
 """Help text of `--config`."""

@@ -26,11 +26,11 @@ class Flag:
     """One flag of tritonserver. Without settings it has no effect, or is refused."""
 
     settings: Callable[[str, Values], Mapping[str, str]] | None = None
-    """Returns the settings equivalent to a value, given the other flags."""
+    """Returns the equivalent settings of a value, given the other flags."""
     refused: str = ""
     """Reason to refuse it; empty to name it in the log."""
     harmless: tuple[str, ...] = ()
-    """Values that ask for nothing, and are not refused."""
+    """Values that request no change, and are therefore accepted."""
     takes_value: bool = True
     is_switch: bool = False
     """Whether `serve` has a switch of this name, which takes no value."""
@@ -42,7 +42,7 @@ class Translation:
 
     arguments: Sequence[str]
     without_effect: Sequence[str]
-    """Flags that change nothing, for the log."""
+    """Flags without effect, for the log."""
     obeyed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Settings that were set by flags, by their names."""
 

@@ -74,7 +74,7 @@ class _Looks:
         self.client = client
         self.view = view
         self.head = url
-        """The first line: the server, and what its metrics say."""
+        """The first line: the server's URL and a summary of its metrics."""
         self._url = url
         self._before: list[Json] = []
         self._looked = 0.0

@@ -8,8 +8,9 @@ from xlaserve.importers.onnx.graph import Graph, Node
 from xlaserve.tensors import Tensor, TensorSpec
 
 STEPS = 4
-"""Steps of its quantisation that an output may be off. Where a number lies between two steps, the
-last bit of it decides, and products are summed in another order here; each layer may add one."""
+"""Quantisation steps by which an output may differ. The last bit of a number halfway between two
+steps decides how it is rounded, and XLA sums products in another order; each layer may add a step.
+"""
 
 _LEVELS = 255
 """Steps between the least and the largest number of 8 bits."""
@@ -27,7 +28,7 @@ _ROUNDING = frozenset(
         "QuantizeLinear",
     }
 )
-"""Operators that round what is computed to 8 bits; so do all whose name begins with QLinear."""
+"""Operators that round intermediate results to 8 bits; so do all with the prefix QLinear."""
 
 _OF_SCALE = {"QuantizeLinear": 1, "QLinearConv": 6, "QLinearMatMul": 6}
 """Operators whose output has a step that is known, and the input that is it."""
@@ -50,8 +51,9 @@ _KEEPING = frozenset(
 
 
 _SIGMOID_STEP = 2.0**-23
-"""The step of FP32 at 1. onnxruntime computes a Sigmoid as a fraction plus a half: it is off by
-some of these, however small the result is."""
+"""The step of FP32 at 1. onnxruntime computes a Sigmoid as a fraction plus a half, so its error is
+some of these steps, however small the result.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _step(graph: Graph, name: str) -> float | None:
 
 
 def _maker(graph: Graph, name: str) -> Node | None:
-    """Return the node that computes an output, above those that keep its numbers."""
+    """Return the node that computes an output, skipping nodes that pass values through."""
     makers = {output: node for node in graph.nodes for output in node.outputs}
     node = makers.get(name)
     while node is not None and node.operator in _KEEPING:

@@ -26,7 +26,7 @@ def inlined(node: Node, branch: Graph) -> tuple[dict[str, Tensor], list[Node]]:
 
 
 def without_constants(node: Node) -> tuple[dict[str, Tensor], Node]:
-    """Return a node whose graphs read from outside what is constant in them, and these constants.
+    """Turn constants that a node's subgraphs capture into graph constants; return both.
 
     They are stored like those of the graph around it: large ones beside the computation.
     """

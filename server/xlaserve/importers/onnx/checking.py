@@ -32,8 +32,9 @@ MEMORY_BYTES = 16 << 30
 """Memory limit of an execution, besides the process's own."""
 
 _EXECUTING = ["ConstantFolding"]
-"""What executes parts of a model while onnxruntime reads it, where nothing ends them: they are left
-to the executions, which are watched."""
+"""Optimizers of onnxruntime that execute parts of the model while reading it, where no timeout
+applies; they are disabled, since executions are watched.
+"""
 
 _SEED = 0
 _SHOWN_CHARACTERS = 300
@@ -73,12 +74,11 @@ def check(
     labels: Labels = MappingProxyType({}),
     counted_axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Checked | None:
-    """Run a version directory and onnxruntime on random inputs; None where that is not installed.
+    """Compare a version directory with onnxruntime on random inputs; None without onnxruntime.
 
     `labels` are the texts that outputs have in onnxruntime, and whose numbers they are here;
-    `counted_axes` are those of the rows that are counted, by output.
-    Raises InvalidModel where they differ by more than the tolerance, relative to the largest
-    number of an output.
+    `counted_axes` are those of the rows that are counted, by output. Raises InvalidModel where they
+    differ by more than the tolerance, relative to the largest number of an output.
     """
     try:
         import onnxruntime
@@ -125,7 +125,7 @@ def _cases(inputs: Inputs) -> list[tuple[int, dict[str, int]]]:
 
 
 def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance) -> Difference:
-    """Return by how much two results of an output differ; raises InvalidModel if that is more."""
+    """Return the difference of two results; raises InvalidModel beyond the allowance."""
     if expected.shape != got.shape:
         raise InvalidModel(
             f"output '{spec.name}': expected the shape {list(expected.shape)} as onnxruntime has "
@@ -251,7 +251,7 @@ def numbers_of(value: Tensor, labels: Sequence[str]) -> Tensor:
 
 
 def _as_tensor(value: Any, columns: Sequence[int | str]) -> Tensor:
-    """Return a list of maps, which is what ZipMap gives, as the tensor that we give."""
+    """Convert ZipMap's list of maps to our tensor."""
     if isinstance(value, list):
         # A map has its keys in order, a tensor its columns as the model has them.
         return np.asarray([[row[column] for column in columns or row] for row in value])
@@ -273,7 +273,7 @@ def _zip_maps(graph: Graph) -> dict[str, Sequence[int | str]]:
 
 
 def random_inputs(graph: Graph, specs: Sequence[TensorSpec], rows: int) -> dict[str, Tensor]:
-    """Return an input of each kind, with so many rows where a shape is open."""
+    """Return random inputs, with this many rows where a shape is open."""
     random = np.random.default_rng(_SEED)
     return {spec.name: _random(random, spec, rows, _integers_below(graph, spec)) for spec in specs}
 

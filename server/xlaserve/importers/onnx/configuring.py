@@ -45,7 +45,7 @@ def write(
 
 
 def named(described: Manifest, classes: Sequence[str]) -> Labels:
-    """Return which outputs have one number for each class; raises InvalidModel where none has."""
+    """Return the outputs with one number per class; raises InvalidModel without any."""
     found = {
         spec.name: tuple(classes)
         for spec in described.outputs

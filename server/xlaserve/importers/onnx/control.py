@@ -1,4 +1,4 @@
-"""The computation of nodes, those with graphs of their own too: If, Loop, Scan, SequenceMap.
+"""Computes nodes, including those with subgraphs: If, Loop, Scan, SequenceMap.
 
 A graph within a node sees what is defined outside of it. It is traced like the nodes around it
 where it is known what is computed, else within `lax.cond`, `lax.while_loop` or `lax.scan`.
@@ -28,14 +28,14 @@ _Control: TypeAlias = Callable[
 
 
 def is_control(node: Node) -> bool:
-    """Tell whether a node has graphs of its own."""
+    """Tell whether a node has subgraphs."""
     return not node.domain and node.operator in CONTROL
 
 
 def compute(
     node: Node, values: Mapping[str, AnyValue], allowance: int = UNROLLED
 ) -> dict[str, AnyValue]:
-    """Compute a node from the values that it reads and return its outputs that have names.
+    """Compute a node from its inputs and return its named outputs.
 
     Raises InvalidModel that names it.
     """

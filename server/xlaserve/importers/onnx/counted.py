@@ -25,7 +25,7 @@ _SUFFIX = ".count"
 
 
 def count_name(output: str) -> str:
-    """Return the name of the output that has the number of rows of another."""
+    """Return the name of the output with another's number of rows."""
     return f"{output}{_SUFFIX}"
 
 
@@ -38,7 +38,7 @@ def filled(value: Counted) -> jax.Array:
 
 
 def known(value: Counted) -> Tensor:
-    """Return the rows that are real, of a value that was computed from constants alone."""
+    """Return the rows without padding of a value computed from constants alone."""
     return _first(np.asarray(value.rows), int(value.count), value.axis)
 
 
@@ -59,7 +59,7 @@ def _first(x: Tensor, count: int, axis: int) -> Tensor:
 # --- operators that rows pass through ----------------------------------------------------------
 
 _Rule: TypeAlias = Callable[[Node, Counted, Sequence[AnyValue | None]], int]
-"""Returns the axis that the rows have in the result; raises InvalidModel where they mix."""
+"""Returns the row axis of the result; raises InvalidModel where rows mix."""
 
 _MIXED = (
     "it computes with all rows of its input, whose number depends on the data, and would count the "
@@ -89,7 +89,7 @@ class _Passing:
         return [value.rows if isinstance(value, Counted) else value for value in arguments]
 
     def wrapped(self, result: Value) -> Counted:
-        """Return the result with the count of the rows that it was computed from."""
+        """Return the result with the row count of its operand."""
         return Counted(jnp.asarray(result), self._counted.count, self._axis)
 
 

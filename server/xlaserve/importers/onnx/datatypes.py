@@ -63,7 +63,7 @@ _EDGES: Mapping["np.dtype[Any]", "np.dtype[Any]"] = MappingProxyType(dict(_NARRO
 
 
 def any_dtype_of(number: int) -> "np.dtype[Any]":
-    """Return the dtype of a TensorProto.DataType that a value within a graph may have.
+    """Return the dtype of an inner value by its TensorProto.DataType.
 
     Raises InvalidModel for text and complex numbers.
     """

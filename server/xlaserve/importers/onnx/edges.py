@@ -27,7 +27,7 @@ def widened(graph: Graph, opset: int) -> Graph:
 
 
 def said_of(graph: Graph) -> str:
-    """Say which inputs a client sends in another datatype than the model has; empty for none."""
+    """Explain which inputs clients send in another datatype than the model's; empty for none."""
     return "; ".join(
         f"input '{item.name}' is {name_of(item.narrow)} in the model, and sent as {item.datatype}"
         for item in graph.inputs

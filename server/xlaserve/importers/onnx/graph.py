@@ -54,7 +54,7 @@ class Node:
         return f"{domain}{self.operator} '{name[:_SHOWN_NAME]}' (opset {self.opset})"
 
     def unread(self) -> list[str]:
-        """Return the attributes that the operator did not look at, and so does not obey."""
+        """Return the attributes that the operator did not read, and therefore ignores."""
         return sorted(set(self.attributes) - self._read)
 
     def needs(self, output: int) -> bool:

@@ -36,21 +36,22 @@ class Options:
     version: int | None = None
     """None for the one after the highest."""
     max_batch_size: int | None = None
-    """None for 32 where every input has an open first dimension, else 0. With 0 such inputs take
-    any number of rows, and no request is put together with another."""
+    """Largest batch. None means 32 where every input has an open first dimension, else 0. With 0,
+    such inputs take any number of rows, and requests are never batched.
+    """
     dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Sizes of open dimensions, by the names that the model has for them; the model is compiled for
     each of several."""
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
-    """Shapes of inputs that replace those of the model; -1 is the batch, and a name is for
-    `dimensions`."""
+    """Input shapes that override the model's; -1 is the batch, and names refer to `dimensions`."""
     constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Values of inputs that become constants, as text."""
     batch_axes: Mapping[str, int] = field(default_factory=dict)
     """The dimension that is the batch, of inputs and outputs that do not have it first."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sizes of inputs by a configuration, -1 for an open one: only what the model leaves open is
-    taken from there."""
+    """Input shapes of a configuration, -1 for an open size; they only fill what the model leaves
+    open.
+    """
     outputs: Sequence[str] = ()
     """Kept outputs; empty for all."""
     platforms: Sequence[str] | None = None
@@ -66,7 +67,7 @@ class Options:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the configuration written beside the versions."""
     batch_independent: bool | None = None
-    """Declaration about the rows of a batch; None for what is proved of them."""
+    """Declared row independence; None to rely on the proof."""
     with_texts: bool = False
     """Whether texts at the edges of the graph are read and written by who loads it."""
     roots: Roots = ANYWHERE
@@ -84,14 +85,14 @@ class Imported:
     nodes: int
     """Operators that are left once everything known is computed."""
     checked: Checked | None
-    """None where nothing was compared."""
+    """Result of the comparison; None where nothing was compared."""
     notice: str = ""
     """Why requests will not be batched, and unsupported platforms; empty for neither."""
     texts: Texts = field(default_factory=Texts)
     """Tensors that are numbers here and texts in the model."""
     labels: str = ""
-    """The files beside the versions that were written, and what is to be added to them; empty for
-    none."""
+    """Label files written next to the versions, with the configuration they need; empty for none.
+    """
 
 
 def import_model(
@@ -179,7 +180,7 @@ def exportable(
     *,
     batch_independent: bool | None = None,
 ) -> Exportable:
-    """Return a plan as what `xlaserve export` writes: its parameters are arguments."""
+    """Convert a plan to an Exportable whose parameters are arguments."""
     names = [spec.name for spec in inputs.specs]
 
     axes = inputs.batch_axes

@@ -45,11 +45,11 @@ _MOVES: Mapping[tuple[str, str], frozenset[int] | None] = MappingProxyType(
 """Operators that move texts, and the inputs allowed to be texts; None for all."""
 
 _PASSES = frozenset({(ML_DOMAIN, "ZipMap"), ("", "Identity")})
-"""Operators after which scores are still those of the classes."""
+"""Operators that keep the order of class scores."""
 
 
 def with_numbers(graph: Graph) -> tuple[Graph, Labels]:
-    """Return a graph whose labels are numbers, and the texts that they stand for by output.
+    """Replace text labels by numbers; return the graph, and the texts by output.
 
     The graph is as it was where its texts are not the classes of one list that are only moved: who
     converts it says what is in the way.
@@ -80,7 +80,7 @@ def _is_text(value: Tensor | None) -> bool:
 
 
 def _classes(node: Node, graph: Graph) -> tuple[str, ...]:
-    """Return the texts that a node takes its labels from; empty for none."""
+    """Return the label texts of a node; empty for none."""
     if node.domain == ML_DOMAIN and node.operator in _NUMBERS_OF and node.needs(0):
         return replace(node, _read=set()).texts(_TEXTS)
     if (node.domain, node.operator) in _MOVES and node.operator in (

@@ -25,12 +25,12 @@ _SPARED = 64
 a sequence."""
 
 Run: TypeAlias = Callable[[Graph, Sequence[AnyValue], Mapping[str, AnyValue], int], list[AnyValue]]
-"""Computes the outputs of a graph from its arguments, what is outside of it, and an allowance."""
+"""Computes a graph's outputs from its arguments, captured values and an allowance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A graph within a node, with what it sees outside."""
+    """A subgraph of a node, with the values it captures."""
 
     graph: Graph
     values: Mapping[str, AnyValue]
@@ -57,7 +57,7 @@ class Body:
         return replace(self, allowance=self.allowance // max(1, trips))
 
     def keeping(self, outputs: Sequence[int]) -> "Body":
-        """Return it with these of its outputs alone."""
+        """Return the body with only these outputs."""
         kept = tuple(self.graph.outputs[place] for place in outputs)
         nodes = tuple(needed(self.graph.nodes, kept))
         return replace(self, graph=replace(self.graph, nodes=nodes, outputs=kept))
@@ -362,7 +362,7 @@ def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyVa
 
 
 def _ways(node: Node, name: str, count: int) -> list[bool]:
-    """Return for each tensor whether it is read or written from its end."""
+    """Return for each tensor whether it is scanned in reverse."""
     ways = node.integers(name) or (0,) * count
     if len(ways) != count or not {*ways} <= {0, 1}:
         raise InvalidModel(f"{name}: expected {count} of 0 or 1, got {list(ways)}")

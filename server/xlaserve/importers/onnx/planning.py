@@ -42,9 +42,9 @@ class Plan:
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     parameters: dict[str, Tensor]
-    """Arguments of what is exported."""
+    """Tensors that become parameters of the export."""
     constants: Mapping[str, Tensor]
-    """Part of what is exported: numbers, shapes, short lists of integers."""
+    """Tensors that become constants of the program: numbers, shapes, short lists of integers."""
     counted: Mapping[str, int] = field(default_factory=dict)
     """The axes of the rows whose number depends on the data, by output. Each such output is as
     long as it can be, and followed by one with the count."""

@@ -25,9 +25,9 @@ class Inputs:
     """The inputs of the imported model."""
 
     specs: tuple[TensorSpec, ...]
-    """With -1 for open dimensions."""
+    """Specifications, with -1 for open dimensions."""
     max_batch_size: int
-    """0 where the first dimension is no batch."""
+    """The largest batch; 0 without a batch dimension."""
     named: tuple[tuple[int | str, ...], ...] = ()
     """The shapes, with a name for each dimension besides the batch that stays open; empty where
     none does."""
@@ -41,11 +41,11 @@ class Inputs:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension may have any size, be it a batch or not."""
+        """Tell whether the first dimension is open, as a batch or otherwise."""
         return bool(self.specs) and self.specs[0].shape[:1] == (-1,)
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the inputs to trace the model with; what is open is symbolic."""
+        """Return abstract inputs for tracing, with symbolic open dimensions."""
         smallest = {name: min(sizes) for name, sizes in self.compiled.items()}
         shapes = OpenShapes(self.is_open, self.named, smallest).shapes(self.specs)
         return {
@@ -137,7 +137,7 @@ def _given(item: GraphInput, given: Sequence[int | str] | None) -> GraphInput:
 
 
 def _batch_first(item: GraphInput, axis: int) -> GraphInput:
-    """Return an input as a client has it."""
+    """Return an input's specification for clients, with the batch first."""
     if not 0 <= axis < max(1, len(item.shape)):
         raise InvalidModel(
             f"input '{item.name}' has {len(item.shape)} dimensions, and no batch in number {axis}"
@@ -147,7 +147,7 @@ def _batch_first(item: GraphInput, axis: int) -> GraphInput:
 
 
 def _identifier(name: str) -> str:
-    """Return a name of a dimension that JAX can use, and that is not the batch's."""
+    """Return a valid dimension name for JAX, other than the batch's."""
     found = re.sub(r"\W", "_", name, flags=re.ASCII)
     return f"_{found}" if not found.isidentifier() or found == BATCH_DIMENSION else found
 

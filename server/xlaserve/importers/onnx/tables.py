@@ -1,4 +1,4 @@
-"""Attributes of nodes that are tables, as constants that the nodes take as inputs.
+"""Turns large attributes of nodes into constants that the nodes take as inputs.
 
 A forest is megabytes of attributes. As constants of the graph they become parameters of what is
 exported, beside the program, and not numbers in it.

@@ -1,4 +1,4 @@
-"""A loaded model that takes numbers as texts, or returns them so."""
+"""Wraps a model whose inputs or outputs are numbers as text."""
 
 import math
 import re

@@ -97,7 +97,7 @@ def _read_as(graph: Graph, item: GraphInput) -> Datatype:
 
 
 def _casts_to(node: Node) -> int | None:
-    """Return the number of the datatype that a Cast makes; None for any other node."""
+    """Return the target datatype of a Cast; None for any other node."""
     to = node.attributes.get("to")
     is_cast = node.operator == "Cast" and not node.domain and isinstance(to, int)
     return to if is_cast and isinstance(to, int) else None
@@ -117,7 +117,7 @@ def write(directory: Path, texts: Texts) -> None:
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> Texts:
-    """Return what was text of a converted model; raises InvalidModel for a damaged record."""
+    """Return a converted model's text tensors; raises InvalidModel for a damaged record."""
     if not (directory / FILE_NAME).exists():
         return Texts()
     data = files.read_checked(directory, FILE_NAME, limit_bytes=_LIMIT_BYTES, roots=roots)

@@ -103,7 +103,7 @@ def scalar_of(value: Value) -> int:
 
 
 def on_device(value: Value) -> jax.Array:
-    """Return a value as an array that JAX computes with; dimensions become INT64."""
+    """Return a value as a JAX array; dimensions become INT64."""
     if is_host(value) and value.dtype == np.object_:
         elements = [jnp.asarray(item, dtype=jnp.int64) for item in value.flat]
         return jnp.stack(elements).reshape(value.shape)
@@ -122,7 +122,7 @@ def placed(shape: Sequence[int], *values: Value) -> tuple[ModuleType, list[Value
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> Dimensions:
-    """Return the shape that these are broadcast to, by the rule of numpy.
+    """Return the broadcast shape of these shapes, by numpy's rule.
 
     Raises InvalidModel where two sizes differ and none is 1.
     """
@@ -159,7 +159,7 @@ def divided(x: jax.Array, divisor: Value) -> jax.Array:
 
 
 def with_rank(value: Value, rank: int) -> Value:
-    """Return a value with dimensions of 1 in front, up to this rank."""
+    """Prepend dimensions of size 1 up to this rank."""
     return value.reshape((1,) * (rank - value.ndim) + value.shape)
 
 

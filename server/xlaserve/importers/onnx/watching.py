@@ -15,7 +15,7 @@ class _Terminated(Protocol):
 
 
 class Watch:
-    """Looks at time and memory for as long as it is entered.
+    """A context that enforces limits of time and memory on onnxruntime.
 
     What runs is told to stop, which onnxruntime sees before the next operator, in loops as well.
     """
@@ -41,7 +41,7 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._done.set()
         self._thread.join()
 

@@ -58,7 +58,7 @@ class Reference:
 
     @classmethod
     def fresh(cls, value: jax.Array, owner: str = "") -> "Reference":
-        """Return a tensor that shares its memory with no other."""
+        """Return a tensor with memory of its own."""
         return cls(Storage(value, owner))
 
     def read(self) -> jax.Array:

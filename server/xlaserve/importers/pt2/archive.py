@@ -95,7 +95,7 @@ class _Reader:
         return self._bytes(f"{_MODELS}{self._model}{_JSON}", MAX_PROGRAM_BYTES, "its program")
 
     def tensors(self, program: Program) -> dict[str, Tensor]:
-        """Return the tensors that a program names, by its inputs."""
+        """Return a program's tensors by input name."""
         weights, constants = self._payloads("weights"), self._payloads("constants")
         found: dict[str, Tensor] = {}
         raw: dict[str, memoryview] = {}
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def _root(names: list[str]) -> str:
-    """Return the directory that all entries are in, with its slash; empty for none."""
+    """Return the directory of all entries, with its slash; empty for none."""
     first = {name.partition("/")[0] for name in names}
     if len(first) != 1 or not all("/" in name for name in names):
         return ""

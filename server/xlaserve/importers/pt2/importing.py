@@ -50,9 +50,9 @@ class Options:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the configuration written beside the versions."""
     batch_independent: bool | None = None
-    """Declaration about the rows of a batch; None for what is proved of them."""
+    """Declared row independence; None to rely on the proof."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of inputs by a configuration, -1 for an open size; only what is said."""
+    """Configured input shapes, -1 for an open size; other inputs are absent."""
     is_mapped: bool = True
     """Whether tensors are views of the file: a server copies, for a file that is truncated while
     it is mapped ends the process."""
@@ -71,8 +71,8 @@ class Imported:
     notice: str = ""
     """Why requests will not be batched, and unsupported platforms; empty for neither."""
     labels: str = ""
-    """The files beside the versions that were written, and what is to be added to them; empty for
-    none."""
+    """Label files written next to the versions, with the configuration they need; empty for none.
+    """
 
 
 def import_program(
@@ -129,7 +129,7 @@ def _publish(written: Path, target: Path) -> None:
 
 
 def exportable(read: Archive, inputs: Inputs, options: Options) -> Exportable:
-    """Return a program as what `xlaserve export` writes: its tensors are arguments."""
+    """Convert a program to an Exportable whose tensors are arguments."""
     program = read.program
     for name in options.outputs:
         if name not in program.outputs:

@@ -52,7 +52,7 @@ def resolve(
 def said_sizes(
     program: Program, sizes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of open dimensions, by symbol, where shapes of inputs say them.
+    """Return the sizes of open dimensions by symbol, from given input shapes.
 
     Raises InvalidModel for an input that is not there, another number of dimensions, or two sizes
     of one symbol. What is fixed in the program is compared where the model is loaded.
@@ -156,7 +156,7 @@ def _check_range(program: Program, symbol: str, size: int) -> None:
 
 
 def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
-    """Return the most rows of a request, no more than the program was exported for."""
+    """Return the most rows per request, bounded by the export's range."""
     if batch is None:
         if asked:
             raise InvalidModel(

@@ -36,7 +36,7 @@ _PREFIX = "torch.ops."
 
 
 def parse(data: bytes | memoryview) -> Program:
-    """Return the program of a model's JSON; raises InvalidModel that names what is wrong."""
+    """Parse a model's JSON to a program; raises InvalidModel that names the fault."""
     try:
         read = msgspec.json.decode(data, type=schema.ExportedProgram)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -265,7 +265,7 @@ _TERMS: Mapping[str, Callable[[str, Any], Term]] = MappingProxyType(
         "as_float_lists": _listed(_listed(_plain)),
     }
 )
-"""How each kind of argument is read; objects of C++, complex numbers and operators are not."""
+"""Parsers by kind of argument; C++ objects, complex numbers and operators have none."""
 
 
 # --- the signature -----------------------------------------------------------------------------

@@ -52,9 +52,9 @@ class Node:
     """One call of an operator."""
 
     target: str
-    """As in `aten.add.Tensor`."""
+    """Qualified name of the operator, such as `aten.add.Tensor`."""
     arguments: tuple[tuple[str, Term], ...]
-    """By the name in the operator's schema; empty for positional ones."""
+    """Arguments with their names in the operator's schema; positional ones have an empty name."""
     results: Names
     name: str
 
@@ -75,7 +75,7 @@ class Graph:
     """Whether it gives its one output itself, and no list of it."""
 
     def reads(self) -> set[str]:
-        """Return the names of all values that a node reads, or that are an output."""
+        """Return the names of all values that a node reads, or that are outputs."""
         terms = [term for node in self.nodes for _, term in node.arguments]
         return set(reads_of([*terms, *self.outputs]))
 

@@ -86,7 +86,7 @@ class Runner:
     def _in_place(
         self, node: Node, name: str, overload: str, arguments: dict[str, Any]
     ) -> Reference:
-        """Compute what the operator without the `_` does, and write it to the first argument."""
+        """Compute the operator without its trailing `_`, and write to the first argument."""
         target = next(iter(arguments.values()), None)
         if not isinstance(target, Reference):
             raise InvalidModel("it changes no tensor")
@@ -155,7 +155,7 @@ def _read(node: Node, values: Mapping[str, Any]) -> list[tuple[int, tuple[str, A
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument with arrays for tensors."""
+    """Convert tensors in an argument to arrays."""
     if isinstance(value, Reference):
         return value.read()
     if isinstance(value, NotComputed):

@@ -130,7 +130,7 @@ class CustomObject(_Strict):
 
 
 class Argument(_Strict):
-    """An argument, a result, an input or an output: one of these fields is there."""
+    """An argument, a result, an input or an output: a union with exactly one field set."""
 
     as_none: bool | UnsetType = UNSET
     as_tensor: Named | UnsetType = UNSET
@@ -257,7 +257,7 @@ class ConstantInput(_Strict):
 
 
 class InputSpec(_Strict):
-    """The meaning of one input of the graph: one of these fields is there."""
+    """The meaning of a graph input: a union with exactly one field set."""
 
     user_input: UserInput | UnsetType = UNSET
     parameter: ParameterInput | UnsetType = UNSET
@@ -289,14 +289,14 @@ class ParameterMutation(_Strict):
 
 
 class InputMutation(_Strict):
-    """An output that replaces what a caller gave, or is a gradient of it."""
+    """An output that updates a caller's tensor, or is its gradient."""
 
     arg: Named
     user_input_name: str
 
 
 class OutputSpec(_Strict):
-    """The meaning of one output of the graph: one of these fields is there."""
+    """The meaning of a graph output: a union with exactly one field set."""
 
     user_output: UserOutput | UnsetType = UNSET
     loss_output: dict[str, Any] | UnsetType = UNSET

@@ -96,5 +96,5 @@ def size(self: jax.Array, dim: int) -> Any:
 
 
 def elements(self: jax.Array) -> Any:
-    """Return how many elements a tensor has."""
+    """Return a tensor's number of elements."""
     return self.size

@@ -91,7 +91,7 @@ def _over(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
 
 
 def as_array(value: Operand, dtype: Dtype | None = None) -> jax.Array:
-    """Return an array of a dtype, its own or the one of a number if None."""
+    """Return an array of a dtype, by default its own or that of a number."""
     if isinstance(value, jax.Array):
         return value if dtype in (None, value.dtype) else value.astype(dtype)
     return jnp.asarray(value, dtype=dtype or number_dtype(value))

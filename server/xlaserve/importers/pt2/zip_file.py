@@ -47,7 +47,7 @@ class Entry:
 
 
 class ZipFile:
-    """The entries of a zip file that is mapped or in memory; nothing of it is copied to read it."""
+    """The entries of a zip file in memory or mapped, read without copies."""
 
     def __init__(self, data: "mmap.mmap | bytes") -> None:
         """Read the central directory; raises InvalidModel for anything that is ambiguous."""
@@ -83,7 +83,7 @@ class ZipFile:
         return data
 
     def _checked_starts(self, entries: list[Entry]) -> dict[str, int]:
-        """Return where the bytes of each entry begin; none may lie in those of another."""
+        """Return each entry's data offset; overlapping entries are refused."""
         starts: dict[str, int] = {}
         free = 0
         for entry in sorted(entries, key=lambda entry: entry.start):
@@ -114,7 +114,7 @@ class ZipFile:
 
 
 def _inflated(entry: Entry, data: memoryview) -> memoryview:
-    """Return inflated bytes, no more than the directory says there are."""
+    """Inflate an entry, up to the size in the directory."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         # One byte more than expected shows that there would be more.
@@ -130,7 +130,7 @@ def _inflated(entry: Entry, data: memoryview) -> memoryview:
 
 
 def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
-    """Return where the central directory starts, its number of entries, and its bytes."""
+    """Return the start, the number of entries and the bytes of the central directory."""
     length = len(data)
     end = data.rfind(b"PK\x05\x06", max(0, length - _END.size - _MAX_COMMENT))
     if end < 0 or end + _END.size > length:

@@ -35,7 +35,7 @@ from xlaserve.runtime.programs.shared_programs import SharedPrograms
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A model as a load would compile it. No parameter of it is anywhere."""
+    """A model prepared for compilation, without its parameters."""
 
     plan: CompilePlan
     copies: tuple[Copy, ...]
@@ -97,7 +97,7 @@ class Ahead:
         return self.compiler.work(self.plan.buckets.sizes)
 
     def lowered(self, place: Place) -> jax.stages.Lowered:
-        """Return one of them as XLA compiles it."""
+        """Return a program's module, lowered for XLA."""
         return self.compiler.lowered(*place)
 
     def prepare(self) -> Iterator[tuple[Place, float]]:
@@ -110,7 +110,7 @@ class Ahead:
                     yield place, trial.prepare(*place)
 
     def note(self, place: Place, footprint: Footprint) -> None:
-        """Take into account what a compiled one takes."""
+        """Include a compiled program's memory in the footprint."""
         copy, rows, sizes = place
         copy.add(Program(_never_called, rows, sizes, inf, footprint=footprint))
 

@@ -97,7 +97,7 @@ class Child:
         )
 
     def opened(self, target: Target, count: int) -> Sequence[Device]:
-        """Return so many devices of a target; raises DeviceUnavailable."""
+        """Return this many devices of a target; raises DeviceUnavailable."""
         key = target.name, count
         if key not in self._devices:
             self._devices[key] = open_devices(target, count)
@@ -106,7 +106,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """Compiles programs of a job, or finds what is known of them."""
+    """Compiles a job's programs, or finds their cached footprints."""
 
     job: Job
     target: Target
@@ -126,7 +126,7 @@ class _Compiler:
         sizes: tuple[int, ...],
         footprint_of: Callable[[Any], Footprint],
     ) -> CompiledProgram:
-        """Return what a program takes; raises whatever the compiler does."""
+        """Return a program's footprint; raises whatever the compiler raises."""
         target, count = self.target, self.job.count
         flags = environment.flags_of(target, count, self.job.flags)
         devices = f"{target.topology(count)} {dict(target.options)} {target.config}"

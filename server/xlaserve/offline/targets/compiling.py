@@ -1,4 +1,4 @@
-"""Has models compiled for targets, by processes of their own, some side by side.
+"""Compiles models for targets in concurrent child processes.
 
 A compiler may take long, or end its process; and what it reads of its environment is not what a
 server wants. So nothing is compiled here, and JAX is not imported.
@@ -19,7 +19,8 @@ from xlaserve.runtime.devices import target_kinds as kinds
 from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.offline.targets.child")
-"""-P: what lies in the working directory is not imported."""
+"""Command of the compiler process; -P keeps modules of the working directory from being imported.
+"""
 
 MAX_CHILDREN = 2
 """Each takes a core, and half a gigabyte before it compiles anything."""
@@ -107,7 +108,7 @@ class _Lane:
         """Held while a process is started: `end` finds every one."""
 
     def compiled(self, job: Job) -> Compiled:
-        """Return what became of a job."""
+        """Return the outcome of a job."""
         variables = environment.of(kinds.named(job.target), job.count, job.flags)
         if self._process is None or variables != self._process.variables:
             self.stop()
@@ -126,7 +127,7 @@ class _Lane:
         return msgspec.json.decode(answer, type=Compiled)
 
     def end(self) -> None:
-        """Start nothing more, and end what runs."""
+        """Stop starting jobs, and end running processes."""
         with self._starting:
             self._ended = True
             if self._process is not None:

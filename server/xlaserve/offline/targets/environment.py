@@ -1,4 +1,4 @@
-"""The environment variables of a process that compiles for devices that are not there.
+"""Environment variables of a process that compiles for absent devices.
 
 XLA and the plugins read them once, when they start: so they are never those of a server.
 """
@@ -47,7 +47,7 @@ def choices(platform: str, module: bytes) -> tuple[Mapping[str, Any], ...]:
 
 
 def flags_of(target: Target, count: int, flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return XLA's flags for a number of target devices; the last of a name counts."""
+    """Return XLA's flags for this many target devices; the last flag of a name wins."""
     devices = (f"--xla_force_host_platform_device_count={count}",)
     return (*(devices if target.platform == "cpu" else ()), *flags, *_FLAGS[target.platform])
 
@@ -58,7 +58,7 @@ def of(
     flags: Sequence[str] = (),
     inherited: Mapping[str, str] = os.environ,
 ) -> Mapping[str, str]:
-    """Return the environment of a process that compiles for so many of a target.
+    """Return the environment of a process that compiles for this many devices of a target.
 
     `flags` are further ones for XLA; those of this process are not handed down.
     """

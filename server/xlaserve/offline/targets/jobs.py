@@ -86,7 +86,7 @@ class Compiled:
     parameters_bytes: int = 0
     """Bytes of one copy per device, as arrays."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of what compiled it."""
+    """Versions that the compiler process used."""
     notice: str = ""
     """Why requests would not be batched; empty if they would."""
     problem: Problem | None = None

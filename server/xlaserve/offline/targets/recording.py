@@ -12,7 +12,7 @@ from xlaserve.offline.targets.jobs import Compiled, Job
 
 
 def record(path: Path, targets: Iterable[str], compilers: Compilers) -> list[Compiled]:
-    """Compile a version directory for one device of each target, and keep what that takes.
+    """Compile a version directory for one device per target, and record the memory sizes.
 
     Raises InvalidModel, and keeps nothing, where it does not lower for one of them; and
     DeviceUnavailable as `Compilers.compile` does.

@@ -21,7 +21,7 @@ _SUFFIX = ".json"
 
 
 def key_of(module: bytes, target: str, versions: Mapping[str, str], flags: Sequence[str]) -> str:
-    """Return the name of a result: of a lowered module, for a target as XLA knows it."""
+    """Return a result's key: the lowered module and the target."""
     said = json.dumps([_FORMAT, target, sorted(versions.items()), list(flags)])
     digest = hashlib.sha256(said.encode())
     digest.update(module)
@@ -30,7 +30,7 @@ def key_of(module: bytes, target: str, versions: Mapping[str, str], flags: Seque
 
 @dataclass(slots=True)
 class Results:
-    """Footprints by key; with no directory nothing is kept."""
+    """Footprints by key; without a directory nothing is stored."""
 
     directory: Path | None
     _written: int = 0
@@ -48,7 +48,7 @@ class Results:
             return None
 
     def put(self, key: str, footprint: Footprint) -> None:
-        """Keep a result. A directory that cannot be written keeps nothing."""
+        """Store a result; best effort."""
         if self.directory is None:
             return
         with suppress(OSError):

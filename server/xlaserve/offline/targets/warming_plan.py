@@ -22,5 +22,5 @@ class WarmingPlan:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return what starts the process."""
+        """Return the command that starts the process."""
         return (*COMMAND[:-1], _MODULE, msgspec.json.encode(self).decode())

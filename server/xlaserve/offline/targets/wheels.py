@@ -14,7 +14,7 @@ def check(target: Target) -> None:
 
 
 def versions(platform: str) -> Mapping[str, str]:
-    """Return the version of everything that compiles for a platform, by its name."""
+    """Return the versions of the packages that compile for a platform, by name."""
     compilers = {plugin.compiles for plugin in plugins.PLUGINS.get(platform, ())}
     jax = {name: version for name in ("jax", "jaxlib") if (version := plugins.version(name))}
     return jax | {

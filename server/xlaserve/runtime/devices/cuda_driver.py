@@ -56,7 +56,7 @@ class CudaDriver:
 
     @property
     def device_count(self) -> int:
-        """Return how many devices it shows."""
+        """Return the number of visible devices."""
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
@@ -74,7 +74,7 @@ class CudaDriver:
         return address.value
 
     def size(self, device: int, address: int) -> int:
-        """Return how many bytes are mapped from an address on."""
+        """Return the size in bytes of the mapping at an address."""
         start, size = ctypes.c_uint64(), ctypes.c_size_t()
         with self._on(device):
             self._call(
@@ -86,7 +86,7 @@ class CudaDriver:
         return start.value + size.value - address
 
     def read(self, device: int, address: int, memory: Octets) -> None:
-        """Fill memory of the host; returns once it is filled."""
+        """Copy device memory to host memory; returns once the copy is complete."""
         if memory.nbytes:
             host = ctypes.c_void_p(memory.ctypes.data)
             with self._on(device):

@@ -6,8 +6,10 @@ import sys
 from xlaserve.errors import causes
 
 _OF_DEVICES = re.compile(r"(INTERNAL|UNKNOWN|ABORTED|UNAVAILABLE|DATA_LOSS|DEADLINE_EXCEEDED): ")
-"""Statuses of XLA that say nothing of the request. What is wrong with that is INVALID_ARGUMENT,
-OUT_OF_RANGE, FAILED_PRECONDITION or UNIMPLEMENTED, and a lack of memory RESOURCE_EXHAUSTED."""
+"""XLA statuses that indicate a faulty device rather than a faulty request. Requests fail with
+INVALID_ARGUMENT, OUT_OF_RANGE, FAILED_PRECONDITION or UNIMPLEMENTED, and a lack of memory with
+RESOURCE_EXHAUSTED.
+"""
 
 _EXHAUSTED = "RESOURCE_EXHAUSTED: "
 _SHOWN_CHARACTERS = 300

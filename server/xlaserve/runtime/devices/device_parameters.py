@@ -93,7 +93,7 @@ class DeviceParameters:
     def described(
         directory: Path, described: Manifest, sites: Sequence[Site], roots: Roots = ANYWHERE
     ) -> "DeviceParameters":
-        """Read only the shapes of what would be put on the devices.
+        """Read only the shapes of the parameters, without placing them on devices.
 
         That is enough to compile, also for devices that are not there. Raises InvalidModel.
         """
@@ -138,7 +138,7 @@ def _is_turned(name: str, parameter: Parameter, sites: Sequence[Site]) -> bool:
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """Return a kernel as [H,W,I,O], in memory that XLA reads in place."""
+    """Return a kernel in the layout [H,W,I,O], in memory that XLA reads in place."""
     view = tensor.transpose(KERNEL_ORDER)
     held = aligned_bytes(tensor.nbytes).view(tensor.dtype).reshape(view.shape)
     held[...] = view
@@ -160,7 +160,7 @@ def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
 def _packed(
     small: Mapping[int, Tensor], count: int, turned: Collection[int]
 ) -> tuple[Packing, list[Tensor]]:
-    """Return the places of small parameters, and their buffers."""
+    """Pack small parameters into buffers; return their places and the buffers."""
     found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
     packing = Packing.of(found, count, turned)
     buffers: list[Tensor] = []

@@ -33,7 +33,7 @@ _BEFORE_THE_BACKEND_STARTS = (
 )
 
 _RELEASES_PER_CLEARING = 8
-"""Releases, after new traces, per clearing of JAX's caches."""
+"""Releases after new traces per clearing of JAX's caches."""
 _TRACED = "jaxpr_trace"
 """Part of the names of JAX's tracing events (jax.monitoring)."""
 
@@ -121,7 +121,7 @@ class Traces:
             self._is_new = True
 
     def release(self) -> None:
-        """Clear the caches of JAX with every eighth release behind which something was traced.
+        """Clear JAX's caches with every eighth release, if functions were traced since.
 
         jax 0.12 keeps about a megabyte of it for each load. What is compiled is ours and stays; its
         next call takes a millisecond more. To clear them keeps Python's lock for some 40 ms: where

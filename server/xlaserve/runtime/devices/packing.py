@@ -72,7 +72,7 @@ class Packing:
 
     @staticmethod
     def of(small: Mapping[int, Parameter], count: int, turned: Collection[int] = ()) -> "Packing":
-        """Pack these of `count` parameters, in their order, those of one dtype together."""
+        """Pack the small ones of `count` parameters, in order, one buffer per dtype."""
         dtypes = sorted({parameter.dtype.name for parameter in small.values()})
         sizes = dict.fromkeys(dtypes, 0)
         places: dict[int, Place] = {}
@@ -87,7 +87,7 @@ class Packing:
 
     @cached_property
     def text(self) -> str:
-        """Return its part of a key: equal arguments may be packed differently."""
+        """Return the packing's part of a key: equal arguments may be packed differently."""
         places = (
             f"{index}@{place.buffer}:{place.start}{list(place.shape)}"
             for index, place in self.places.items()

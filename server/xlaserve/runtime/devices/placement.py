@@ -1,4 +1,4 @@
-"""On which devices a configuration wants a model: as replicas, or sharded. Needs no JAX.
+"""Places a model on devices as its configuration says: replicas or sharded. Needs no JAX.
 
 `instance_group` says how many copies there are on which GPUs. The parameters of our own say the
 rest: `devices` ("0,2" or "all"), `placement` ("replica" or "shard"), and for a sharded model
@@ -54,7 +54,7 @@ class Devices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return them as memory is booked on them."""
+        """Return the devices' names in the memory ledger."""
         return tuple(device_name(self.platform, index) for index in range(self.count))
 
     @staticmethod
@@ -67,7 +67,7 @@ ONE_CPU = Devices("cpu", 1)
 
 
 def device_name(platform: str, index: int) -> str:
-    """Return a device as memory is booked on it: `cpu:0`."""
+    """Return a device's name in the memory ledger: `cpu:0`."""
     # Not what a device calls its platform: one of CUDA says gpu.
     return f"{platform}:{index}"
 
@@ -135,7 +135,7 @@ class Placement:
 
 
 def read(config: ModelConfig, platform: str) -> Placement:
-    """Return where a configuration wants a model on a server of this platform.
+    """Return the placement that a configuration requests on this platform.
 
     Raises InvalidModel for what contradicts itself, or is not there to choose from.
     """
@@ -163,7 +163,7 @@ def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
 
 
 def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
-    """Return a configuration with the model file for the devices that it wants.
+    """Return the configuration with the model file for its devices' compute capability.
 
     That is the one that `cc_model_filenames` has for their compute capability, otherwise the
     `default_model_filename`. Raises InvalidModel where its devices have different ones.

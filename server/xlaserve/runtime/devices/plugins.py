@@ -13,7 +13,7 @@ class Plugin:
 
     extra: str
     compiles: str
-    """The wheel without which nothing is compiled for the platform."""
+    """The wheel required to compile for the platform."""
     runs: str
     """The wheel without which JAX finds no device of it."""
 
@@ -33,7 +33,7 @@ PLUGINS: Mapping[str, Sequence[Plugin]] = MappingProxyType(
         "tpu": (Plugin("tpu", "libtpu", "libtpu"),),
     }
 )
-"""By platform, in the order of preference for a new installation."""
+"""Plugins by platform, the preferred one for a new installation first."""
 
 
 @cache
@@ -62,7 +62,7 @@ def chosen(platform: str) -> Plugin | None:
 
 
 def missing(platform: str, *, compiles: bool = False) -> str:
-    """Return which wheel no plugin of a platform has, and what installs it; empty without one.
+    """Return the wheel that is missing on a platform, and how to install it; empty if none is.
 
     `compiles`: of those that compile for it; else of those that run on it.
     """

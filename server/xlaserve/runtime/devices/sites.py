@@ -28,12 +28,14 @@ from xlaserve.runtime.devices.placement import (
 from xlaserve.tensors import Shape
 
 _MESHES = "meshes"
-"""The line of all that is sharded. Two that share devices wait for one another on each of them, and
-for ever if these have them in a different order."""
+"""The one queue of all sharded executions. Two that share devices wait for each other on each
+device: a different order on two devices is a deadlock.
+"""
 
 _launching = threading.Lock()
-"""Held while a program is handed to several devices. Two that threads hand over at once may come to
-these in a different order on each, and then they wait for one another for ever."""
+"""Held while a program is dispatched to several devices. Two concurrent dispatches could reach
+these devices in different orders, and deadlock.
+"""
 
 _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 
@@ -57,7 +59,7 @@ class Site:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Return the devices as memory is booked on them: `cpu:0`."""
+        """Return the devices' names in the memory ledger: `cpu:0`."""
         return tuple(device_name(self.platform, device.id) for device in self.devices)
 
     @property
@@ -78,7 +80,7 @@ class Site:
 
     @cached_property
     def outputs(self) -> jax.sharding.Sharding:
-        """Return where outputs, and parameters without a rule, lie: whole, on every device."""
+        """Return the sharding of outputs and of parameters without a rule: replicated."""
         return self._split(())
 
     def inputs(self, rows: int) -> jax.sharding.Sharding:
@@ -93,7 +95,7 @@ class Site:
         return self._rule(name) is not None
 
     def parameter(self, name: str) -> jax.sharding.Sharding:
-        """Return where a parameter lies."""
+        """Return the sharding of a parameter."""
         return self._split(self._rule(name) or ())
 
     def check(self, parameters: Mapping[str, Shape]) -> None:
@@ -163,7 +165,7 @@ def layout(
     placement: Placement,
     present: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
 ) -> Layout:
-    """Find the devices of a placement; raises InvalidModel where they are not there.
+    """Find the devices of a placement; raises InvalidModel for missing ones.
 
     Among those of this process, or among `present`, which may be known to the compiler alone.
     """

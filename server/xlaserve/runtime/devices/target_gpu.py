@@ -39,7 +39,7 @@ class Gpu:
     clock_ghz: float
 
     def config(self, memory_bytes: int) -> str:
-        """Return the text."""
+        """Return the configuration in text format."""
         return "\n".join(self._lines(memory_bytes))
 
     def _lines(self, memory_bytes: int) -> Iterator[str]:

@@ -153,7 +153,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 
 
 def named(name: str) -> Target:
-    """Return the row of a name; raises DeviceUnavailable."""
+    """Return the row with a name; raises DeviceUnavailable."""
     found = TARGETS.get(name.lower())
     if found is None:
         raise DeviceUnavailable(name[:64], f"expected one of {', '.join(TARGETS)}")
@@ -161,7 +161,7 @@ def named(name: str) -> Target:
 
 
 def of_kind(platform: str, device_kind: str) -> Target | None:
-    """Return the row of a present device by JAX's name of it; None for an unknown one."""
+    """Return the row of a present device, by JAX's name for its kind; None if unknown."""
     rows = [
         row
         for row in TARGETS.values()

@@ -3,8 +3,9 @@
 import re
 
 SHARED_BYTES = 32 << 20
-"""The most of an execution's workspace that counts as the device's. cuBLAS takes as much for every
-product on Hopper, however small the model."""
+"""The most workspace per execution that counts as the device's. On Hopper, cuBLAS reserves this
+much for every matrix product, however small the model.
+"""
 
 AT_ONCE = 2
 """Programs that a device executes at the same time at most: one computes, and the memory of the
@@ -12,8 +13,9 @@ next is taken while it does."""
 
 _CALL = re.compile(r"= \((.*?)\) custom-call(?:-start)?\(.*custom_call_target=\"__cu")
 _WORKSPACE = re.compile(r"[su]8\[(\d+)\](?:\{[^}]*\})?$")
-"""The last part of the result of a library's call: bytes without a shape. cuBLAS asks for 4 to 32
-MiB for every product, however small, and cuDNN for a convolution."""
+"""The workspace in the result of a library call: its last element, bytes without a shape. cuBLAS
+requests 4 to 32 MiB for every product, however small, and cuDNN for a convolution.
+"""
 
 
 def workspace_bytes(text: str) -> int:
@@ -26,7 +28,7 @@ def workspace_bytes(text: str) -> int:
 
 
 def shared(workspace: int, temporaries: int) -> int:
-    """Return the bytes among the temporaries of an execution that count once for its device."""
+    """Return the bytes of temporaries that count once per device, not per execution."""
     return min(workspace, temporaries, SHARED_BYTES)
 
 

@@ -28,7 +28,7 @@ class Part:
 
 
 def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequence[Part]:
-    """Return the executions for inputs of so many tokens, each of so many rows at most.
+    """Split inputs into executions of at most this many rows, grouped by padded length.
 
     Those of one length are together, in their order: a short one is not padded to a long one.
     """
@@ -43,7 +43,7 @@ def parts_of(counts: Sequence[int], info: EmbeddingInfo, most_rows: int) -> Sequ
 
 
 def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[str, Tensor]:
-    """Return the tensors of an execution: padded tokens, and the mask."""
+    """Return the input tensors of an execution: padded tokens, and the mask."""
     shape = (len(part.places), part.length)
     found = {spec.name: np.zeros(shape, spec.datatype.dtype) for spec in _specs(info)}
     tokens = found[info.tokens.name]
@@ -59,7 +59,7 @@ def tensors(part: Part, inputs: Sequence[Ids], info: EmbeddingInfo) -> Mapping[s
 
 
 def cut(embeddings: Tensor, size: int) -> Tensor:
-    """Return the first elements of each row, of length 1 again; [rows, size] FP32."""
+    """Truncate each row to this size and normalize it to length 1; [rows, size] FP32."""
     if embeddings.shape[1] == size:
         return embeddings
     found = embeddings[:, :size]

@@ -34,9 +34,9 @@ class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     tokens: str = ""
     """The input of token ids; empty for the only remaining one."""
     mask: str = ""
-    """The input of the attention mask; empty for `attention_mask`, if there is one."""
+    """Name of the attention mask's input; empty for `attention_mask`, if the model has it."""
     types: str = ""
-    """An input of zeros; empty for `token_type_ids`, if there is one."""
+    """Name of an input to fill with zeros; empty for `token_type_ids`, if the model has it."""
     output: str = ""
     """The output. Empty for the only one."""
     max_tokens: int | None = None
@@ -70,7 +70,7 @@ def read(
     roots: Roots = ANYWHERE,
     limits: TextLimits = DEFAULT_TEXT_LIMITS,
 ) -> Declared | None:
-    """Return what a version declares; None for one that declares nothing. Raises InvalidModel.
+    """Return a version's declaration as an embedding model; None without one.
 
     A tokenizer that cannot be used is named in the log: token ids are taken in any case.
     """

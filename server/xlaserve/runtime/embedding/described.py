@@ -19,7 +19,7 @@ _RANK = 2
 def describe(
     declared: Declared, signature: Signature, dimensions: OpenDimensions, *, on_demand: bool
 ) -> EmbeddingInfo:
-    """Return the description of a model whose programs are of these sizes; raises InvalidModel."""
+    """Describe a model whose programs have these sizes; raises InvalidModel."""
     said, place = declared.said, declared.place
     inputs = {spec.name: spec for spec in signature.inputs}
     mask = _named(place, "mask", said.mask, inputs, _MASK)
@@ -73,7 +73,7 @@ def _named(
 
 
 def _one(place: str, role: str, name: str, among: Sequence[TensorSpec]) -> TensorSpec:
-    """Return the tensor of a name, or the only one."""
+    """Return the tensor with a name, or the only one."""
     found = [spec for spec in among if not name or spec.name == name]
     if len(found) == 1:
         return found[0]

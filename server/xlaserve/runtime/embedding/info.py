@@ -15,7 +15,7 @@ class EmbeddingInfo:
     tokens: TensorSpec
     """The input of token ids, [batch, tokens]."""
     mask: TensorSpec | None
-    """The input with 1 for each real token and 0 for padding; None where nothing is padded."""
+    """The attention mask's input, 1 for each real token and 0 for padding; None without padding."""
     types: TensorSpec | None
     """An input of zeros, the token types of BERT; None for none."""
     output: TensorSpec

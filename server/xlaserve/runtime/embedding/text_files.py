@@ -36,7 +36,7 @@ class FoundText:
 def read(
     version: Path, model: str, roots: Roots, limits: TextLimits = DEFAULT_TEXT_LIMITS
 ) -> FoundText:
-    """Return the tokenizer of a version; raises nothing for its files. Blocks."""
+    """Return a version's tokenizer; errors in its files are not raised. Blocks."""
     folder = version if version.is_dir() else version.parent
     try:
         data = files.read(folder, files.TOKENIZER, roots.open)

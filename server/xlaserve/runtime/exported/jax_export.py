@@ -136,7 +136,7 @@ class JaxExportModel:
     def _pieces(
         self, copy: Copy, inputs: Mapping[str, Value]
     ) -> tuple[Sequence[Program], list[Tensor], int] | None:
-        """Return the programs of the pieces of a batch, its tensors, and its rows.
+        """Split a batch: return its pieces' programs, its tensors and rows; None to run it whole.
 
         None where it is executed whole.
         """
@@ -153,7 +153,7 @@ class JaxExportModel:
     def _joined(
         self, copy: Copy, pieces: Sequence[Program], tensors: Sequence[Tensor], rows: int
     ) -> Mapping[str, Value]:
-        """Execute a batch piece by piece, and return its outputs as those of one."""
+        """Execute a batch in pieces, and join their outputs."""
         found: list[list[Tensor]] = []
         start = 0
         try:
@@ -205,7 +205,7 @@ class JaxExportModel:
     def called(
         self, inputs: Mapping[str, Value], replica: int, programs: Sequence[Program] | None
     ) -> tuple[list[jax.Array], Arrays, int | None, bool]:
-        """Return outputs, which may be computed later, of what, its rows, whether more were added.
+        """Dispatch; return outputs, arguments to keep alive, rows, and whether rows were padded.
 
         Raises what XLA raises.
         """
@@ -229,7 +229,7 @@ class JaxExportModel:
             return program.call(copy.leaves, arguments), arguments, rows, padded
 
     def site_of(self, replica: int) -> Site:
-        """Return where a replica is."""
+        """Return a replica's site."""
         return self._by_replica[replica].site
 
     def expected_seconds(self, rows: int) -> float:
@@ -237,7 +237,7 @@ class JaxExportModel:
         return sum(piece.seconds for piece in self._copies[0].table.pieces_for(rows))
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows of that bucket, or as they are where nothing is padded as a whole."""
+        """Return that bucket's size, or `rows` where batches are not padded as a whole."""
         if not self._batched:
             return rows
         first, *more = self._copies[0].table.pieces_for(rows)
@@ -250,7 +250,7 @@ class JaxExportModel:
         dimensions: OpenDimensions,
         context: LoadContext,
     ) -> None:
-        """Compile what the first request needs; the rest now or later."""
+        """Compile the programs of the first request; the rest now or in the background."""
         self._independent = plan.independent
         self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
@@ -298,11 +298,11 @@ class JaxExportModel:
         self._stock.stop()
 
     def close(self) -> None:
-        """Drop parameters and executables, and return once the parameters' memory is released.
+        """Release parameters and executables; return once the parameters' memory is free.
 
         A bucket that is being compiled is waited for. XLA releases memory in threads of its own,
-        and JAX hands it back with the next collection. What an output still holds is not waited
-        for longer than a second.
+        and JAX hands it back with the next collection. What an output still holds is not waited for
+        longer than a second.
         """
         self._stock.close()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
@@ -330,7 +330,7 @@ class JaxExportModel:
                 raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
 
     def _sized(self, copy: Copy, values: list[Value]) -> Table:
-        """Return the table for the sizes of a request, whose values are on the host then."""
+        """Return the table for a request's sizes; moves `values` to the host."""
         specs = self.info.inputs
         tensors = [value if isinstance(value, np.ndarray) else value.numpy() for value in values]
         values[:] = tensors
@@ -503,7 +503,7 @@ def _compiled(
 
 
 def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
-    """Return the shapes of a warm-up's first execution; none without a warm-up."""
+    """Return the input shapes of a warm-up's first execution; none without a warm-up."""
     if plan.loops_follow_inputs or not plan.dimensions.combinations:
         return []
     specs = plan.dimensions.specs(signature.inputs, plan.dimensions.combinations[0])
@@ -513,7 +513,7 @@ def _first_shapes(plan: CompilePlan, signature: Signature) -> list[Shape]:
 def _embedding(
     signature: Signature, dimensions: OpenDimensions, context: LoadContext
 ) -> EmbeddingInfo | None:
-    """Return the description of a model that declares to give embeddings; raises InvalidModel."""
+    """Return the description of a declared embedding model; raises InvalidModel."""
     if context.embedding is None:
         return None
     on_demand = shapes.on_demand(context.config) > 0

@@ -88,7 +88,7 @@ class JaxInFlight:
 def left_there(
     model: str, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
 ) -> Sequence[DeviceTensor]:
-    """Return device outputs; the arguments may change afterwards. May block."""
+    """Return the outputs as device arrays; the arguments may change afterwards. May block."""
     if any(isinstance(argument, np.ndarray) for argument in arguments):
         # XLA may read host arrays in place, and they are the caller's to change again.
         jax.block_until_ready(outputs)

@@ -74,11 +74,11 @@ def read_file(path: Path, roots: Roots = ANYWHERE) -> Exported:
 def signature_of(
     exported: Exported, name: str, names: Names = plain_artifact.FROM_TREE, *, sized: bool = False
 ) -> Signature:
-    """Return what an artifact says of its arguments and results; raises InvalidModel.
+    """Derive the signature from an artifact's arguments and results; raises InvalidModel.
 
-    Arrays have the names that their places in the trees give, or those of `names`. There is a
-    batch where all of them have the same symbolic first dimension; another one may be symbolic
-    where `sized`, with sizes of a configuration.
+    Arrays have the names that their places in the trees give, or those of `names`. There is a batch
+    where all of them have the same symbolic first dimension; another one may be symbolic where
+    `sized`, with sizes of a configuration.
     """
     _check_no_parameters(exported, name)
     batch = batch_of(exported)

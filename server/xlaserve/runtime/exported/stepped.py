@@ -23,7 +23,7 @@ _DIGITS = 18
 
 
 def max_steps(steps: Steps, config: ModelConfig) -> int:
-    """Return how many answers a request may have: a configuration may say less than the manifest.
+    """Return the limit of answers per request; a configuration may lower the manifest's.
 
     Raises InvalidModel.
     """
@@ -38,7 +38,7 @@ def max_steps(steps: Steps, config: ModelConfig) -> int:
 
 
 class AroundSteps(AroundModel):
-    """A stepped model as its clients know it, around the one that executes a step.
+    """A stepped model as clients see it, wrapped around the model of one step.
 
     That one takes and gives what is behind the tensors of clients too.
     """
@@ -67,12 +67,12 @@ class AroundSteps(AroundModel):
         return self._info[1]
 
     def _known(self, info: ModelInfo) -> ModelInfo:
-        """Return the clients' description of the step's model."""
+        """Return the description for clients."""
         raise NotImplementedError
 
     @property
     def replicas(self) -> int:
-        """Return how many copies can generate side by side."""
+        """Return the number of replicas."""
         return self._inner.replicas
 
     def padded_rows(self, rows: int) -> int:

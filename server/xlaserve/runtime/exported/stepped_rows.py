@@ -35,7 +35,7 @@ class Sited(LoadedModel, Protocol):
     """A model in memory with a site."""
 
     def site_of(self, replica: int) -> Site:
-        """Return where a replica is."""
+        """Return a replica's site."""
         ...
 
 
@@ -80,7 +80,7 @@ class _Batch:
     ) -> None:
         self.rows = list(rows)
         self.inputs = inputs
-        """As many rows as the bucket."""
+        """Input arrays with one row per row of the bucket."""
         self.states = states
 
 
@@ -124,7 +124,7 @@ class SteppedRows(AroundSteps):
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
     ) -> Row:
-        """Return the answers to a request, also advanced by `advance`."""
+        """Return the answers to a request; `advance` may compute them, too."""
         return Row(self, inputs, replica)
 
     def execute(
@@ -215,7 +215,7 @@ class SteppedRows(AroundSteps):
             self._split(pool, batch)
 
     def _split(self, pool: _Pool, batch: _Batch | None) -> None:
-        """Return each unfinished request of a batch its own state."""
+        """Copy each unfinished request's row out of a batch."""
         if batch is None:
             return
         left = [(index, row) for index, row in enumerate(batch.rows) if row.batch is batch]
@@ -291,7 +291,7 @@ class SteppedRows(AroundSteps):
 
 
 def _row(spec: TensorSpec, size: int) -> Tensor:
-    """Return states of padding rows, which the artifact ignores."""
+    """Return states for padding rows, which the artifact ignores."""
     return np.zeros((size, *spec.shape[1:]), spec.datatype.dtype)
 
 

@@ -38,8 +38,9 @@ of 128,000."""
 _SMALLEST_WINDOW = 256
 _GROWTH = 4
 _LEAST_GAIN = 4
-"""Of how many slots a step has to leave all but one out by default: one of half the slots took as
-long as one of all, since its part of the cache is copied."""
+"""Smallest size ratio at which a step of fewer slots is compiled by default: a step of half the
+slots was no faster, since it copies its part of the cache.
+"""
 _TABLES_BYTES = 9
 """Bytes that a slot has for each token of the vocabulary: counts, prompt and bias."""
 _WORD_BYTES = 4
@@ -48,7 +49,7 @@ _ITEMSIZES: dict[str, int] = {dtype.name: dtype.itemsize for dtype in DTYPES.val
 
 
 def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
-    """Return the sizes that a configuration asks for, or the defaults; raises InvalidModel."""
+    """Return the configured sizes, or the defaults; raises InvalidModel."""
     slots = _number(config, "slots", DEFAULT_SLOTS, MOST_SLOTS)
     length = _number(config, "length", found.max_length, found.max_length, least=2)
     windows = _windows(config, length)
@@ -68,7 +69,7 @@ def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
 
 
 def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> GenerationInfo:
-    """Return the sizes of a generator none of whose rows can be kept, and log it.
+    """Return the sizes for a generator whose rows cannot be kept for reuse, and log it.
 
     Raises InvalidModel where its configuration has the parameter nevertheless.
     """
@@ -84,7 +85,7 @@ def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> G
 def without_step_sizes(
     info: GenerationInfo, config: ModelConfig, model: str, why: str
 ) -> GenerationInfo:
-    """Return the sizes of a generator each of whose steps has all slots, and log why.
+    """Return the sizes for a generator whose steps always include all slots, and log why.
 
     Raises InvalidModel where its configuration names others.
     """
@@ -105,7 +106,7 @@ def predict_size(
     roots: Roots = ANYWHERE,
     serving: Serving = ON_THE_HOST,
 ) -> int:
-    """Return the bytes of its parameters and programs; raises InvalidModel."""
+    """Predict the bytes of parameters and programs; raises InvalidModel."""
     record.read(directory, roots)
     entries = weights.read_entries(directory, record.WEIGHTS, roots)
     held: int = sum(entry.nbytes // parts(entry.name) for entry in entries)
@@ -113,14 +114,14 @@ def predict_size(
 
 
 def cache_name(index: int) -> str:
-    """Return the name that rules of partition have for an array of the cache."""
+    """Return the name of a cache array in partition rules."""
     return f"cache/{index}"
 
 
 def predict_slots(
     directory: Path, config: ModelConfig, roots: Roots = ANYWHERE, parts: Parts = whole
 ) -> int:
-    """Return the bytes of the cache and the counts of all its slots, on each device.
+    """Predict the bytes per device of the cache and counters of all slots.
 
     With those that steps of fewer rows take. Raises InvalidModel.
     """
@@ -198,7 +199,7 @@ def _number(config: ModelConfig, name: str, default: int, most: int, *, least: i
 
 
 def _keeps_prefixes(found: Record, config: ModelConfig) -> bool:
-    """Return whether rows are kept for prompts that begin with the same tokens.
+    """Tell whether cache rows can be reused for prompts with a common prefix.
 
     An array without positions is a state of all tokens so far: it cannot be had for some of them.
     """

@@ -38,7 +38,7 @@ class Times:
 
 @dataclass(slots=True)
 class GenerationCounts:
-    """Counts of a generator: what it has done since it was loaded, and what it does now.
+    """Counters of a generator: totals since it was loaded, and its present state.
 
     One thread writes; readers may see a request in one of the numbers and not yet in another.
     """
@@ -77,7 +77,7 @@ class GenerationCounts:
 
     @classmethod
     def sum_of(cls, counts: "Sequence[GenerationCounts]") -> "GenerationCounts":
-        """Return the counts of several generators together."""
+        """Add up the counts of several generators."""
         found = cls()
         for one in counts:
             for name in _NUMBERS:

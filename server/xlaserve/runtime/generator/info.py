@@ -14,7 +14,7 @@ WORD_BITS = 32
 
 
 def mask_words(vocab: int) -> int:
-    """Return how many int32 have a bit for each token."""
+    """Return the number of int32 words in a bit mask over all tokens."""
     return -(-vocab // WORD_BITS)
 
 

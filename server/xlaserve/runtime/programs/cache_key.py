@@ -25,7 +25,7 @@ _CONFIGURATION = (
     "jax_memory_fitting_effort",
     "jax_optimization_level",
 )
-"""Options of JAX that change what it lowers or compiles."""
+"""JAX options that affect lowering or compilation."""
 
 UNKNOWN = "not known without the device"
 """The version of CUDA, where a program was compiled ahead. The plugin's says which it is; and a
@@ -37,7 +37,7 @@ _MAX_TARGET_CHARACTERS = 100
 
 
 def target_of(platform: str, device_kind: str) -> str:
-    """Return a file name for all machines that may share programs."""
+    """Return a directory name shared by all machines that can share programs."""
     if platform == "cpu":
         return f"cpu-{processor()}"
     return _SEVERAL.sub("-", f"{platform}-{device_kind}")[:_MAX_TARGET_CHARACTERS]
@@ -46,9 +46,9 @@ def target_of(platform: str, device_kind: str) -> str:
 def environment(
     site: Site, options: Mapping[str, object], given_flags: str, *, is_ahead: bool = False
 ) -> dict[str, str]:
-    """Return what compiles programs for a site: versions, flags, kind of device, topology.
+    """Return the environment part of a key: versions, flags, kind of device, topology.
 
-    `is_ahead`: the devices are not there.
+    `is_ahead`: the devices are absent.
     """
     device = site.devices[0]
     # A device behind the C API says so, one that the compiler alone knows does not.
@@ -81,7 +81,7 @@ def program(
     arguments: Sequence[Any],
     outputs: "jax.sharding.Sharding | None",
 ) -> dict[str, str]:
-    """Return what is compiled: which computation, of which arguments, where they lie.
+    """Return the program part of a key: the computation, its arguments and their placement.
 
     `packing` says which of them have small parameters in them, and where.
     """
@@ -101,7 +101,7 @@ def in_process(
     outputs: "jax.sharding.Sharding | None",
     options: Mapping[str, object],
 ) -> Hashable:
-    """Return what tells the programs of one computation apart in this process.
+    """Return a key that distinguishes the programs of one computation in this process.
 
     Versions, flags and processor are the same for all of them.
     """
@@ -118,7 +118,7 @@ def in_process(
 
 
 def first_difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Say which of two keys' fields differs first; empty where none does."""
+    """Name the first field in which two keys differ; empty if they are equal."""
     for name in dict.fromkeys((*expected, *found)):
         ours, theirs = expected.get(name, ""), found.get(name, "")
         if theirs not in (ours, UNKNOWN):
@@ -134,7 +134,7 @@ def _shown(text: str) -> str:
 
 
 def _topology(site: Site) -> str:
-    """Return how the devices lie to one another, where a program can tell."""
+    """Return the devices' topology, where a program can depend on it."""
     client = site.devices[0].client
     if len(site.devices) == 1 and site.platform != "tpu":
         return "1"

@@ -75,7 +75,7 @@ class XlaOptions:
 
     @classmethod
     def of(cls, settings: Settings, autotune_directory: str = "") -> "XlaOptions":
-        """Return those of a server with these settings."""
+        """Return the compiler options of these settings."""
         return cls(
             settings.gpu_command_buffers,
             settings.gpu_latency_hiding_scheduler,
@@ -84,7 +84,7 @@ class XlaOptions:
         )
 
     def for_site(self, platform: str, devices: int) -> CompilerOptions:
-        """Return the options of a program over so many devices, by XLA's names for them."""
+        """Return the options for a program over this many devices, by XLA's names."""
         options: CompilerOptions = {}
         if platform != "cuda":
             return options
@@ -97,15 +97,15 @@ class XlaOptions:
         return options
 
     def precision_for(self, platform: str) -> str:
-        """Return the precision that open FP32 products have; empty where it cannot be chosen."""
+        """Return the precision of open FP32 products; empty where it cannot be chosen."""
         return self.precision if platform in _OF_PLATFORMS["matmul_precision"] else ""
 
     def name_for(self, platform: str) -> str:
-        """Return JAX's name of that."""
+        """Return JAX's name for that precision."""
         return self.precision_for(platform).lower()
 
     def key(self, platform: str, devices: int) -> CompilerOptions:
-        """Return whatever changes a program over so many devices, for a key of it."""
+        """Return the options that affect a program over this many devices, for its key."""
         said = self.for_site(platform, devices)
         # Where XLA keeps what it tuned changes no program.
         said.pop(AUTOTUNE_OPTION, None)
@@ -117,7 +117,7 @@ class XlaOptions:
     def compiled(
         self, lowered: Any, site: Any, more: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Return a program for a Site, as JAX lowered it, compiled with its options and some more.
+        """Compile a lowered program for a site with its options, and further ones.
 
         Every program that a server executes on its devices is compiled here.
         """
@@ -143,8 +143,9 @@ class Compilation:
     is_ahead: bool = False
     """Whether it compiles for absent devices."""
     server_flags: str = ""
-    """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
-    To compile for what is not there takes others."""
+    """With `is_ahead`: the XLA flags of the servers that will use the programs, as `flags` returns
+    them. Compiling for absent devices requires others.
+    """
     tries_here: bool = False
     """Whether row trials run in this process, which they may end."""
     store: ProgramStore | None = None
@@ -164,7 +165,7 @@ class Compilation:
 
     @property
     def counts(self) -> Mapping[str, ProgramCounts]:
-        """Return the counts of the places that programs are kept in, by the name of each."""
+        """Return the counters of each program cache and store, by its name."""
         places = {"directory": self.cache, "store": self.store}
         return {name: place.counts for name, place in places.items() if place is not None}
 
@@ -180,13 +181,13 @@ _log = structlog.get_logger("compilation")
 
 
 def flags() -> str:
-    """Return the flags of XLA that this process was started with and may change a program."""
+    """Return the XLA flags of this process that can affect programs."""
     words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
     return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
 
 
 def _directory(text: str) -> Path | None:
-    """Return where compiled programs are kept; None for nowhere."""
+    """Return the directory of compiled programs; None without one."""
     if text in ("", NO_CACHE):
         return None
     if text != AUTO:
@@ -200,7 +201,7 @@ def _directory(text: str) -> Path | None:
 
 
 def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
-    """Return what an operator decided; with `compare` what is converted is compared, too.
+    """Return the compilation that the settings describe; `compare` also checks conversions.
 
     So many `processes` compile for loads, once they are asked for. Raises InvalidSettings for a
     cache that is no directory.
@@ -241,7 +242,7 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
 
 
 def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore | None:
-    """Return the store that the settings name, which is not asked for anything yet.
+    """Return the program store of the settings, without connecting to it.
 
     `is_waited_for`: to fill it is what the process is for. Raises InvalidSettings for a URL that
     may not be used, or cannot be.
@@ -263,7 +264,7 @@ def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore
 
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:
-    """Return the settings that were changed and do nothing on a platform."""
+    """Return the changed settings without effect on a platform."""
     useless = tuple(name for name, where in _OF_PLATFORMS.items() if platform not in where)
     return tuple(
         row.name

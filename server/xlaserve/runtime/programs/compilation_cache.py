@@ -1,4 +1,4 @@
-"""A directory of our own where compiled programs outlive the process, bounded in size.
+"""A private, bounded directory of compiled programs that outlive the process.
 
 What lies in it is machine code that is executed, so it is read only where nobody but this user can
 have written it, and no model names it. An entry is two files: a key in JSON, which people can read,
@@ -27,10 +27,10 @@ from xlaserve.runtime.programs.program_counts import ProgramCounts
 
 SETTING = "compilation_cache_directory"
 AUTOTUNE = "autotune"
-"""The directory beside those of targets where XLA keeps which kernels were quickest."""
+"""Directory of XLA's autotuning results, next to the programs."""
 
 FORMAT = 1
-"""Format of the key files. One of another format is no entry of ours."""
+"""Version of the key files' format; entries of other versions are ignored."""
 
 _PRIVATE = 0o700
 _OF_OTHERS = 0o077
@@ -54,7 +54,7 @@ _log = structlog.get_logger("compilation_cache")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One compiled program, and all that it depends on."""
+    """A compiled program, with everything it depends on."""
 
     program: Mapping[str, str]
     """Its computation, shapes and devices."""
@@ -73,7 +73,7 @@ class Unusable:
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key of an entry as it is written in JSON, and what it says of the program's bytes."""
+    """The JSON key of an entry, with the size and hash of the program's bytes."""
 
     format: int
     program: dict[str, str]
@@ -84,7 +84,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(entry: Entry) -> "Key":
-        """Return that of an entry."""
+        """Return the key of an entry."""
         return Key(
             FORMAT,
             dict(entry.program),
@@ -96,13 +96,13 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def problem(self) -> str:
-        """Return why it is no key of ours; empty if it is."""
+        """Return why the key is invalid; empty if it is valid."""
         is_ours = self.format == FORMAT and _SHA256.fullmatch(self.sha256)
         return "" if is_ours else f"it is of format {self.format}, expected {FORMAT}"
 
 
 def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
-    """Return the entry of a program, if it is the one of this key."""
+    """Return a program's entry, if its key matches this one."""
     if hashlib.sha256(executable).hexdigest() != key.sha256:
         return Unusable("its program is not the one that was written")
     return Entry(key.program, key.environment, executable, key.ahead)
@@ -128,18 +128,18 @@ class CompilationCache:
         """Lifetime of unused programs, in seconds."""
         self.counts = ProgramCounts()
         self._lock = threading.Lock()
-        """Held for what follows."""
+        """Guards the fields below."""
         self._bytes = 0
         """Bytes of the files: as counted last, and what this process has written since."""
         self._is_prepared = False
-        """Whether it can be used; until then nothing is kept or found."""
+        """Whether the cache is usable; until then it neither stores nor finds programs."""
         self._is_written = False
         """Whether something was written since the bytes were counted last."""
         self._is_refusing = False
         """Whether a write has failed, and was logged."""
 
     def prepare(self, target: str) -> Path:
-        """Return the directory for programs of one target, there and within bounds.
+        """Create the directory for a target's programs, evict down to the limit, and return it.
 
         What was not used for the longest time is removed until it is. Raises InvalidSettings where
         the directory cannot be made, or others can use it.
@@ -163,15 +163,15 @@ class CompilationCache:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it has nothing, be it since it was not prepared. Blocks."""
+        """Tell whether it has no entries; an unprepared cache has none. Blocks."""
         return not self._is_prepared or next(_files(self.directory), None) is None
 
     def prepare_autotuning(self) -> None:
-        """Make the directory that XLA writes to by itself; raises InvalidSettings."""
+        """Create the directory for XLA's autotuning results; raises InvalidSettings."""
         self.prepare(AUTOTUNE)
 
     def read(self, target: str, *names: str) -> Entry | Unusable | None:
-        """Return the entry of the first of these names that has one, or why it cannot be used.
+        """Return the first entry found under these names, or why it is unusable.
 
         None where none has. Blocks.
         """
@@ -192,7 +192,7 @@ class CompilationCache:
             return Unusable(f"it cannot be read: {error}")
 
     def latest(self, target: str, prefix: str) -> Key | None:
-        """Return the key that was written last, of those whose names begin so. Blocks."""
+        """Return the newest key among names with this prefix. Blocks."""
         found = (self.directory / target).glob(_key_name(f"{prefix}*"))
         for path in sorted(found, key=_written, reverse=True):
             with suppress(OSError, ValueError), _opened(path.parent) as directory:
@@ -261,13 +261,13 @@ class CompilationCache:
 
 
 def name_of(described: Mapping[str, str]) -> str:
-    """Return the name of the entry of a program."""
+    """Return the name of a program's entry."""
     text = "\n".join(f"{name}={value}" for name, value in sorted(described.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def processor() -> str:
-    """Return an identity of the processor: programs of another one may not run."""
+    """Identify the processor: programs for another one may not run."""
     return _described(_CPU_INFO)
 
 

@@ -28,7 +28,9 @@ class CompilePlan:
     verdict: Verdict | None
     """None where the first dimension is fixed."""
     loops_follow_inputs: bool
-    """Whether nothing may be executed before a request comes: it may never end on zeros."""
+    """Whether the number of iterations depends on inputs. A warm-up with zeros might never end, so
+    nothing is executed before the first request.
+    """
     buckets: BucketPlan
     dimensions: OpenDimensions
     training: str
@@ -99,7 +101,7 @@ def _known(sizes: Mapping[str, int]) -> Hashable:
 
 
 def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:
-    """Return the compiled batch sizes, and the numbers of rows with programs of their own."""
+    """Return the compiled batch sizes, and the row counts with programs of their own."""
     if rows.is_exact:
         return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
     return buckets.plan(rows.max_batch_size, config), ()

@@ -22,10 +22,10 @@ from xlaserve.files.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.runtime.programs.compilation_cache import CompilationCache
 
 DIRECTORY = "converted"
-"""The directory beside those of targets in the compilation cache."""
+"""Directory of converted models within the compilation cache, next to the programs."""
 
 Convert: TypeAlias = Callable[[Path], None]
-"""Writes a version directory at a path where nothing is yet; raises InvalidModel or OSError."""
+"""Writes a version directory to a path that does not exist yet; raises InvalidModel or OSError."""
 
 _KEY = re.compile("[0-9a-f]{64}")
 _TEMPORARY = Path("/tmp")
@@ -58,7 +58,7 @@ class Conversions:
         *,
         compare: bool = False,
     ) -> None:
-        """Without a cache nothing is kept, and `scratch` holds the files of a running load."""
+        """Without a cache nothing is kept; `scratch` holds the files of a running load."""
         self.limits = limits or ConversionLimits()
         self.compare = compare
         """Whether conversions are compared with onnxruntime, if it is installed."""
@@ -75,7 +75,7 @@ class Conversions:
 
     @contextmanager
     def version(self, key: str, convert: Convert) -> Iterator[Path]:
-        """Yield the version directory of a key, and convert unless it is kept whole. Blocks.
+        """Yield the version directory of a key, converting unless a complete one is cached. Blocks.
 
         It is there for the length of the block at least. Raises what `convert` raises.
         """
@@ -144,7 +144,7 @@ class Conversions:
         return staging, made
 
     def _keep(self, made: Path, parent: Path | None, key: str) -> Path:
-        """Move a conversion to its entry, if it fits; return its place."""
+        """Move a conversion to its cache entry, if it fits; return its path."""
         if parent is None or not made.is_relative_to(parent):
             return made
         size = _size(made)

@@ -1,4 +1,4 @@
-"""Makes the executables of one load: out of the compilation cache, or by compiling.
+"""Makes the executables of one load: from the compilation cache, or by compiling.
 
 One out of the cache is used once it has run: JAX itself looks at nothing but its bytes.
 """
@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An executable, and how it came about."""
+    """An executable, and whether it was compiled or read."""
 
     executable: jax.stages.Compiled
     seconds: float
@@ -50,16 +50,16 @@ class Made:
 
 
 class Source(Protocol):
-    """The artifact that programs are made of."""
+    """The artifact from which programs are compiled."""
 
     @property
     def key(self) -> str:
-        """Return the key of its computation."""
+        """Return the computation's key."""
         ...
 
     @property
     def exported(self) -> Exported:
-        """Return it with its module."""
+        """Return the artifact with its module."""
         ...
 
 
@@ -76,7 +76,7 @@ class Executables:
     ) -> None:
         self._source = source
         self.cached = 0
-        """Executables that came out of the cache."""
+        """Number of executables read from the cache."""
         self.compiled = 0
         self._packing = packing
         self._compilation = compilation or Compilation()
@@ -112,7 +112,7 @@ class Executables:
         return Made(executable, seconds)
 
     def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
-        """Return an executable in place of one that came out of the cache and cannot be used.
+        """Replace an unusable executable from the cache.
 
         `is_ours`: it came out of the cache for this load.
         """
@@ -125,7 +125,7 @@ class Executables:
         return Made(executable, seconds)
 
     def prepare(self, wanted: Wanted) -> float:
-        """Have a program in the cache, whose devices need not be there.
+        """Store a program in the cache; its devices may be absent.
 
         Return the seconds of its compilation, or 0 where it was there.
         """
@@ -159,7 +159,7 @@ class Executables:
     def _compiled_somewhere(
         self, wanted: Wanted, check_cancelled: Callable[[], None], *, is_niced: bool
     ) -> tuple[jax.stages.Compiled, bytes]:
-        """Return what a process has compiled, and how it was written; else what this one has."""
+        """Compile in another process, or else in this one; return the program and its file."""
         processes = self._compilation.processes
         # Of an accelerator no other process may have the devices.
         if processes is not None and wanted.site.platform == "cpu":
@@ -219,7 +219,7 @@ class Executables:
         return self._compilation.options.key(site.platform, len(site.devices))
 
     def key(self, wanted: Wanted) -> Hashable:
-        """Return a key of the program among those of its computation, in this process."""
+        """Return the program's key among those of its computation, in this process."""
         site = wanted.site
         # Without rules they follow from the computation, the packing and the device.
         leaves = wanted.leaves if site.rules else ()
@@ -237,7 +237,7 @@ class Executables:
         return self._described(wanted) if self._compilation.is_kept else None
 
     def _described(self, wanted: Wanted) -> Place:
-        """Return the key of a program."""
+        """Return the program's key."""
         arguments = [*wanted.leaves, *wanted.inputs]
         return self._kept.described(
             wanted.site, self._source.key, self._packing.text, arguments, wanted.outputs
@@ -253,7 +253,7 @@ class Executables:
 def function(
     exported: Exported, packing: Packing
 ) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]:
-    """Return the artifact as a function of packed parameters, and inputs."""
+    """Return the artifact as a function of packed parameters and inputs."""
 
     def model(leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
         parameters = packing.unpack(leaves)

@@ -22,7 +22,7 @@ class Footprint:
     parameters_bytes: int = 0
     """Bytes of the parameters among the arguments."""
     padding_bytes: int = 0
-    """Bytes of the parameters beyond those of their arrays: a TPU lays them out in tiles."""
+    """Bytes that the layout of parameters adds to their arrays: TPUs use tiles."""
     arguments_bytes: int = 0
     """Parameters and inputs, in the layout of the device."""
     outputs_bytes: int = 0
@@ -43,7 +43,7 @@ class Footprint:
     def of(
         executable: Any, *, accelerated: bool = False, kept_bytes: int | None = None
     ) -> "Footprint":
-        """Return what the compiler says of a `jax.stages.Compiled`; zeros where it says nothing.
+        """Return the compiler's figures for a `jax.stages.Compiled`; zeros without any.
 
         It is one that takes parameters, and then inputs; or `kept_bytes` of its arguments stay.
         `accelerated`: not for the host.
@@ -72,7 +72,7 @@ class Footprint:
 
     @property
     def scratch_bytes(self) -> int:
-        """Return what each execution takes: inputs, outputs and temporaries.
+        """Return the memory of one execution: inputs, outputs and temporaries.
 
         Without the workspace that counts once for the device (`workspace.device_bytes`).
         """
@@ -81,7 +81,7 @@ class Footprint:
         return max(0, inputs + self.outputs_bytes - self.aliased_bytes + temporaries)
 
     def or_larger(self, other: "Footprint") -> "Footprint":
-        """Return the reservation for either: the larger scratch and code."""
+        """Combine two footprints: the larger scratch and code."""
         larger = max(self, other, key=lambda one: one.scratch_bytes)
         return replace(
             larger,
@@ -108,7 +108,7 @@ def _code(executable: Any, said: int) -> int:
 
 
 def _parameters(executable: Any) -> tuple[int, int]:
-    """Return the size of the parameters on a device, and that of them as arrays."""
+    """Return the size of the parameters on a device, and as plain arrays."""
     laid_out, as_arrays = 0, 0
     formats, described = executable.input_formats[0][0], executable.args_info[0][0]
     for found, argument in zip(formats, described, strict=True):
@@ -122,7 +122,7 @@ def _parameters(executable: Any) -> tuple[int, int]:
 
 
 def padded(layout: _Layout, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape as it lies in memory, its sizes rounded up to whole tiles."""
+    """Return a shape in its tiled layout, with sizes rounded up to whole tiles."""
     sizes = [shape[dimension] for dimension in layout.major_to_minor]
     # Further tilings order what is in the tiles of the first.
     tile = next(iter(layout.tiling or ()), ())

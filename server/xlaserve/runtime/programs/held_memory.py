@@ -17,12 +17,12 @@ def everything(program: Program) -> bool:
 def memory_of(
     copies: Sequence[Copy], module_bytes: int, carries: Callable[[Program], bool] = everything
 ) -> ModelMemory:
-    """Add up what the copies hold by now.
+    """Add up the memory that the copies hold now.
 
-    A program that models share counts with the one that `carries` it; so does the module.
-    On the host what holds the artifact's module counts once: what makes a module large is its
-    constants, which XLA keeps once for all programs. Accelerators hold no module, and of the
-    constants the compiler says how large they are.
+    A program that models share counts with the one that `carries` it; so does the module. On the
+    host what holds the artifact's module counts once: what makes a module large is its constants,
+    which XLA keeps once for all programs. Accelerators hold no module, and of the constants the
+    compiler says how large they are.
     """
     parameters, constants, scratch, code = 0, 0, 0, 0
     per_device = Counter[str]()
@@ -48,7 +48,7 @@ def memory_of(
 
 
 def _constants(copy: Copy, programs: Sequence[Program]) -> int:
-    """Return the constants of programs of a copy on each device.
+    """Return the bytes of constants in a copy's programs on each device.
 
     They are the artifact's, the same in all of them, and equal ones are on a GPU once.
     """
@@ -59,7 +59,7 @@ def _constants(copy: Copy, programs: Sequence[Program]) -> int:
 
 
 def growth_of(copies: Sequence[Copy], module_bytes: int, programs: int) -> Mapping[str, int]:
-    """Return what so many programs more for each copy may add to each device.
+    """Estimate the growth per device for this many further programs per copy.
 
     As much code as the largest that is there, and on the host the module, which is lowered anew.
     Scratch memory does not grow: the program with the most rows is compiled first.

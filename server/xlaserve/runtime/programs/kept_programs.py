@@ -32,7 +32,7 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names that it may have in a directory, its own first.
+        """Return a program's possible names in a directory, its own first.
 
         Each names the environment too, so that several versions keep their programs side by side.
         """
@@ -46,7 +46,7 @@ class Place:
 
     @property
     def names_in_store(self) -> tuple[str, ...]:
-        """Return the names that it may have in a store, which tell environments apart as well.
+        """Return a program's possible names in a store, its own first.
 
         Its own comes first.
         """
@@ -73,7 +73,7 @@ class KeptPrograms:
 
     @property
     def options(self) -> XlaOptions:
-        """Return the options of the programs, which their keys hold."""
+        """Return the programs' options, which are part of their keys."""
         return self._compilation.options
 
     def described(
@@ -84,7 +84,7 @@ class KeptPrograms:
         arguments: Sequence[Any],
         outputs: "jax.sharding.Sharding | None",
     ) -> Place:
-        """Return the key of a program, as `cache_key.program` takes what it is compiled of."""
+        """Return a program's key, from the arguments of `cache_key.program`."""
         program = cache_key.program(site, computation, packing, arguments, outputs)
         options = self._compilation.options.key(site.platform, len(site.devices))
         ahead = self._compilation.is_ahead
@@ -105,7 +105,7 @@ class KeptPrograms:
     def find(
         self, place: Place, load: Callable[[bytes], jax.stages.Compiled], *, is_run: bool = True
     ) -> jax.stages.Compiled | None:
-        """Return a program out of the cache, as `load` makes it of its bytes; None without one.
+        """Return a cached program, deserialized by `load`; None on a miss.
 
         One that is not in the directory is looked for in the store, and kept in the directory from
         then on. `is_run`: whether it is executed before requests come.
@@ -147,9 +147,7 @@ class KeptPrograms:
         is_run: bool,
         where: str = "",
     ) -> jax.stages.Compiled | None:
-        """Return what an entry holds, or note why it is not used. The key comes before its bytes:
-        to read these is to execute them.
-        """
+        """Return an entry's contents, or note why it is unusable."""
         if entry is None:
             return None
         if not isinstance(entry, Entry):
@@ -178,9 +176,9 @@ class KeptPrograms:
         *,
         is_again: bool = False,
     ) -> None:
-        """Keep a program in the cache, as it was written elsewhere if it was; best effort.
+        """Store a program in the cache, serialized if it is not yet; best effort.
 
-        `is_again`: in place of one that could not be used, wherever it came from.
+        `is_again`: it replaces an unusable one.
         """
         if place is None or not self._compilation.is_kept:
             return
@@ -213,7 +211,7 @@ class KeptPrograms:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error, or its class where it has none; 300 characters."""
+    """Return an error's first line, or its class without one; 300 characters."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]
 

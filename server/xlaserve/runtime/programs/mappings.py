@@ -38,7 +38,7 @@ class Mappings:
         """Mappings that the system allows; None where it does not say."""
         self.limit = limit or int((self.system_limit or 0) * _PART)
         self._lock = threading.Lock()
-        """Held for what follows."""
+        """Guards the fields below."""
         self._counted = 0
         self._since = 0
         """Programs that were compiled since."""
@@ -48,7 +48,7 @@ class Mappings:
 
     @property
     def used(self) -> int:
-        """Return how many there were when they were counted last."""
+        """Return the number of mappings at the last count."""
         return self._counted
 
     def count(self) -> int:
@@ -76,7 +76,7 @@ class Mappings:
         return round(self._each * programs)
 
     def _measure(self) -> None:
-        """Count, and learn from the difference what a program takes."""
+        """Count the mappings, and learn from the difference how many a program adds."""
         before, programs = self._counted, self._since
         after = self._count()
         self._each = _FIRST_GUESS
@@ -103,4 +103,4 @@ def _read_number(path: Path) -> int | None:
 
 
 UNLIMITED = Mappings(1, Path("/dev/null"))
-"""Counts nothing, and admits everything."""
+"""Admits everything, without counting."""

@@ -18,7 +18,7 @@ Wanted: TypeAlias = tuple[int, Sizes]
 
 
 class _Model(Protocol):
-    """The model that they belong to."""
+    """The model that owns the programs."""
 
     def rows(self, values: Sequence[Value]) -> int | None: ...
 
@@ -73,12 +73,12 @@ class Shaped:
 
     @property
     def dispatching(self) -> "Shaped | None":
-        """Return itself, where the model is on accelerators."""
+        """Return itself on accelerators, else None."""
         return None if self.model.dispatching is None else self
 
     @property
     def queues(self) -> Sequence[str]:
-        """Return the lines of the model's replicas."""
+        """Return the dispatch queues of the model's replicas."""
         return self.model.queues
 
     def dispatch(
@@ -112,13 +112,13 @@ class OnDemandShapes:
         self._dimensions = dimensions
         self._limit = limit
         self._kept: OrderedDict[Wanted, Shaped] = OrderedDict()
-        """In order of use, the last used one last."""
+        """Compiled programs, least recently used first."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held during one compilation; lookups do not wait for it."""
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Wanted | None:
-        """Return the program that inputs need; None where it is one of the load."""
+        """Return the program's shape for these inputs; None where the load compiled it."""
         values = [inputs[spec.name] for spec in self._inputs]
         shapes = [value.shape for value in values]
         sizes = self._dimensions.asked(self._name, self._inputs, shapes)

@@ -1,4 +1,4 @@
-"""The precision of FP32 products that an artifact leaves open, in what JAX has lowered."""
+"""Sets the precision of FP32 products that an artifact leaves open, in lowered modules."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ _OPEN = "DEFAULT"
 
 
 def set_precision(lowered: Any, precision: str) -> int:
-    """Have open FP32 products of a `jax.stages.Lowered` computed with HIGH or HIGHEST.
+    """Set the precision of open FP32 products in a `jax.stages.Lowered` to HIGH or HIGHEST.
 
-    What its author wrote counts: a product with a precision or an algorithm stays as it is, as with
-    `jax_default_matmul_precision`. Returns how many were changed. To do it twice changes nothing.
+    The author's choice takes precedence: a product with a precision or an algorithm stays as it is,
+    as with `jax_default_matmul_precision`. Returns how many were changed. Idempotent.
     """
     module = lowered.compiler_ir("stablehlo")
     found: list[ir.Operation] = []

@@ -17,7 +17,7 @@ class ProgramCounts:
         self.unanswered = 0
         """Lookups that a store did not answer in time, or at all; it is not asked for a while."""
         self.seconds = 0.0
-        """Time of all lookups, with that of reading what they found."""
+        """Total time of lookups, including reads of hits."""
         self.read_bytes = 0
         """Bytes of the programs that were found."""
         self.written = 0

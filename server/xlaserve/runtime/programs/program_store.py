@@ -36,13 +36,13 @@ from xlaserve.storage.objects import (
 
 SETTING = "compilation_cache_url"
 READ_ONLY = ("http", "https")
-"""Schemes of stores that nothing is put into."""
+"""Schemes of read-only stores."""
 
 _SUFFIX = ".program"
 _AWAY_SECONDS = 60.0
 """For how long a store that was too slow, or failed, is not asked: each program would wait."""
 _OPENING_SECONDS = 30.0
-"""Seconds beyond those of a look, for the first one: it imports the SDK."""
+"""Additional seconds for the first lookup, which imports the SDK."""
 _MOST_LOOKS = 16
 """Looks at a time. One that never ends keeps its thread."""
 _MOST_WAITING, _MOST_WAITING_BYTES = 256, 256 << 20
@@ -73,7 +73,7 @@ class _Look:
 
 
 class ProgramStore:
-    """The programs at a URL that was checked. Thread-safe; asked for nothing until it is used."""
+    """The program store at a checked URL. Thread-safe; connects on first use."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class ProgramStore:
         self._looks = threading.BoundedSemaphore(_MOST_LOOKS)
         self._away_until = 0.0
         self._changed = threading.Condition()
-        """Held for what follows."""
+        """Guards the fields below."""
         self._waiting: deque[_Upload] = deque()
         self._waiting_bytes = 0
-        """With those of the program that is being written."""
+        """Bytes of queued programs, including the one being written."""
         self._writer: threading.Thread | None = None
         self._is_busy = False
         """Whether a program is being written."""
@@ -116,7 +116,7 @@ class ProgramStore:
         self._is_closed = False
 
     def find(self, target: str, names: Sequence[str]) -> Entry | Unusable | None:
-        """Return the program of the first of these names, or why it cannot be used.
+        """Return the first program found under these names, or why it is unusable.
 
         None where there is none, or where the store gives no answer in time, which is logged.
         Blocks for some seconds at most.
@@ -131,7 +131,7 @@ class ProgramStore:
         return found
 
     def _looked(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
-        """Return what `find` does, and whether the store has answered."""
+        """Look up like `find`; also return whether the store responded."""
         if time.monotonic() < self._away_until or not self._looks.acquire(timeout=self._seconds):
             return None, False
         more = 0.0 if self._store is not None else _OPENING_SECONDS
@@ -170,12 +170,12 @@ class ProgramStore:
             self._changed.notify_all()
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until all pending programs are stored; tell whether that came in time."""
+        """Wait until all pending programs are stored; tell whether that succeeded in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
 
     def close(self, seconds: float) -> None:
-        """Put nothing more there, once what waits is written or so many seconds are over."""
+        """Stop accepting programs; wait up to this many seconds for pending ones."""
         if not self.flush(seconds):
             _log.warning("compiled programs are not in the store", programs=len(self._waiting))
         with self._changed:
@@ -277,7 +277,7 @@ class ProgramStore:
             return self._waiting.popleft()
 
     def _written(self, upload: _Upload) -> str:
-        """Put a program there unless it is; return why it is not, empty where it is."""
+        """Store a program unless it exists; return why that failed, empty on success."""
         attempts = 1 if self._is_failing else _ATTEMPTS
         for attempt in range(1, attempts + 1):
             try:
@@ -299,7 +299,7 @@ class ProgramStore:
         self.counts.add(written=1, written_bytes=len(upload.data))
 
     def _failed(self, reason: str) -> None:
-        """Count a program that is not there, and log the first of several; the lock is held."""
+        """Count a program that was not stored, and log the first of several; the lock is held."""
         self.counts.add(failures=1)
         self.last_problem = reason
         if not self._is_failing:
@@ -312,7 +312,7 @@ def _object_name(target: str, name: str) -> str:
 
 
 def _entry(data: bytes) -> Entry | Unusable:
-    """Return what an object holds, if it is whole."""
+    """Return an object's entry, if it is complete."""
     end = data.find(b"\n", 0, MAX_KEY_BYTES)
     try:
         key = msgspec.json.decode(data[: max(end, 0)], type=Key)

@@ -30,11 +30,12 @@ _WORTH_SPLITTING = 0.6
 two measurements of the same differ by a third."""
 
 _LEAST_SPLIT_SECONDS = 1e-3
-"""A batch that takes less is executed whole: what there is to gain is less than what a thread that
-was interrupted once measures wrongly."""
+"""Faster batches are executed whole: splitting would gain less than the error of an interrupted
+measurement.
+"""
 
 _PIECE_SECONDS = 50e-6
-"""The cost of each piece beside its execution: rows are cut out, and those of outputs joined."""
+"""Overhead of each piece: slicing its rows and joining its outputs."""
 
 _AROUND_SECONDS = 100e-6
 """Overhead of one execution, in threads and futures: it is shared by the rows as well."""
@@ -51,14 +52,15 @@ _NOTHING = Footprint()
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The executable of one bucket at one site, and what it costs."""
+    """The executable of one bucket at one site, and its cost."""
 
     call: Call
     rows: int
     sizes: Sizes
     seconds: float
-    """The quickest run: loads side by side disturb one another while they measure. Infinity where
-    none was made."""
+    """The fastest run, since concurrent loads disturb each other's measurements; infinity if none
+    was measured.
+    """
     compile_seconds: float = 0.0
     """0 where another model had it compiled."""
     footprint: Footprint = _NOTHING
@@ -78,7 +80,7 @@ class Table:
     """For each bucket the rows of its pieces, 0 where it is executed whole; empty where all are."""
 
     def with_program(self, program: Program) -> "Table":
-        """Return the table with one bucket more."""
+        """Return the table with one more bucket."""
         at = bisect_left(self.buckets, program.rows)
         programs = (*self.programs[:at], program, *self.programs[at:])
         splits = tuple(_split(programs, one) for one in programs) if self.may_split else ()
@@ -90,12 +92,12 @@ class Table:
         )
 
     def program_for(self, rows: int) -> Program:
-        """Return the one with the smallest bucket that holds the rows, or the largest there is."""
+        """Return the smallest bucket's program that holds the rows, else the largest."""
         # The last bucket is left out, so that what is beyond it finds the last program as well.
         return self.programs[bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)]
 
     def pieces_for(self, rows: int) -> tuple[Program, ...]:
-        """Return the programs that execute so many rows, one piece of them after the other.
+        """Return the programs that execute this many rows in consecutive pieces.
 
         One program where they are executed whole.
         """
@@ -120,7 +122,7 @@ class Table:
 
 
 def _split(programs: Sequence[Program], whole: Program) -> int:
-    """Return the rows of the pieces in which a bucket is quickest; 0 where that is the whole."""
+    """Return the piece sizes that execute a bucket fastest; 0 to execute it whole."""
     # Where nothing was measured, nothing is known.
     if not _LEAST_SPLIT_SECONDS <= whole.seconds < inf:
         return 0
@@ -134,7 +136,7 @@ def _split(programs: Sequence[Program], whole: Program) -> int:
 
 
 class Copy:
-    """One copy of a model: its parameters at a site, and what is compiled for them there."""
+    """One copy of a model: its parameters and its programs at a site."""
 
     __slots__ = (
         "_adding",
@@ -155,7 +157,7 @@ class Copy:
         self.site = site
         self.leaves = list(leaves)
         self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves) - elsewhere_bytes
-        """On each device of the site, less what other processes account for."""
+        """Bytes per device of the site, less those that other processes account for."""
         self.replicas = replicas
         self.table = Table()
         """Table that serves where no dimension but the batch is open; else of the largest sizes."""
@@ -169,11 +171,11 @@ class Copy:
 
     @property
     def in_flight(self) -> int:
-        """Return how many executions may use it at once."""
+        """Return the limit of concurrent executions."""
         return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:
-        """Let requests use a program; one that they use already stays what it is."""
+        """Make a program available to requests; one already in use is kept."""
         with self._adding:
             before = self.tables.get(program.sizes) or Table(may_split=self.may_split)
             if program.rows in before.buckets:
@@ -184,12 +186,12 @@ class Copy:
 
     @property
     def programs(self) -> list[Program]:
-        """Return all there are: those of the load by sizes and then by rows."""
+        """Return all programs, ordered by sizes and then by rows."""
         of_load = [found for sizes in sorted(self.tables) for found in self.tables[sizes].programs]
         return [*of_load, *self.on_demand]
 
     def split_rows(self, program: Program) -> int:
-        """Return the rows of the pieces that a bucket is executed in; 0 where it is whole."""
+        """Return the piece sizes of a bucket; 0 where it is executed whole."""
         table = self.tables.get(program.sizes)
         if table is None or program not in table.programs or not table.splits:
             return 0
@@ -214,7 +216,7 @@ def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
 
 
 def bucket_shape(spec: TensorSpec, bucket: int) -> tuple[int, ...]:
-    """Return the shape that the executable of a bucket takes."""
+    """Return the input shape of a bucket's executable."""
     return (bucket, *spec.shape[1:]) if bucket != FIXED else spec.shape
 
 
@@ -223,7 +225,7 @@ def _bytes_per_device(leaf: jax.Array) -> int:
 
 
 def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucket, ...]:
-    """Describe what is compiled; the time of one execution is that of the first copy.
+    """Describe the compiled programs; execution times are those of the first copy.
 
     `is_exact`: the first of the sizes is the number of rows.
     """

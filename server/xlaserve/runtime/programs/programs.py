@@ -29,7 +29,7 @@ _MEASURED_RUNS = 8
 _MEASURED_SECONDS = 0.005
 
 _ALIKE, _ALIKE_SECONDS = 4.0, 100e-6
-"""How much slower one of two models may be with a program, for them to be as quick with all."""
+"""How much slower either of two models may be with a shared program and still share it."""
 
 _LOOKS_AGAIN = 2
 _LOOK_SECONDS = 0.002
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.002
 would make its bucket look worse than its neighbours."""
 
 Place: TypeAlias = "tuple[Copy, int, Sizes]"
-"""For which copy a program is, how many rows (`buckets.FIXED` for none), which other sizes."""
+"""Key of a program: its copy, its number of rows (`buckets.FIXED` for none) and its other sizes."""
 
 
 class Compiler:
@@ -74,7 +74,7 @@ class Compiler:
 
     @property
     def made(self) -> tuple[int, int]:
-        """Return how many programs of the load were compiled, and how many the cache had."""
+        """Return the number of compiled and of cached programs of the load."""
         return self._executables.compiled, self._executables.cached
 
     def compile(
@@ -88,7 +88,7 @@ class Compiler:
             copy.add(program)
 
     def work(self, buckets: Sequence[int]) -> list[Place]:
-        """Return the programs that buckets take: for which copy, how many rows, which sizes."""
+        """Return the programs that buckets need: their copies, rows and sizes."""
         return [
             (copy, bucket, sizes)
             for bucket in buckets
@@ -99,12 +99,12 @@ class Compiler:
     def compile_one(
         self, bucket: int, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None
     ) -> tuple[Program, ...]:
-        """Return a program for each copy, which no request uses yet."""
+        """Compile a program for each copy; requests do not use it yet."""
         work = [(copy, bucket, sizes) for copy in self._copies]
         return tuple(program for _, program in self._made(work, check_cancelled))
 
     def found(self, bucket: int) -> list[tuple[Copy, Program]]:
-        """Return what other models have of a bucket; nothing unless that is all of it.
+        """Return other models' programs for a bucket; empty unless they cover it.
 
         Nothing is executed: this is called in the thread of another model.
         """
@@ -165,7 +165,7 @@ class Compiler:
     def _shared(
         self, place: Place, keys: Sequence[Hashable], check_cancelled: Callable[[], None]
     ) -> tuple[SharedProgram, bool]:
-        """Return the first of these programs; the first caller compiles it."""
+        """Return the first existing one of these programs; the first caller compiles it."""
 
         def make(program: SharedProgram) -> None:
             # All of what is missing: a load that cannot end well does not begin.
@@ -197,7 +197,7 @@ class Compiler:
         )
 
     def _warm(self, place: Place, one: SharedProgram, *, is_ours: bool) -> float:
-        """Execute a program and return its seconds; compile another in its place where it fails."""
+        """Execute a program, return its seconds, and compile a replacement if it fails."""
         copy, bucket, sizes = place
         specs = self._dimensions.specs(self._signature.inputs, sizes)
         if one.is_cached:
@@ -237,7 +237,7 @@ class Compiler:
                 ready[index] = (copy, self._looked_at_again(copy, program))
 
     def _is_like(self, copy: Copy, program: Program) -> bool:
-        """Tell whether a program takes with these parameters what it took with others'."""
+        """Tell whether a program is as fast with these parameters as with others."""
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
         quickest = inf
         for _ in range(_WARM_RUNS + _MEASURED_RUNS):
@@ -258,7 +258,7 @@ class Compiler:
     def _tried(
         self, executable: jax.stages.Compiled, copy: Copy, specs: Sequence[TensorSpec], bucket: int
     ) -> float | str:
-        """Return the seconds of a cached program's quickest run, or what is wrong with it."""
+        """Return the seconds of a cached program's fastest run, or its error."""
         try:
             seconds = warmed(executable, copy.leaves, specs, bucket)
             return self._wrong_output(executable, copy, specs, bucket) or seconds
@@ -275,7 +275,7 @@ class Compiler:
         specs: Sequence[TensorSpec],
         bucket: int,
     ) -> str:
-        """Say which output of a cached program is not what the model says; empty for none."""
+        """Name the output of a cached program that contradicts the model; empty for none."""
         outputs = executable(copy.leaves, _zeros(specs, bucket))
         for spec, output in zip(self._signature.outputs, outputs, strict=True):
             expected = bucket_shape(spec, bucket)
@@ -285,7 +285,7 @@ class Compiler:
         return ""
 
     def run_on(self, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None) -> Run:
-        """Return what executes any number of rows, each of them compiled when it first comes."""
+        """Return a function that executes any number of rows, compiling each on first use."""
         copy = self._copies[0]
         executables: dict[int, Made] = {}
 
@@ -308,14 +308,14 @@ class Compiler:
     def _for_trial(
         self, copy: Copy, rows: int, sizes: Sizes, check_cancelled: Callable[[], None]
     ) -> Made:
-        """Return a program that another model has, or one that nobody keeps."""
+        """Return another model's program, or a temporary one."""
         there = self._lease.find(self._executables.key(self._wanted(copy, rows, sizes)))
         if there is not None and not there.is_cached:
             return Made(there.executable, 0.0)
         return self._compiled(copy, rows, sizes, check_cancelled)
 
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
-        """Return the program with the quickest run of this look too, if there is time for one."""
+        """Measure again if time remains; return the program with the fastest run."""
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
         if program.seconds == inf:
             return replace(program, seconds=warmed(program.call, copy.leaves, specs, program.rows))
@@ -326,7 +326,7 @@ class Compiler:
         return replace(program, seconds=min(program.seconds, seconds))
 
     def lowered(self, copy: Copy, bucket: int, sizes: Sizes) -> jax.stages.Lowered:
-        """Return what XLA compiles for a copy. Its devices need not be there."""
+        """Return a copy's lowered module. Its devices may be absent."""
         return self._executables.lowered(self._wanted(copy, bucket, sizes))
 
     def prepare(self, copy: Copy, bucket: int, sizes: Sizes) -> float:
@@ -371,7 +371,7 @@ def warmed(
     specs: Sequence[TensorSpec],
     bucket: int,
 ) -> float:
-    """Execute until the first runs, which are slow, complete; then measure while that is quick.
+    """Execute until the slow first runs are over; then return the seconds of the fastest run.
 
     Return the seconds of the quickest run.
     """

@@ -46,7 +46,7 @@ class Prover:
         outputs: Sequence[str],
         sizes: Mapping[str, int],
     ) -> Verdict:
-        """Return what `rows.prove` says of the platform of the site.
+        """Return the verdict of `rows.prove` for the site's platform.
 
         Raises InvalidModel or OutOfMemory where that ends its process, takes too long or more
         memory than it may, and what `check_cancelled` raises.
@@ -59,7 +59,7 @@ class Prover:
     def loops_follow_inputs(
         self, computation: str, exported: Exported, sizes: Mapping[str, int]
     ) -> bool:
-        """Return what `rows.loops_follow_inputs` says; raises as `prove` does."""
+        """Return the result of `rows.loops_follow_inputs`; raises as `prove` does."""
         asked = Proof(digest_of(exported), 0, (), sizes, (), of_loops=True)
         return self._answer(computation, exported, asked).loops_follow_inputs
 
@@ -103,12 +103,12 @@ class Prover:
 
 
 def digest_of(exported: Exported) -> str:
-    """Return the digest of the module of an artifact, with its lines and names."""
+    """Return the digest of an artifact's module, including names and line numbers."""
     return hashlib.sha256(exported.mlir_module_serialized).hexdigest()
 
 
 def answered(exported: Exported, asked: Proof) -> Verdict:
-    """Prove what is asked, in this process.
+    """Answer a question about rows in this process.
 
     Of the loops alone, the verdict has what they follow and nothing else.
     """

@@ -50,7 +50,7 @@ class ContradictionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The executions of a load before it relies on a proof."""
+    """Trial executions of a load, before it relies on a proof."""
 
     subject: Subject
     lease: Lease
@@ -61,7 +61,7 @@ class Net:
     check_cancelled: Callable[[], None]
 
     def check_ends(self, first: Sequence[Shape]) -> None:
-        """Have a process execute what has loops, on inputs of these shapes; none for no execution.
+        """Execute programs with loops in another process, on inputs of these shapes.
 
         Raises InvalidModel where that does not end, and ContradictionError.
         """
@@ -95,7 +95,7 @@ class Net:
 
     @property
     def _key(self) -> tuple[object, ...]:
-        """Return the key of the outcome, besides the lease's module."""
+        """Return the key of the outcome, in addition to the lease's module."""
         inputs = tuple((spec.name, spec.shape) for spec in self.subject.inputs)
         outputs = tuple(spec.name for spec in self.subject.outputs)
         return "trial", self.is_proved, inputs, outputs, self.copy.site.platform

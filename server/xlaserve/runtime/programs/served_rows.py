@@ -20,8 +20,9 @@ from xlaserve.row_proofs.neighbours import Difference
 from xlaserve.row_proofs.verdict import Independence, Verdict
 
 BATCH_ROWS = "batch_rows"
-"""The parameter of a served configuration that says what was proved. Sent back, it has no
-effect."""
+"""Parameter of a served configuration that reports the proof's verdict; ignored when a client sends
+it back.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The compiled programs of this process, which models of one computation share. Needs no JAX.
+"""Compiled programs of this process, shared by models of the same computation. Needs no JAX.
 
 Programs are found by content: the key of a computation is a hash of its module, and the key of a
 program adds its arguments, their places and the compiler's options. So what a hostile artifact is
@@ -71,11 +71,11 @@ class SharedPrograms:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """Its lock is held for all that follows, and for no longer than a look-up takes."""
+        """Its lock guards all fields below, and is held only for lookups."""
         self._computations: dict[str, _Computation] = {}
 
     def known(self, key: str) -> Any:
-        """Return the artifact of a computation without its module; None unless it is in use.
+        """Return a computation's artifact without its module; None unless it is in use.
 
         It was read and checked when it came.
         """
@@ -84,7 +84,7 @@ class SharedPrograms:
             return None if found is None else found.frame
 
     def compiled_from(self, file_hash: str) -> int:
-        """Return how many programs there are of a file with a module; an estimate needs no more."""
+        """Return the number of programs compiled from a file with a module, for estimates."""
         with self.changed:
             return sum(
                 program.is_compiled
@@ -108,14 +108,14 @@ class SharedPrograms:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return how many computations and how many programs there are."""
+        """Return the number of computations and of programs."""
         with self.changed:
             programs = sum(len(one.programs) for one in self._computations.values())
             return len(self._computations), programs
 
     @property
     def computations(self) -> Iterable[_Computation]:
-        """Return those in use; the lock is held."""
+        """Return the computations in use; the lock is held."""
         return self._computations.values()
 
     def drop(self, computation: _Computation) -> None:
@@ -125,7 +125,7 @@ class SharedPrograms:
 
 
 class Lease:
-    """The share of one model in a computation: what it uses stays until it is released."""
+    """One model's share of a computation: programs in use stay until it is released."""
 
     def __init__(self, pool: SharedPrograms, computation: _Computation) -> None:
         self.key = computation.key
@@ -147,7 +147,7 @@ class Lease:
         make: Callable[[SharedProgram], None],
         check_cancelled: Callable[[], None],
     ) -> tuple[SharedProgram, bool]:
-        """Return a program, and whether this call made it; `make` fills in what is not there yet.
+        """Return a program, and whether this call made it; concurrent callers share one `make`.
 
         Several that ask at once wait for the first one. Where that fails or is cancelled, the next
         one makes it: nobody fails for another. Raises what `make` and `check_cancelled` raise.
@@ -242,7 +242,7 @@ class Lease:
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no other model has a program, so that nobody's requests are disturbed."""
+        """Tell whether no other model shares its programs; then nobody else is disturbed."""
         with self._pool.changed:
             return all(
                 user is self
@@ -258,7 +258,7 @@ class Lease:
         return len(self._of.leases) > 1
 
     def fact(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return what `find` returns, or has returned: it follows from the module and the key."""
+        """Return the result of `find`, cached: it depends only on the module and the key."""
         facts = self._of.facts
         with self._pool.changed:
             if key in facts:
@@ -282,7 +282,7 @@ class Lease:
             self.is_leaving = True
 
     def release(self, handed_on: Callable[[], None] = _nothing) -> None:
-        """Release every program; unshared ones are dropped. Once is enough.
+        """Release every program, and drop those without users. Idempotent.
 
         `handed_on` is called before those that carry from now on what this model has carried, so
         that the books count it with nobody twice.
@@ -306,7 +306,7 @@ class Lease:
         _tell(heirs)
 
     def _drop(self, keys: Iterable[Hashable]) -> "set[Lease]":
-        """Leave programs to the next of their users; return who carries more for it."""
+        """Hand programs to their next users; return the models that now account for more."""
         heirs: set[Lease] = set()
         for key in keys:
             one = self._used.pop(key)
@@ -328,7 +328,7 @@ class Lease:
 
 
 def _heir(users: dict[Lease, None]) -> Lease:
-    """Return who carries what is shared from now on, and put it first.
+    """Choose the model that accounts for the shared memory from now on, and put it first.
 
     One that stays goes before those that leave: they would have to hand it on at once, and the
     books would count it with each of them in turn.

@@ -30,7 +30,7 @@ class Stock:
         on_info: Callable[[ModelInfo], None],
     ) -> None:
         self.info = info
-        """Changed with every program; the model is told by `on_info` then."""
+        """Updated with every program; `on_info` notifies the model."""
         self._on_info = on_info
         self._model = model
         self._copies = tuple(copies)
@@ -45,8 +45,9 @@ class Stock:
         self._closed = False
         self._compiling = threading.Lock()
         self._changing = threading.Lock()
-        """Held while `info` and what is left to be compiled change, never for long: models of the
-        same computation do so in one another's threads."""
+        """Guards `info` and the list of pending programs, always briefly: models of the same
+        computation update them from each other's threads.
+        """
         self._making: int | None = None
         """The bucket that a thread of this model makes."""
         self._on_memory: Callable[[], None] = lambda: None
@@ -62,7 +63,7 @@ class Stock:
         *,
         on_demand: OnDemandShapes | None,
     ) -> None:
-        """Compile what the first request needs; the rest now or later."""
+        """Compile the programs of the first request; the rest now or in the background."""
         self._compiler = compiler
         self._dimensions = dimensions
         self._is_exact = dimensions.has_rows
@@ -123,7 +124,7 @@ class Stock:
         return replace(carried, computation=lease.key, alone_per_device=alone.per_device)
 
     def _shared_changed(self) -> None:
-        """Take what another model of the computation has compiled, and carry what it left.
+        """Adopt programs and memory of another model of the same computation.
 
         Runs in that model's thread, with none of its locks held.
         """
@@ -240,7 +241,7 @@ class Stock:
         self._lease.stop_compiling()
 
     def stop(self) -> None:
-        """Compile nothing more: what is compiled for no request ends at its next step."""
+        """Stop compiling; only compilations that a request waits for continue."""
         self._closed = True
         self._lease.leave()
 
@@ -258,7 +259,7 @@ class Stock:
                     self._on_demand.clear()
 
     def _handed_on(self) -> None:
-        """Have the books count with this model no more what another one carries from now on.
+        """Remove from this model's accounts what another model accounts for from now on.
 
         What is its own stays counted until its memory is free.
         """

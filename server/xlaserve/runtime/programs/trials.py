@@ -78,7 +78,7 @@ class Subject:
 
     @property
     def has_loops(self) -> bool:
-        """Tell whether it may execute without an end: nothing else in StableHLO repeats itself."""
+        """Tell whether an artifact has loops, and so may never end."""
         return _LOOP in self.exported.mlir_module_serialized
 
 
@@ -93,7 +93,7 @@ def tried(
     is_compared: bool = True,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Have a process try an artifact; whatever it executes ends, or is ended. Blocks.
+    """Have a process try an artifact within limits of time and memory. Blocks.
 
     `seconds` are those of the processor where there are no `processes`, whose limits hold. With
     `first` it is executed once on inputs of these shapes before, on zeros or on random numbers, for
@@ -149,7 +149,7 @@ def tried(
 def of_declared(
     subject: Subject, compilation: Compilation, check_cancelled: Callable[[], None]
 ) -> Outcome:
-    """Have rows that are declared independent tried, by a process of its own where none compiles.
+    """Try rows that were declared independent, in the pool or in a temporary process.
 
     It has `trial_seconds` in either case. Blocks.
     """
@@ -188,7 +188,7 @@ def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:
 
 @lru_cache(1)
 def _own_processes(seconds: float) -> CompilerProcesses:
-    """Return a process of its own, which ends when idle."""
+    """Return a temporary process, which ends when idle."""
     limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_told=False)
     return CompilerProcesses(limits)
 

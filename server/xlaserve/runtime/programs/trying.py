@@ -20,7 +20,7 @@ from xlaserve.runtime.programs.compilers.process import DOING
 from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 FIRST = "its first execution, on "
-"""Begins what is said of the execution that shows whether a model ends at all."""
+"""Prefix of failures in the first execution, which shows whether the model ends at all."""
 
 _SEED = 0
 
@@ -39,7 +39,7 @@ def tried(
     limit_processor: Callable[[float], None],
     say: Say,
 ) -> Tried:
-    """Execute a model as a trial asks; raises what JAX and XLA raise.
+    """Execute a model as a trial requires; raises what JAX and XLA raise.
 
     `say` is told what comes next, since the process may be ended by it.
     """
@@ -68,7 +68,7 @@ def tried(
 
 
 def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
-    """Return what a model is executed on first."""
+    """Return the inputs of a model's first execution."""
     if trial.is_of_zeros:
         return [
             np.zeros(shape, spec.datatype.dtype)
@@ -82,7 +82,7 @@ def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
 
 
 def leaves_of(described: Sequence[Array], data: bytes) -> list[Tensor]:
-    """Return the parameters that the bytes hold, one after the other; random ones without bytes."""
+    """Yield the parameters in these bytes; random ones without bytes."""
     if not data:
         random = np.random.default_rng(_SEED)
         return [_random_leaf(random, one) for one in described]
@@ -108,7 +108,7 @@ def _random_leaf(random: np.random.Generator, described: Array) -> Tensor:
 
 
 def say(phrase: str) -> None:
-    """Write what comes next where the server finds it should this process end."""
+    """Record the next step where the server finds it if this process dies."""
     print(f"{DOING}{phrase}", file=sys.stderr, flush=True)  # noqa: T201, the server reads it
 
 

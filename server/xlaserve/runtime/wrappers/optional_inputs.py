@@ -21,12 +21,12 @@ _SHOWN = 200
 
 
 def of_code(config: ModelConfig) -> Optional:
-    """Return the inputs that are absent for the code of a model where a request has none."""
+    """Return the inputs that a model's code does not receive when a request omits them."""
     return MappingProxyType({one.name: None for one in config.inputs if one.is_optional})
 
 
 def of_computation(config: ModelConfig) -> Optional:
-    """Return the inputs of a computation that a request may leave out.
+    """Return a computation's optional inputs.
 
     Raises InvalidModel for one without a default, or with one that it cannot have.
     """
@@ -41,7 +41,7 @@ def of_computation(config: ModelConfig) -> Optional:
 
 
 def with_defaults(config: ModelConfig) -> Optional:
-    """Return the inputs that a request may leave out, with the defaults of those that have one.
+    """Return the optional inputs, with their defaults where they have one.
 
     Raises InvalidModel for a default that an input cannot have.
     """
@@ -53,7 +53,7 @@ def with_defaults(config: ModelConfig) -> Optional:
 def completed(
     inputs: Mapping[str, Any], specs: tuple[TensorSpec, ...], optional: Optional, rows: int
 ) -> dict[str, Any]:
-    """Return the inputs of a request with the defaults of those that it leaves out.
+    """Fill in defaults for inputs that a request omits.
 
     `rows` is 0 for a model without a batch dimension.
     """

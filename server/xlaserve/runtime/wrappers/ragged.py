@@ -40,7 +40,7 @@ class Ragged(Protocol):
         ...
 
     def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
-        """Return how many of these requests, from the first on, fit into one execution."""
+        """Return how many of the first requests fit into one execution."""
         ...
 
     def together(
@@ -57,7 +57,7 @@ def asks(config: ModelConfig) -> bool:
 
 
 def inner(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of the computation within; raises InvalidModel."""
+    """Return the configuration of the wrapped computation; raises InvalidModel."""
     _check(config)
     listed = {one.name for one in config.batch_inputs}
     inputs = [replace(one, dims=(_SOME,), is_ragged=False) for one in config.inputs]
@@ -82,7 +82,7 @@ def inner(config: ModelConfig) -> ModelConfig:
 
 
 def wrap(name: str, model: LoadedModel, config: ModelConfig) -> "RaggedModel":
-    """Return a model that was loaded with `inner` as its clients see it; raises InvalidModel."""
+    """Wrap a model loaded with `inner` for its clients; raises InvalidModel."""
     if isinstance(model, Handling | Generating):
         raise InvalidModel("allow_ragged_batch is for models with one answer to each request")
     return RaggedModel(name, model, config)
@@ -161,7 +161,7 @@ class RaggedModel(AroundModel):
         self._names = frozenset(one.name for one in config.inputs)
 
     def _most_requests(self) -> int:
-        """Return how many requests there are, with the one of zeros; raises InvalidModel."""
+        """Return the request capacity, including the request of zeros; raises InvalidModel."""
         counts = {one.name: self._count_of(one) for one in self._batch_inputs}
         counts |= {
             spec.name: spec.shape[0]
@@ -207,7 +207,7 @@ class RaggedModel(AroundModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return how many requests are put together at most."""
+        """Return the most requests per batch."""
         return self._most
 
     def expected_seconds(self, rows: int) -> float:
@@ -235,7 +235,7 @@ class RaggedModel(AroundModel):
         raise InvalidTensor(self._model, "input", spec.name, expected, str(list(shape)))
 
     def _room(self, name: str) -> int:
-        """Return how many elements of an input one request may have."""
+        """Return the most elements of an input that one request may have."""
         most = self._specs[name].shape[0]
         for one in self._batch_inputs:
             if one.kind is BatchKind.MAX_AS_SHAPE and one.source == name:
@@ -243,7 +243,7 @@ class RaggedModel(AroundModel):
         return most
 
     def fitting(self, requests: Sequence[Mapping[str, Value]]) -> int:
-        """Return how many of these requests, from the first on, fit into one execution."""
+        """Return how many of the first requests fit into one execution."""
         used = dict.fromkeys(self._names, 0)
         count = 0
         for index, inputs in enumerate(requests, 1):
@@ -289,7 +289,7 @@ class RaggedModel(AroundModel):
     def _made(
         self, given: BatchInput, hosts: Sequence[Mapping[str, Tensor]], counts: Sequence[int]
     ) -> Tensor:
-        """Return a batch input: of the requests, of the one of zeros, and of empty ones."""
+        """Build a batch input for the requests, the request of zeros, and empty ones."""
         spec = self._specs[given.name]
         rest = self._specs[given.source].shape[0] - sum(counts)
         missing = self._requests - len(counts)

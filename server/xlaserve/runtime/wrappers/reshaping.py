@@ -30,8 +30,7 @@ class Reshape:
     """1 with a batch dimension, which stays; else 0."""
     source: Shape
     target: Shape
-    """Without the batch. Each -1 has the size of that of the source that stands at its place among
-    those of the source."""
+    """Target shape without the batch. The n-th -1 takes the size of the source's n-th -1."""
 
     def __call__(self, value: Value) -> Tensor:
         """Return a tensor in the other shape, as a view if possible."""
@@ -63,7 +62,7 @@ def _reshaped(shapes: Mapping[str, Reshape], values: Mapping[str, Value]) -> dic
 
 
 def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
-    """Return a model with the shapes that its configuration shows to clients.
+    """Wrap a model with the shapes that its configuration shows to clients.
 
     Raises InvalidModel for kinds of models whose tensors are not reshaped.
     """
@@ -84,7 +83,7 @@ class _ReshapedExecutable:
 
     @property
     def dispatching(self) -> Dispatching | None:
-        """Return what starts it without waiting for its end."""
+        """Return the asynchronous dispatcher."""
         inner = self._of.dispatching
         return None if inner is None else _ReshapedDispatching(inner, self._shapes)
 
@@ -120,12 +119,12 @@ class ReshapedModel(AroundModel, _ReshapedExecutable):
 
     @property
     def replicas(self) -> int:
-        """Return how many copies can execute side by side."""
+        """Return the number of replicas."""
         return self._inner.replicas
 
     @property
     def batch_limit(self) -> int:
-        """Return how many rows to gather at most."""
+        """Return the largest useful batch."""
         return self._inner.batch_limit
 
     def expected_seconds(self, rows: int) -> float:
@@ -133,7 +132,7 @@ class ReshapedModel(AroundModel, _ReshapedExecutable):
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the size of the bucket that so many rows run in."""
+        """Return the size of the bucket that executes this many rows."""
         return self._inner.padded_rows(rows)
 
 
@@ -186,7 +185,7 @@ class _ReshapedInFlight:
     shapes: _Shapes
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for its end, and return the outputs."""
+        """Wait for completion, and return the outputs."""
         return self.shapes.returned(self.inner.fetch())
 
 
@@ -196,7 +195,7 @@ class _ReshapedInFlight:
 def _of_side(
     kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec], info: ModelInfo
 ) -> tuple[dict[str, Reshape], tuple[TensorSpec, ...]]:
-    """Return how the tensors are reshaped on their way in, and their specs for clients."""
+    """Return the reshapes of inputs or outputs, and the specifications for clients."""
     wanted = {one.name: one for one in tensors if one.reshape is not None}
     shapes, shown = {}, []
     for spec in specs:

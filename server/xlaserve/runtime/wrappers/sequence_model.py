@@ -87,15 +87,15 @@ class SequenceModel(AroundModel):
 
     @property
     def batch_limit(self) -> int:
-        """Return how many sequences share a batch at most; 0 where their rows must not."""
+        """Return the most sequences per batch; 0 where rows must not share one."""
         return self._inner.batch_limit
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured, without what it takes to read and write states."""
+        """Return the warm-up's time, without reading and writing states."""
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the size of the bucket of so many rows, of those whose states can be read."""
+        """Return the smallest bucket with state programs that holds this many rows."""
         size = self._inner.padded_rows(rows)
         return size if self._states is None else self._states.prepared(size)
 
@@ -137,11 +137,11 @@ class SequenceModel(AroundModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Execute one row as a sequence of its own, in the first slot."""
+        """Execute one row as a whole sequence, in the first slot."""
         return self.step(inputs, [Step(0, is_start=True, is_end=True)], replica=replica)
 
     def controls(self, steps: Sequence[Step]) -> dict[str, Tensor]:
-        """Return the inputs that tell the model of some rows."""
+        """Return the inputs that carry sequence controls."""
         found = {}
         for control in self.batching.controls:
             values = _values(control, steps)
@@ -176,7 +176,7 @@ class SequenceModel(AroundModel):
 
 
 def wrap(inner: LoadedModel, directory: Path, context: LoadContext) -> SequenceModel:
-    """Return a model that was loaded as one that serves sequences; raises InvalidModel."""
+    """Wrap a loaded model to serve sequences; raises InvalidModel."""
     batching = context.config.sequence_batching
     assert batching is not None
     try:
@@ -281,7 +281,7 @@ def _check_tensor(
 
 
 def _initial(state: State, directory: Path, roots: Roots) -> Tensor:
-    """Return what a sequence begins with; raises InvalidModel."""
+    """Return a sequence's initial state; raises InvalidModel."""
     if not state.data_file:
         return np.zeros(state.dims, state.datatype.dtype)
     file = directory.parent / INITIAL_STATE / state.data_file
@@ -303,7 +303,7 @@ def _initial(state: State, directory: Path, roots: Roots) -> Tensor:
 
 
 def _values(control: Control, steps: Sequence[Step]) -> Tensor:
-    """Return a control's value for each row; padding has no, and the id 0."""
+    """Return a control's value for each row; padding rows get no control and the id 0."""
     match control.kind:
         case ControlKind.CORRID if control.datatype is BYTES:
             ids = [str(step.id).encode() if step.is_ready else b"" for step in steps]

@@ -40,7 +40,7 @@ class _Pool:
         self.arrays: list[jax.Array] = []
         """One row for each slot, of each state; empty until the first step, and once lost."""
         self.generation = 0
-        """How often the states were lost."""
+        """Number of times the states were lost."""
         self.gathers: dict[int, jax.stages.Compiled] = {}
         self.scatters: dict[int, jax.stages.Compiled] = {}
         self.lock = threading.Lock()
@@ -77,7 +77,7 @@ class States:
 
     @property
     def bytes_per_device(self) -> Mapping[str, int]:
-        """Return what all slots of all replicas take on each device."""
+        """Return the bytes of all slots of all replicas on each device."""
         each = self._slots * sum(initial.nbytes for initial in self._initials)
         found: dict[str, int] = {}
         for pool in self._pools:
@@ -87,7 +87,7 @@ class States:
 
     @property
     def programs_per_device(self) -> Mapping[str, int]:
-        """Return what its programs take on each device, in bytes."""
+        """Return the bytes of its programs on each device."""
         found: dict[str, int] = {}
         for pool in self._pools:
             count = len(pool.gathers) + len(pool.scatters)
@@ -96,7 +96,7 @@ class States:
         return found
 
     def prepare(self, rows: int) -> None:
-        """Compile what a step of so many rows takes, for all replicas. Blocks.
+        """Compile the state programs for this many rows, for all replicas. Blocks.
 
         Steps are taken meanwhile. Raises OutOfMappings.
         """
@@ -177,7 +177,7 @@ class States:
     def _execute(
         self, pool: _Pool, inputs: Mapping[str, Value], steps: Sequence[Step], replica: int
     ) -> tuple[list[jax.Array], list[Any], list[Any]]:
-        """Return the outputs of a step, its arguments, and what must live as long as they."""
+        """Return a step's outputs, its arguments, and objects to keep alive with them."""
         try:
             self._fill(pool)
             gather, _ = self._programs(pool, len(steps))
@@ -281,7 +281,7 @@ class States:
         return jax.ShapeDtypeStruct(shape, like.dtype, sharding=pool.site.outputs)
 
     def _of_rows(self, pool: _Pool, rows: int) -> jax.sharding.Sharding:
-        """Return where the rows of a batch lie, as the program of the model takes them."""
+        """Return a batch's states in the model's argument order."""
         return pool.site.inputs(rows if self._is_batched else 0)
 
 

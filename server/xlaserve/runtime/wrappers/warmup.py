@@ -33,7 +33,7 @@ MOST_BYTES = 64 << 20
 """The most bytes of one input of a sample."""
 
 _LOOK_SECONDS = 0.1
-"""How often a load that waits for code looks whether it was cancelled."""
+"""Interval at which a load that waits for code checks whether it was cancelled."""
 
 _ELEMENT_BYTES = 16
 """The bytes that an element of BYTES counts as: its bytes are not known before."""

@@ -184,7 +184,7 @@ def _rotary(node: Node, x: Value, cos: Value, sin: Value, positions: Value | Non
 
 
 def _angles(table: Value, positions: Value | None) -> jax.Array:
-    """Return [batch, 1, steps, pairs], from a table by position or as they are."""
+    """Return rotary angles [batch, 1, steps, pairs], looked up by position if given."""
     array = on_device(table)
     if positions is not None:
         array = jnp.take(array, on_device(positions), axis=0, mode="fill")

@@ -99,7 +99,7 @@ def _bit_cast(node: Node, x: Value) -> Value:
 
 
 def fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
-    """Return floats as ONNX has them before a conversion to few bits, which XLA has otherwise.
+    """Apply ONNX's overflow rules before a conversion to few bits; XLA's differ.
 
     What is beyond the range of an 8-bit float is its largest, unless `saturate` is off; of a number
     for 4 or 2 bits the low bits count (onnx, Cast).

@@ -50,7 +50,7 @@ def with_bias(x: jax.Array, bias: Value | None) -> jax.Array:
 
 
 def per_channel(value: Value, rank: int) -> jax.Array:
-    """Return one number for each channel in a shape that is broadcast over an image."""
+    """Reshape one number per channel to broadcast over an image."""
     return on_device(value).reshape((1, -1) + (1,) * (rank - 2))
 
 
@@ -130,7 +130,7 @@ def _columns_to_image(node: Node, x: Value, image_shape: Value, block_shape: Val
 def _places_of_columns(
     window: Window, sizes: Sequence[int], steps: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return where in the image each element of the columns lies, and whether it does."""
+    """Return the image position of each column element, and whether it is inside."""
     rank = len(sizes)
     taps = np.indices(window.kernel).reshape((rank, -1, 1))
     starts = np.indices(steps).reshape((rank, 1, -1))

@@ -1,9 +1,9 @@
-"""Decision forests as tables, in which every node compares one column.
+"""Decision forests as tables: each node compares one column with a threshold.
 
 A node compares a column with a threshold, `column <= threshold`, as integers. The integers are in
 the order of the floats that they stand for, so that each comparison of floats is exact, denormals
-included, and any other test is one or several of these: `x < t` is `x <= t - 1`, `x == t` is two.
-A missing value has two columns: one in which it is the largest integer, one in which it is the
+included, and any other test is one or several of these: `x < t` is `x <= t - 1`, `x == t` is two. A
+missing value has two columns: one in which it is the largest integer, one in which it is the
 smallest, and the node that sends it to its true branch reads the second one.
 """
 
@@ -45,7 +45,7 @@ class Trees:
     leaves: int
     targets: int
     entries: tuple[Integers, Integers, Tensor]
-    """Leaf, target and weight of all that leaves add to targets."""
+    """Leaf, target and weight of each contribution to a target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""GroupQueryAttention of com.microsoft: queries in groups that share keys, with a cache of these.
+"""GroupQueryAttention of com.microsoft: groups of queries share keys and values in a cache.
 
 Called T is what an entry of the batch has in its cache afterwards (`seqlens_k` + 1), and P what it
 had before. With S steps in the call P is T - S, or 0 where a first prompt is padded behind T. What
@@ -29,7 +29,7 @@ _QUANTISATIONS = ("k_quant_type", "v_quant_type")
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The positions of one call; those of an entry of the batch are [batch, 1]."""
+    """Positions of one call; those per batch entry are [batch, 1]."""
 
     before: jax.Array
     """P, in INT32."""
@@ -37,7 +37,7 @@ class _Places:
     """T, in INT32."""
     steps: int
     total: int
-    """The size of the cache that the call returns."""
+    """Size of the returned cache."""
 
     @property
     def of_steps(self) -> jax.Array:
@@ -137,7 +137,7 @@ def _places(lengths: Value, total: Value, *, steps: int, past: jax.Array | None)
 
 
 def _room(total: Any, steps: int, past: jax.Array | None) -> Any:
-    """Return the size of the cache afterwards; raises InvalidModel where the steps do not fit.
+    """Return the size of the returned cache; raises InvalidModel where the steps do not fit.
 
     Sizes are integers, or expressions of dimensions that are open.
     """
@@ -170,7 +170,7 @@ def _turned(
     places: _Places,
     positions: Value | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return queries and keys that are rotated by their positions."""
+    """Return rotated queries and keys."""
     cos, sin = tables
     if cos is None or sin is None:
         raise InvalidModel("do_rotary: expected cos_cache and sin_cache, got none")
@@ -186,7 +186,7 @@ def _turned(
 
 
 def _appended(past: jax.Array | None, new: jax.Array, places: _Places) -> jax.Array:
-    """Return a cache, [batch, heads, total, size], with what is new from P on."""
+    """Append new entries to a cache [batch, heads, total, size] at P."""
     if past is None:
         return new
     lacking = places.total - past.shape[2]
@@ -208,7 +208,7 @@ def _found(
     added: Value | None,
     sink: Value | None,
 ) -> jax.Array:
-    """Return what the queries find in the cache, [batch, heads, steps, size], in FP32."""
+    """Attend to the cache; return [batch, heads, steps, size] in FP32."""
     batch, heads, steps, size = q.shape
     shared = keys.shape[1]
     scale = node.real("scale", 0.0) or 1 / math.sqrt(size)

@@ -26,7 +26,8 @@ from xlaserve.importers.onnx.values import Value, on_device, with_rank
 
 _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT = 1 << 24
-"""The largest integer up to which FP32 has all: a sum of no more in absolute value is exact."""
+"""The largest integer up to which FP32 represents all: sums below it in absolute value are exact.
+"""
 
 
 def matrix_levels(a: Value, a_zero: Value | None, b: Value, b_zero: Value | None) -> jax.Array:
@@ -112,7 +113,7 @@ def convolved_levels(
 
 
 def _most(dtype: "np.dtype[Any]", zero: Value | None) -> int:
-    """Return the largest absolute value that a level less its zero point can have."""
+    """Return the largest absolute difference of a level and its zero point."""
     return 255 if zero is not None or dtype == np.uint8 else 128
 
 

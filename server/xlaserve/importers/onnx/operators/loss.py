@@ -19,7 +19,7 @@ def _likelihood(node: Node, x: Value, target: Value, weight: Value | None = None
 
 
 def _loss(node: Node, x: jax.Array, target: jax.Array, weight: Value | None) -> jax.Array:
-    """Return minus the logarithms of what is right, weighted and reduced as the node says."""
+    """Return the negative log-likelihood, weighted and reduced as the node specifies."""
     reduction = node.text("reduction", "mean")
     if reduction not in _REDUCTIONS:
         raise InvalidModel(f"reduction: expected {', '.join(_REDUCTIONS)}, got {reduction}")

@@ -311,7 +311,7 @@ def _attended(
     added: Value | None,
     past: Sequence[jax.Array | None],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what queries find, and the keys and values with those of the past in front."""
+    """Return the attention's output, and keys and values with the past prepended."""
     q, k, v = heads
     if past[0] is not None and past[1] is not None:
         k, v = jnp.concatenate([past[0], k], axis=2), jnp.concatenate([past[1], v], axis=2)

@@ -55,7 +55,7 @@ def _layer(node: Node, x: Value, scale: Value, bias: Value | None = None) -> tup
 
 
 def _widened(node: Node, x: Value) -> jax.Array:
-    """Return x in the type that the first stage is computed in: FP32 for a narrower one."""
+    """Return x in the first stage's type: at least FP32."""
     array = on_device(x)
     stash = node.integer("stash_type", 1)
     return array.astype(jnp.float32) if stash == 1 and array.dtype.itemsize < 4 else array
@@ -118,7 +118,7 @@ def _lp(node: Node, x: Value) -> Value:
 
 
 def divided(x: jax.Array, norm: jax.Array) -> jax.Array:
-    """Divide by a norm; what is zero stays zero."""
+    """Divide by a norm; zeros stay zero."""
     return jnp.where(norm == 0, jnp.zeros_like(x), x / jnp.where(norm == 0, 1, norm))
 
 

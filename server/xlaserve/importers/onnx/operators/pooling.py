@@ -19,7 +19,7 @@ from xlaserve.tensors import Tensor
 
 
 def _window(node: Node, x: Value) -> tuple[Window, Window]:
-    """Return the window as the node has it, and as ceil_mode extends it."""
+    """Return the node's window, and the window extended by ceil_mode."""
     window = window_of(node, x.shape[2:], node.integers("kernel_shape"))
     extended = rounded_up(window, x.shape[2:]) if node.integer("ceil_mode", 0) else window
     return window, extended
@@ -59,7 +59,7 @@ def _by_columns(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
 def _greatest(
     x: jax.Array, places: jax.Array, start: Tensor, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the greatest of each window and its place, the first of several."""
+    """Return each window's maximum and its first position."""
 
     def combine(
         one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]

@@ -15,7 +15,7 @@ from xlaserve.importers.onnx.graph import Node
 Transform = Callable[[jax.Array], jax.Array]
 
 _ZERO = 1e-7
-"""SOFTMAX_ZERO leaves alone what is not farther from 0."""
+"""SOFTMAX_ZERO leaves scores within this distance of 0 unchanged."""
 
 
 def logistic(x: jax.Array) -> jax.Array:
@@ -25,7 +25,7 @@ def logistic(x: jax.Array) -> jax.Array:
 
 
 def probit(x: jax.Array) -> jax.Array:
-    """Return the quantile of the normal distribution, as roughly as onnxruntime has it."""
+    """Return the normal quantile, with onnxruntime's approximation."""
     y = 2 * x - 1
     log = jnp.log((1 - y) * (1 + y))
     half = 2 / (3.14159 * 0.147) + 0.5 * log
@@ -39,7 +39,7 @@ def softmax(x: jax.Array) -> jax.Array:
 
 
 def softmax_zero(x: jax.Array) -> jax.Array:
-    """Return the softmax over the last axis of what is not 0; what is 0 stays so."""
+    """Softmax over the non-zero elements of the last axis; zeros stay zero."""
     highest = jnp.max(x, axis=-1, keepdims=True)
     is_zero = jnp.abs(x) <= _ZERO
     raised = jnp.where(is_zero, x * jnp.exp(-highest), jnp.exp(x - highest))
@@ -56,7 +56,7 @@ NAMES: MappingProxyType[str, Transform] = MappingProxyType(
         "PROBIT": probit,
     }
 )
-"""In TreeEnsemble's order."""
+"""Post-transforms in TreeEnsemble's order."""
 
 
 def name_of(node: Node) -> str:

@@ -131,7 +131,7 @@ def quantised_conv(
     y_zero: Value,
     bias: Value | None = None,
 ) -> Value:
-    """Convolve levels with levels, and round to those of the output."""
+    """Convolve quantised inputs, and requantise the result."""
     total = convolved_levels(node, x, x_zero, w, w_zero)
     if bias is not None:
         total = total + per_channel(bias, total.ndim)

@@ -58,8 +58,9 @@ class _Weights:
     activations: tuple[Activation, ...]
     linear_before_reset: bool
     scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
-    """Those of the weights of the inputs and of the recurrent ones, where these are levels of 8
-    bits: what is multiplied by them is then rounded to 8 bits, too."""
+    """Scales of the input weights and of the recurrent weights where these are quantised to 8 bits;
+    activations are then quantised too.
+    """
 
 
 _Step: TypeAlias = Callable[[_Weights, States, jax.Array], States]
@@ -113,7 +114,7 @@ def _product(x: jax.Array, weights: jax.Array, scale: jax.Array | None) -> jax.A
 
 
 def recurrent(step: _Step, gates: int, states: int, activations: Sequence[str]) -> Operation:
-    """Return the operation of a layer with so many gates and states."""
+    """Return the operation of a layer with this many gates and states."""
 
     def compute(
         node: Node,

@@ -123,7 +123,7 @@ class _Method:
     exclude_outside: bool
     antialias: bool
     outside: float | None
-    """Value of an output that lies outside of the input; None where it is clamped."""
+    """Value of outputs outside of the input; None to clamp."""
 
 
 def _method(node: Node) -> _Method:
@@ -208,7 +208,7 @@ def _scaled(size: int, factor: np.float32) -> int:
 def _fitted(
     sizes: list[int], outputs: list[int], policy: str
 ) -> tuple[list[int], list[np.float32]]:
-    """Return the sizes that a policy makes of those asked for, and the scales."""
+    """Return the sizes and scales that a policy derives from the requested ones."""
     if policy == "stretch":
         return outputs, [
             np.float32(output / size) if is_concrete([size, output]) else np.float32(1)
@@ -251,7 +251,7 @@ def _repeated(x: jax.Array, axis: int, picked: Tensor) -> jax.Array:
 
 
 def _taps(where: Tensor, step: _Axis, method: _Method) -> tuple[Tensor, Tensor]:
-    """Return which inputs each output is made of, and the weight of each."""
+    """Return the input positions and weights of each output."""
     kernel, reach = _KERNELS[method.mode]
     shrink = min(float(step.scale), 1.0) if method.antialias else 1.0
     span = math.ceil(reach / shrink)

@@ -80,7 +80,7 @@ def _pixels(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
 
 
 def _blended(image: jax.Array, along: Sequence[Taps]) -> jax.Array:
-    """Return the sum of the taps of all axes, each times its weights."""
+    """Return the weighted sum of all axes' taps."""
     total = None
     for taps in itertools.product(*along):
         part = _pixels(image, [position for position, _ in taps])
@@ -118,7 +118,7 @@ def _grid_sample(node: Node, x: Value, grid: Value) -> Value:
 
 
 def _taps_of(x: jax.Array, size: int, mode: str, padding: str, *, aligned: bool) -> Taps:
-    """Return what is read along one axis for normalised coordinates."""
+    """Return the taps along one axis for normalised coordinates."""
     place = (x + 1) / 2 * (size - 1) if aligned else ((x + 1) * size - 1) / 2
     low, high = (0.0, size - 1.0) if aligned else (-0.5, size - 0.5)
     taps = _TAPS[mode](place)
@@ -237,7 +237,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batch_indices: Value) -> Value
 
 
 def _samples(low: jax.Array, high: jax.Array, count: int, points: int) -> jax.Array:
-    """Return the positions of so many points in each of `count` equal parts."""
+    """Return the positions of this many points in each of `count` equal parts."""
     steps = np.arange(count * points) + 0.5
     return (low + jnp.asarray(steps, low.dtype) * ((high - low) / (count * points))).reshape(-1)
 

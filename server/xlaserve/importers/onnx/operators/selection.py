@@ -156,7 +156,7 @@ def _sides(boxes: jax.Array, *, is_centred: bool) -> _Box:
 
 
 def _along(box: Sequence[jax.Array], places: jax.Array) -> _Box:
-    """Return boxes at these places, for each batch and class."""
+    """Gather boxes at these positions, for each batch and class."""
     shape = (*places.shape[:2], box[0].shape[-1])
     left, right, low, high = (
         jnp.take_along_axis(jnp.broadcast_to(side, shape), places, axis=-1) for side in box

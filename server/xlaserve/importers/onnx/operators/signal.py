@@ -91,7 +91,7 @@ def _extent(total: int, window: Value | None, length: Value | None) -> int:
 
 
 def _window(*weights: float) -> Operation:
-    """Return the operation of a window that is a sum of cosines with these weights."""
+    """Return the operation of a cosine-sum window with these weights."""
 
     def compute(node: Node, size: Value) -> Value:
         count = scalar_of(size)

@@ -251,7 +251,7 @@ def _votes(scores: jax.Array, classes: int) -> jax.Array:
 
 
 def _probabilities(scores: jax.Array, classes: int, platt: Sequence[Tensor]) -> jax.Array:
-    """Return probabilities of classes that agree with those of pairs (Wu, Lin and Weng, 2004)."""
+    """Return class probabilities from pairwise ones (Wu, Lin and Weng, 2004)."""
     pairwise = 1 - post_transform.logistic(scores * platt[0][None, :] + platt[1][None, :])
     pairwise = jnp.clip(pairwise, _LEAST_PROBABILITY, 1 - np.float32(_LEAST_PROBABILITY))
     places = np.zeros((classes, classes), np.int64)

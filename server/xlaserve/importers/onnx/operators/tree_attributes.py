@@ -1,4 +1,4 @@
-"""The attributes of tree ensembles, in both layouts that ai.onnx.ml has for them."""
+"""Attributes of tree ensembles, in both layouts of ai.onnx.ml."""
 
 from types import MappingProxyType
 

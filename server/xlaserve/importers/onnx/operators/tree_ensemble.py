@@ -24,7 +24,7 @@ from xlaserve.importers.onnx.values import Value, on_device
 from xlaserve.tensors import Tensor
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-"""In TreeEnsemble's order."""
+"""Aggregate functions in TreeEnsemble's order."""
 
 _NAMES = "forest_tables"
 """Attribute of a node whose tables are inputs: their names, in order."""
@@ -82,7 +82,7 @@ def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> ja
 
 
 def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Return the children that the rows go to, whatever places they have."""
+    """Return the rows' next nodes, for children at any position."""
     if "tests" in tables:
         test = _at(tables["tests"], nodes)
         column, threshold = (test >> 32).astype(jnp.int32), test.astype(jnp.int32)
@@ -218,7 +218,7 @@ _KEPT = frozenset(
 def _prepared(
     node: Node, x: Value, tables: Sequence[Value]
 ) -> tuple[Node, Forest, dict[str, jax.Array]]:
-    """Return a node, its forest and tables, be they inputs or attributes yet."""
+    """Return a node, its forest and its tables, whether these are inputs or attributes."""
     if not node.has(_NAMES):
         made, found = with_tables(node, wide=x.dtype == np.float64)
         node.obeyed(_KEPT)

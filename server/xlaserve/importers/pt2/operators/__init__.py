@@ -33,7 +33,7 @@ OPERATORS: Family = MappingProxyType(
         **SHAPE,
     }
 )
-"""Operators of ATen, by name or by name and overload, but for those of `aliasing.py`."""
+"""ATen operators, by name or by name and overload; those of `aliasing.py` are missing."""
 
 _RANDOM = "it draws random numbers, and equal requests should have equal answers"
 _COUNTED = "the shape of its result depends on the data, and XLA must know every shape before"

@@ -20,7 +20,7 @@ _READ = "fill"
 
 
 def _bound(place: int | None, extent: int, default: int) -> int:
-    """Return where a slice starts or ends, counted from the front and within the dimension."""
+    """Return a slice bound as a non-negative index within the dimension."""
     if place is None:
         return default
     if isinstance(place, int) and place >= _ENDLESS:
@@ -34,7 +34,7 @@ def _bound(place: int | None, extent: int, default: int) -> int:
 
 
 def bounds(shape: Sequence[int], axis: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Return the first place of a slice and the one after its last."""
+    """Return the start and the end of a slice."""
     extent = shape[axis]
     first, last = _bound(start, extent, 0), _bound(end, extent, extent)
     if not is_open(first) and not is_open(last):

@@ -81,7 +81,7 @@ def _batch_norm_of_inference(
 def _normalised(
     x: jax.Array, axes: tuple[int, ...], eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what is normalised over some axes, with the means and reciprocal deviations."""
+    """Normalise over these axes; return the result, means and reciprocal deviations."""
     wide = x.astype(_wide(x.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
     centred = wide - mean

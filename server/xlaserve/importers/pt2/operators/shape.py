@@ -28,7 +28,7 @@ _MOST_PARTS = 4096
 
 
 def identity(self: jax.Array) -> jax.Array:
-    """Return a tensor as it is."""
+    """Return the tensor unchanged."""
     return self
 
 
@@ -150,7 +150,7 @@ def _cut(x: jax.Array, axis: int, sizes: Sizes) -> list[jax.Array]:
 
 
 def part_sizes(target: str, extent: int, arguments: dict[str, object]) -> list[int]:
-    """Return how long the parts of a split are; raises InvalidModel for an open dimension."""
+    """Return the sizes of a split's parts; raises InvalidModel for an open dimension."""
     if is_open(extent):
         raise InvalidModel("it splits an open dimension: give it a size with --dim")
     if target == "unbind":

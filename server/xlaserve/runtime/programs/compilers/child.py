@@ -60,7 +60,7 @@ class Child:
         self._computation = computation
 
     def done(self, job: Job) -> tuple[Answer, bytes]:
-        """Return a program, a verdict or an error."""
+        """Do a job; return a program, a verdict or an error."""
         if self._computation != job.computation:
             return Answer(refused="its artifact is not there"), b""
         return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
@@ -94,7 +94,7 @@ class Child:
         return _whole(data, {}, environment)
 
     def compiled(self, job: Job) -> tuple[Answer, bytes]:
-        """Return a program or an error."""
+        """Compile; return a program or an error."""
         present = jax.local_devices(backend="cpu")
         if job.device >= len(present):
             return Answer(refused=f"there are {len(present)} devices of {job.device + 1}"), b""
@@ -187,7 +187,7 @@ def _done(child: Child, job: Job, artifact: bytes, parameters: bytes) -> tuple[A
 
 
 def _nice() -> None:
-    """Let others go first from now on, in all threads: those of XLA compile, too."""
+    """Lower the priority of all threads, including XLA's, for the rest of the process."""
     wanted = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
     for thread in _THREADS.iterdir() if _THREADS.exists() else ():
         with suppress(OSError):  # it has ended

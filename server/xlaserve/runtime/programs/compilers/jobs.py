@@ -79,14 +79,14 @@ class Job:
     computation: str
     """Key of its computation."""
     device: int
-    """Index of the device among those of the process, which has as many as the server."""
+    """Index of the device in the compiler process, which sees the same devices as the server."""
     packing: Packed
     leaves: tuple[Array, ...]
     inputs: tuple[Array, ...]
     program: Mapping[str, str]
     """The key of the program, field by field (`cache_key.program`)."""
     environment: Mapping[str, str]
-    """Versions, flags and processor of the server: a process with others compiles nothing."""
+    """Versions, flags and processor of the server; a process that differs refuses the job."""
     is_niced: bool = True
     """Whether requests come before it. A process that was niced once stays so: the system lets
     nobody but root take that back."""

@@ -23,11 +23,12 @@ from xlaserve.runtime.programs.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.runtime.programs.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.runtime.programs.compilers.child")
-"""-P: what lies in the working directory is not imported. Its arguments are the id of its parent,
-and the bytes of memory that it may take."""
+"""Command of a compiler process; -P keeps modules of the working directory from being imported. Its
+arguments are its parent's id and its memory limit in bytes.
+"""
 
 _LOOK_SECONDS = 0.05
-"""Between two looks whether a load was cancelled, and what its process holds."""
+"""Interval at which cancellation and the process's memory are checked."""
 _ATTEMPTS = 2
 """A process may end for no fault of the model: the system is out of memory, or an operator ends
 it."""
@@ -65,7 +66,7 @@ class Refused(Exception):
 
 
 class CompilationError(Exception):
-    """JAX or XLA do not compile a computation; its text is what they say."""
+    """JAX or XLA refused a computation; the text is theirs."""
 
 
 class TrialEndedError(Exception):
@@ -89,7 +90,7 @@ class CompilerProcesses:
         self._command = (*command, str(os.getpid()), str(limits.bytes))
         self._tell: Callable[..., None] = _log.info if limits.is_told else _nothing
         self._changed = threading.Condition()
-        """Held for all that follows."""
+        """Guards the fields below."""
         self._tasks: deque[_Task] = deque()
         self._running: set[_Task] = set()
         self._threads: set[threading.Thread] = set()
@@ -104,7 +105,7 @@ class CompilerProcesses:
         check_cancelled: Callable[[], None],
         parameters: Callable[[], Sequence[bytes | memoryview]] = tuple,
     ) -> bytes:
-        """Return a program, a verdict, or the result of a trial as it was serialized. Blocks.
+        """Return a serialized program, verdict or trial result. Blocks.
 
         `parameters` are those of a trial.
 
@@ -124,7 +125,7 @@ class CompilerProcesses:
         return task.result()
 
     def start_ahead(self, seconds: float) -> None:
-        """Start a process for loads to come, and wait for it for so many seconds at most.
+        """Start a process ahead of coming loads, and wait up to this many seconds for it.
 
         Nothing where one compiles; an idle one is replaced where somebody has stopped it. One that
         compiles nothing is ended when it was idle for as long as any. One that cannot be started is
@@ -138,7 +139,7 @@ class CompilerProcesses:
         task.done.wait(seconds)
 
     def close(self) -> None:
-        """End all processes, even busy ones; nothing is compiled afterwards."""
+        """End all processes, even busy ones; later calls compile nothing."""
         with self._changed:
             self._closed = True
             for task in (*self._tasks, *self._running):
@@ -151,7 +152,7 @@ class CompilerProcesses:
 
     @property
     def count(self) -> int:
-        """Return how many processes there are, or are started."""
+        """Return the number of running and starting processes."""
         with self._changed:
             return len(self._threads)
 
@@ -199,7 +200,7 @@ class CompilerProcesses:
                 process.end("the server ends" if self._closed else "it was idle")
 
     def _next(self) -> "_Task | None":
-        """Return a task; None after the idle time of a process."""
+        """Return the next task; None after a process's idle time."""
         with self._changed:
             self._free += 1
             self._changed.wait_for(lambda: self._tasks or self._closed, self.limits.idle_seconds)
@@ -243,7 +244,7 @@ class CompilerProcesses:
         return process
 
     def _started(self, task: "_Task") -> "_Process | None":
-        """Return a compiling process; None after failing the task."""
+        """Start a compiler process; on failure, fail the task and return None."""
         try:
             process = _Process(self._command, variables(), self._tell)
         except OSError as error:
@@ -282,10 +283,10 @@ class _Process:
         self.of = CompilerProcess(command, given)
         self._computation = ""
         self._module = ""
-        """Digest of the module that came with the computation; empty where no proof asked."""
+        """Digest of the module sent with the computation; empty without a proof."""
 
     def wait_until_ready(self) -> None:
-        """Return once it can compile; raises ProcessEndedError."""
+        """Wait until the process can compile; raises ProcessEndedError."""
         if self.of.line() != READY:
             raise ProcessEndedError("its first line is another")
 
@@ -318,7 +319,7 @@ class _Process:
         return data
 
     def end(self, reason: str) -> None:
-        """End it, where nothing is compiled."""
+        """End the process if it is idle."""
         self._tell("a process that compiles is ended", pid=self.of.pid, reason=reason)
         self.of.stop()
 
@@ -350,7 +351,7 @@ class _Task:
         self.done = threading.Event()
         self.asked = time.monotonic()
         self._lock = threading.Lock()
-        """Held for all that follows."""
+        """Guards the fields below."""
         self._process: CompilerProcess | None = None
         self._is_cancelled = False
         self._is_too_large = False
@@ -430,11 +431,11 @@ class _Task:
 
 
 def _nothing(event: str, **said: object) -> None:
-    """Log nothing."""
+    """Discard a log event."""
 
 
 def variables(inherited: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Return the environment of a process that compiles as this one would, for the CPU."""
+    """Return the environment of a compiler process for the CPU."""
     kept = {name: value for name, value in inherited.items() if not name.startswith("XLASERVE_")}
     return {
         **kept,

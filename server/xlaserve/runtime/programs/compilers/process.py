@@ -79,7 +79,7 @@ class CompilerProcess:
 
     @property
     def pid(self) -> int:
-        """Return its id."""
+        """Return the process id."""
         return self._process.pid
 
     def ask(
@@ -90,7 +90,7 @@ class CompilerProcess:
         *,
         most_bytes: int = 0,
     ) -> bytes:
-        """Send a line with what is attached to it, and return the line of the answer.
+        """Send a line and its attachment, and return the answer's line.
 
         Raises ProcessEndedError, also where no answer came in so many seconds, or more than
         `most_bytes` were resident: it is killed then.
@@ -112,7 +112,7 @@ class CompilerProcess:
         return answer
 
     def read(self, count: int) -> bytes:
-        """Return what is attached to an answer; raises ProcessEndedError unless it is whole."""
+        """Read an answer's attachment; raises ProcessEndedError if it is incomplete."""
         assert self._process.stdout is not None
         with self._watched():
             data = self._process.stdout.read(count)
@@ -121,7 +121,7 @@ class CompilerProcess:
         return data
 
     def line(self) -> bytes:
-        """Return a line that was not asked for; raises ProcessEndedError."""
+        """Read an unsolicited line; raises ProcessEndedError."""
         assert self._process.stdout is not None
         with self._watched():
             line = self._process.stdout.readline()
@@ -164,7 +164,7 @@ class CompilerProcess:
         return None
 
     def forget_errors(self) -> None:
-        """Drop what it has printed by now, so that a process which lives long fills no disk."""
+        """Truncate its error output, so that a long-lived process does not fill the disk."""
         # Its descriptor is the same open file: it goes on where this one is.
         self._errors.seek(0)
         self._errors.truncate()
@@ -191,7 +191,7 @@ class CompilerProcess:
         self._errors.close()
 
     def _ended(self) -> ProcessEndedError:
-        """Return why it wrote no more."""
+        """Return why the process stopped writing."""
         status = self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
