@@ -109,7 +109,8 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
     """Before a parser makes an object of each, for which everybody else would wait."""
     path, body = ELEMENTS[door]
     answer = await ask(str(server.http), "POST", path, body=json.dumps(body).encode())
-    error = answer.error["message"] if isinstance(answer.error, dict) else answer.error
+    said: Any = answer.error
+    error = said["message"] if isinstance(said, dict) else said
     most, what = (
         (MOST_ARRAYS, "arrays")
         if door == "prompts"

@@ -54,15 +54,16 @@ def flattened(inputs: Inputs) -> tuple[Inputs, Nesting | None]:
 
 def _described(name: str, said: Any) -> Described:
     """Return a description with the name of V2 for its datatype, also of an array or its spec."""
+    pair: Any = said
     if not isinstance(said, type) and hasattr(said, "shape") and hasattr(said, "dtype"):
-        said = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
-    is_pair = not isinstance(said, str) and isinstance(said, Sequence) and len(said) == 2
-    if not is_pair or not _is_shape(said[1]):
+        pair = said.dtype, tuple(_size(number, size) for number, size in enumerate(said.shape))
+    is_pair = not isinstance(pair, str) and isinstance(pair, Sequence) and len(pair) == 2
+    if not is_pair or not _is_shape(pair[1]):
         raise InvalidModel(
             f"input '{name}': expected a datatype and a shape, as {_EXAMPLE}, "
-            f"or a jax.ShapeDtypeStruct, got {said!r}"
+            f"or a jax.ShapeDtypeStruct, got {pair!r}"
         )
-    datatype, shape = said
+    datatype, shape = pair
     # A name of V2 stays, right or wrong, and so does what is no dtype.
     with suppress(TypeError):
         row = None if datatype in DATATYPES else datatype_of(jax.numpy.dtype(datatype))
