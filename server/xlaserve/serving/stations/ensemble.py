@@ -219,7 +219,7 @@ class _Run:
         queued, computed = _times(one)
         self.queue_ns += queued
         self.infer_ns += computed
-        return flow.with_answer(planned.step.output_map, response, one.parameters)
+        return flow.with_answer(planned.step, response, one.parameters)
 
     async def _many(self, planned: PlannedStep, flow: Flow) -> "AsyncGenerator[Flow, None]":
         """Execute a decoupled step, and add the outputs of each answer with any."""
@@ -229,7 +229,7 @@ class _Run:
             async for response in answers:
                 # What follows waits for other steps.
                 self._parts.discard(one)
-                yield flow.with_answer(planned.step.output_map, response, one.parameters)
+                yield flow.with_answer(planned.step, response, one.parameters)
                 self._parts.add(one)
         self._parts.discard(one)
 
