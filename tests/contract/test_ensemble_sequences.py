@@ -11,10 +11,13 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support.asking import Client, client, given
+from support.engines import own_engine_only
 from support.http import ask
 from support.python_models import write
 from support.server import serving
 from tritonclient.utils import InferenceServerException
+
+from xlaserve.serving.stations import ensemble as ensembles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -244,6 +247,26 @@ async def test_a_step_that_names_a_wrong_sequence_fails_its_request(
     (name,) = said
     assert "StatusCode.INVALID_ARGUMENT" == raised.value.status()
     assert f"'{name}'" in str(raised.value.message())
+
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
+@own_engine_only
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+async def test_whatever_an_answer_fails_with_is_told(
+    asked: Client, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise kind("no such attribute")
+
+    monkeypatch.setattr(ensembles, "respond", fails)
+    said = {"say": json.dumps(WHOLE)}
+    with pytest.raises(InferenceServerException) as raised:
+        await infer(asked, "last_says", sequence_id=9, parameters=said, client_timeout=20)
+
+    assert "StatusCode.INTERNAL" == raised.value.status()
 
 
 async def test_each_answer_of_a_decoupled_step_may_be_a_request_of_a_sequence(
