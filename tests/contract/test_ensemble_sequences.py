@@ -11,10 +11,13 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support.asking import Client, client, given
+from support.engines import own_engine_only
 from support.http import ask
 from support.python_models import write
 from support.server import serving
 from tritonclient.utils import InferenceServerException
+
+from xlaserve.serving.stations import ensemble as ensembles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,6 +72,13 @@ class Says(PythonModel):
     def infer(self, inputs, request):
         return Answer({"y": inputs["x"] + 1}, json.loads(request.parameters["say"]))
 """
+PLAIN = """
+from xlaserve import PythonModel
+
+class Plain(PythonModel):
+    def infer(self, inputs):
+        return {"y": inputs["x"] + 1}
+"""
 
 
 def tensors(*outputs: str) -> str:
@@ -117,6 +127,7 @@ async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
     write(root, "also", f"NAME = 'also'\n{SAYS}", tensors("y"), begin=BEGIN)
     write(root, "apart", f"NAME = 'say'\n{SAYS}", tensors("y") + PROCESS, begin=BEGIN)
     write(root, "strict", f"NAME = 'say'\n{SAYS}", tensors("y") + STRICT, begin=BEGIN)
+    write(root, "plain", PLAIN, tensors("y"), begin="")
     write(root, "ours", OURS, tensors("y"), begin="")
     write(root, "many", MANY, tensors("y") + DECOUPLED, begin=BEGIN)
     twice = step("sums", "x", y="a", seen="b"), step("sums", "a", y="y", seen="seen")
@@ -126,6 +137,8 @@ async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
         ensemble(root, f"of_{name}", step(name, "x", y="t"), step("sums", "t", y="y", seen="seen"))
         ensemble(root, f"last_{name}", step(name, "x", y="y"), config=tensors("y"))
     ensemble(root, "within", step("last_says", "x", y="t"), step("sums", "t", y="y", seen="seen"))
+    through = step("plain", "t", y="u"), step("sums", "u", y="y", seen="seen")
+    ensemble(root, "through", step("says", "x", y="t"), *through)
     ensemble(root, "each", step("many", "x", y="t"), step("sums", "t", y="y", seen="seen"))
     scratch = tmp_path_factory.mktemp("scratch")
     settings: dict[str, Any] = {"load_model": ("*",), "allow_python_models": True}
@@ -182,9 +195,14 @@ NAMED: tuple[tuple[dict[str, Any], list[Any], dict[str, Any]], ...] = (
 """What a step says of all of sequence 9, what the next step sees, and what the client is told."""
 
 
-@pytest.mark.parametrize("kind", ["of_says", "of_apart", "of_strict", "of_ours", "within"])
-async def test_a_step_names_the_sequence_of_those_behind_it(asked: Client, kind: str) -> None:
-    """As in Triton: what it leaves out of the id is the request's, of start and end is false."""
+@pytest.mark.parametrize(
+    "kind", ["of_says", "of_apart", "of_strict", "of_ours", "within", "through"]
+)
+async def test_a_step_names_the_sequence_of_all_behind_it(asked: Client, kind: str) -> None:
+    """As in Triton: what it leaves out of the id is the request's, of start and end is false.
+
+    Steps behind it that name none hand it on, to the next one and to the client.
+    """
     found = []
     for said, _, _ in NAMED:
         asks = {
@@ -195,8 +213,7 @@ async def test_a_step_names_the_sequence_of_those_behind_it(asked: Client, kind:
         (_, seen), told = await infer(asked, kind, sequence_id=9, **asks)
         found.append((said, seen[:2], told))
 
-    # An output of the sequence model, which names none: its client is told nothing.
-    assert [(said, seen, {}) for said, seen, _ in NAMED] == found
+    assert [(said, seen, told) for said, seen, told in NAMED] == found
 
 
 @pytest.mark.parametrize("kind", ["says", "apart", "strict", "ours"])
@@ -230,6 +247,26 @@ async def test_a_step_that_names_a_wrong_sequence_fails_its_request(
     (name,) = said
     assert "StatusCode.INVALID_ARGUMENT" == raised.value.status()
     assert f"'{name}'" in str(raised.value.message())
+
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
+@own_engine_only
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+async def test_whatever_an_answer_fails_with_is_told(
+    asked: Client, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise kind("no such attribute")
+
+    monkeypatch.setattr(ensembles, "respond", fails)
+    said = {"say": json.dumps(WHOLE)}
+    with pytest.raises(InferenceServerException) as raised:
+        await infer(asked, "last_says", sequence_id=9, parameters=said, client_timeout=20)
+
+    assert "StatusCode.INTERNAL" == raised.value.status()
 
 
 async def test_each_answer_of_a_decoupled_step_may_be_a_request_of_a_sequence(

@@ -237,6 +237,62 @@ class Model(PythonModel):
     assert after.startswith("UNIMPLEMENTED: model 'joined'")
 
 
+LENIENT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            made = {made}
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("t", t) for t in made]))
+        return answers
+"""
+
+
+@pytest.mark.parametrize("name", ["joined", "around", "bare", "around_bare"])
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        ("[7 * x]", ""),
+        ("[x.astype(np.float64)]", "FP64[1,2]"),
+        ("[x[:, :1]]", "FP32[1,1]"),
+        ("[]", "none"),
+    ],
+    ids=["same", "datatype", "shape", "absent"],
+)
+async def test_a_step_may_become_a_model_whose_outputs_have_any_form(
+    serve: Serve, root: Path, name: str, made: str, got: str
+) -> None:
+    """Its ensembles answer on; an answer that is not as they have promised is refused."""
+    chain(root, "bare", step("inner", "x", "t", "y"))
+    chain(root, "around_bare", step("bare", "x", "y", "y"))
+    more = {"load_model": ("*",), "allow_python_models": True}
+    async with serve(root, **more) as server, asking(server) as client:
+        shutil.rmtree(root / "inner" / "1")
+        write(
+            root, "inner", LENIENT.replace("{made}", made), PYTHON.replace('"y"', '"t"'), begin=""
+        )
+        await client.grpc.load_model("inner")
+        ready = await client.grpc.is_model_ready(name)
+        try:
+            found: Any = (await client.infer(name, x=X))["y"].tolist()
+        except InferenceServerException as error:
+            found = f"{error.status()}: {error.message()}".removeprefix("StatusCode.")
+
+    assert ready
+    if not got:
+        adds = 0 if name.endswith("bare") else 1
+        assert [[7.0 + adds, 14.0 + adds]] == found
+    elif name.endswith("bare"):
+        assert "INTERNAL: model 'bare': output 'y': expected FP32[-1,2] as before" in found
+        assert f"got {got}; load the ensemble again" in found
+    else:
+        assert found.startswith("INVALID_ARGUMENT: model 'adds'")
+
+
 async def test_two_versions_of_a_model_are_steps_of_their_own(
     serve: Serve, root: Path, shelf: Path
 ) -> None:

@@ -3,6 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import equinox as eqx
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import structlog
 from flax import linen, nnx
+from support.asking import client
 from support.server import Serve
 
+from xlaserve.artifact.bytecode import names_in
 from xlaserve.artifact.training_layers import said_of_module
 from xlaserve.authoring import adopting
 from xlaserve.authoring.adopting import Options
@@ -24,6 +28,7 @@ from xlaserve.offline.checkup import Checkup, Finding
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.runtime import loaders
 from xlaserve.runtime.load_context import LoadContext
+from xlaserve.runtime.programs import compile_plan
 
 STATISTICS = "normalises with the statistics of the batch"
 DROPS = "drops elements, the same ones in every request"
@@ -178,6 +183,69 @@ def test_what_draws_by_a_seed_of_its_request_is_meant(tmp_path: Path, *, has_see
     said = said_of_module(module_of(path), takes_integers=has_seed)
 
     assert has_seed is not ("looks like training mode" in said)
+
+
+def decode_bernoulli(x: Any) -> Any:
+    return x * 2
+
+
+def drawn_twice(x: Any) -> Any:
+    """Two functions of a module draw, by two shapes."""
+    key = jax.random.key(0)
+    return x * jax.random.bernoulli(key, 0.5, (1, 4)) * jax.random.bernoulli(key, 0.5, (4,))
+
+
+@pytest.mark.parametrize(("fn", "draws"), [(decode_bernoulli, False), (drawn_twice, True)])
+def test_a_function_that_is_named_like_one_that_draws_draws_nothing(
+    tmp_path: Path, fn: Any, *, draws: bool
+) -> None:
+    module = module_of(written(tmp_path, jax.jit(fn) if draws else lambda x: jax.jit(fn)(x) + 1))
+
+    assert b"_bernoulli" in module
+    assert draws is ("draws the same numbers" in said_of_module(module, takes_integers=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_found_without_a_look_at_the_weights(kind: str, tmp_path: Path) -> None:
+    """However large the constants of a computation are: its names are a section of their own."""
+    make, told = KINDS[kind]
+    model, weights = make(True), np.arange(1 << 18, dtype=np.float32)
+    module = module_of(written(tmp_path, lambda x: model(x) + jnp.sum(weights)))
+    names = names_in(module)
+
+    assert len(module) > weights.nbytes
+    assert len(names) < weights.nbytes / 8
+    assert f"it looks like training mode: {told}" == said_of_module(module, takes_integers=False)
+    assert b"add_v1" in names
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 4, 5, 20, 40, 400])
+def test_what_is_no_module_is_searched_whole(tmp_path: Path, cut: int) -> None:
+    whole = module_of(written(tmp_path, decode_bernoulli))
+
+    assert [whole[:cut], whole[1:], b"x" * cut] == [
+        names_in(one) for one in (whole[:cut], whole[1:], b"x" * cut)
+    ]
+
+
+async def test_models_of_one_computation_are_searched_once(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def counted(module: bytes, **options: Any) -> str:
+        searched.append(len(module))
+        return said_of_module(module, **options)
+
+    monkeypatch.setattr(compile_plan, "said_of_module", counted)
+    path = written(tmp_path, decode_bernoulli)
+    shutil.copytree(path.parent.parent, tmp_path / "n")
+    async with serve(tmp_path, load_model=("m",)) as server, client(server) as asked:
+        await asked.grpc.load_model("n")
+        ready = [await asked.grpc.is_model_ready(name) for name in "mn"]
+
+    assert [True] * 2 == ready
+    assert [len(module_of(path))] == searched
 
 
 def module_of(path: Path) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from xlaserve.app import replacing
 from xlaserve.concurrency.control_plane import Change, ChangeKind, ChangeText, Journal, OneProcess
+from xlaserve.concurrency.remaking import Remaking
 from xlaserve.errors import FilesMissing, LoadFailed
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -36,6 +37,9 @@ class Loads:
 
     has: list[str] = field(default_factory=list)
     refuses: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    """Models that fail for themselves, whatever else is loaded."""
+    asked: list[str] = field(default_factory=list)
     error: type[LoadFailed] = LoadFailed
     is_ready: bool = True
     is_silent: bool = False
@@ -45,6 +49,9 @@ class Loads:
         return True
 
     def load(self, name: str) -> None:
+        self.asked.append(name)
+        if name in self.broken:
+            raise self.error(name, f"'{name}': expected weights, got none")
         missing = [step for step in NEEDS.get(name, ()) if step not in self.has]
         if name in self.refuses or missing:
             raise self.error(name, f"its step failed: {missing}")
@@ -102,6 +109,50 @@ async def test_one_that_cannot_be_loaded_leaves_the_others() -> None:
     await control.replay(cast("WorkerProcess", worker))
 
     assert ["a"] == worker.has
+
+
+BROKEN = (
+    # Fails for itself: made once, whatever comes behind it.
+    (("bad", "a", "b"), ("bad", "a", "b")),
+    (("a", "step", "b"), ("a", "step", "b")),
+    # Nothing was loaded behind it.
+    (("a", "inner"), ("a", "inner")),
+    # Only the ensemble is made again, and as often as it may help.
+    (("inner", "bad", "a", "step", "b"), ("inner", "bad", "a", "step", "b", "inner")),
+    (("outer", "inner", "a", "b"), ("outer", "inner", "a", "b", "outer", "inner", "outer")),
+    (("inner", "a"), ("inner", "a", "inner")),
+)
+"""Changes of a server, and those that are made of them, in order."""
+
+
+@pytest.mark.parametrize(("names", "makes"), BROKEN)
+async def test_a_load_that_fails_for_itself_is_made_once(
+    tmp_path: Path, names: Sequence[str], makes: Sequence[str]
+) -> None:
+    """By a worker that comes later, and by a server that replaces another."""
+    worker, here = Loads(broken=("bad", "step")), Loads(broken=("bad", "step"), error=FilesMissing)
+    control = Control(lambda: [cast("WorkerProcess", worker)], Path("/nowhere"))
+    for name in names:
+        control._remember(load(name))
+    await control.replay(cast("WorkerProcess", worker))
+    systemd = cast(Systemd, SimpleNamespace(predecessor=Predecessor(tmp_path, names)))
+    settings = Settings.read({}, repository=tmp_path, model_control_mode="explicit")
+    await replacing.take_changes(systemd, settings, here)
+
+    assert list(makes) == worker.asked
+    assert list(makes) == here.asked
+
+
+async def test_the_files_of_a_load_that_is_not_made_again_are_let_go() -> None:
+    async def make(change: Change) -> str | None:
+        return {"a": None, "inner": "its step failed"}.get(change.subject, "it fails")
+
+    remaking = Remaking(make, str, lambda change: Change(change.kind, change.subject))
+    for name in ("a", "bad", "inner"):
+        await remaking.make(Change(ChangeKind.LOAD, name, {}, {"file": b"x"}))
+    held = [(one.change.subject, dict(one.change.files)) for one in remaking.failed]
+
+    assert [("bad", {}), ("inner", {"file": b"x"})] == held
 
 
 class Predecessor:

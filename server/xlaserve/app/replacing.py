@@ -4,11 +4,13 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
 from xlaserve.concurrency.control_plane import ANSWERING, OF_MODELS, Change, ChangeKind
+from xlaserve.concurrency.remaking import Remaking
 from xlaserve.errors import XlaserveError
 from xlaserve.process.systemd import Systemd
 from xlaserve.residence import handover
@@ -32,9 +34,10 @@ class Here(Protocol):
 
 
 async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None:
-    """Make again what clients have changed in the server that this one replaces, in its order.
+    """Make again what clients have changed in the server that this one replaces.
 
-    Its own start is done by then. What is gone since is named in the log. Raises ChangesNotTaken
+    In its order, but an ensemble whose steps were loaded behind it once more after them. Its own
+    start is done by then. What is gone since is named in the log. Raises ChangesNotTaken
     where the changes cannot be read, or a model that answers there fails to load here though its
     files are there: this server takes nothing over then.
     """
@@ -45,6 +48,7 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
     except OSError as error:
         raise ChangesNotTaken(str(error)) from error
     theirs = None
+    remaking = Remaking(partial(_error_of, here), str, _without_files)
     gone: dict[str, tuple[str, str]] = {}
     unloaded: set[str] = set()
     if file is not None:
@@ -52,23 +56,22 @@ async def take_changes(systemd: Systemd, settings: Settings, here: Here) -> None
             theirs = await asyncio.to_thread(handover.versions, file)
             changes = handover.read(file, settings)
             count = 0
-            left: list[Change] = []
             while (change := await asyncio.to_thread(next, changes, None)) is not None:
                 count += 1
                 if change.kind is ChangeKind.UNLOAD:
                     unloaded.add(change.subject)
-                if await _error_of(change, here) is not None:
-                    left.append(change)
-        for failed, why in await _made_behind_others(left, here):
-            if _is_gone(failed, why):
-                gone[failed.subject] = (type(why).__name__, str(why))
+                await remaking.make(change)
+        await remaking.settle()
+        for one in remaking.failed:
+            if _is_gone(one.change, one.error):
+                gone[one.change.subject] = (type(one.error).__name__, str(one.error))
         _log.info("changes of clients taken over", changes=count)
     answers = await here.replies(ANSWERING)
     strict = settings.exit_on_error
     check_lost(theirs, answers, gone=gone, unloaded=unloaded, strict=strict)
 
 
-async def _error_of(change: Change, here: Here) -> XlaserveError | None:
+async def _error_of(here: Here, change: Change) -> XlaserveError | None:
     """Make a change; return why it cannot be made."""
     try:
         await here.make_again(change)
@@ -77,18 +80,8 @@ async def _error_of(change: Change, here: Here) -> XlaserveError | None:
     return None
 
 
-async def _made_behind_others(
-    left: Sequence[Change], here: Here
-) -> Sequence[tuple[Change, XlaserveError]]:
-    """Make changes again, which may need one another; return those that cannot be made, and why.
-
-    A load of an ensemble needs those of its steps, whichever was asked for first.
-    """
-    failed: list[tuple[Change, XlaserveError]] = []
-    while left:
-        failed = [(change, error) for change in left if (error := await _error_of(change, here))]
-        left = [change for change, _ in failed] if len(failed) < len(left) else []
-    return failed
+def _without_files(change: Change) -> Change:
+    return replace(change, files={})
 
 
 def _is_gone(change: Change, error: XlaserveError) -> bool:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from jax.extend.mlir import ir
+
+from xlaserve.artifact.bytecode import names_in
 from xlaserve.artifact.computation import parsed
 
 _STATISTICS = "normalises with the statistics of the batch"
@@ -71,8 +74,10 @@ LAYERS: Mapping[tuple[str, str], Layer] = MappingProxyType(
 """Layers that differ in training, by module and qualified name of their `__call__`."""
 
 _REDUCE = "stablehlo.reduce"
-_BERNOULLI = b"_bernoulli"
+_BERNOULLI = "_bernoulli"
 """The function that a call of `jax.random.bernoulli` is in a module."""
+_DRAWS = re.compile(rf"{_BERNOULLI}(_\d+)?")
+"""Its symbol, and that of another one for another shape or key."""
 _LOOKS = "it looks like training mode"
 _DRAWN = (
     f"{_LOOKS}: jax.random.bernoulli draws the same numbers in every request, as dropout does; "
@@ -85,10 +90,11 @@ def training_layer(module: bytes) -> Layer | None:
 
     In inference dropout leaves no operation behind, and batch normalisation reduces nothing.
     """
+    names = names_in(module)
     named = {
         layer: (_file(place), name)
         for (place, name), layer in LAYERS.items()
-        if _file(place).encode() in module and name.encode() in module
+        if _file(place).encode() in names and name.encode() in names
     }
     if not named:
         return None
@@ -110,7 +116,19 @@ def said_of_module(module: bytes, *, takes_integers: bool) -> str:
     layer = training_layer(module)
     if layer is not None:
         return f"{_LOOKS}: {layer.name} {layer.does}; export it again: {layer.told}"
-    return _DRAWN if _BERNOULLI in module and not takes_integers else ""
+    return _DRAWN if not takes_integers and _draws(module) else ""
+
+
+def _draws(module: bytes) -> bool:
+    """Tell whether a module calls `jax.random.bernoulli`, not only what is named like it."""
+    if _BERNOULLI.encode() not in names_in(module):
+        return False
+    with parsed(module) as whole:
+        return any(
+            _DRAWS.fullmatch(ir.StringAttr(one.operation.attributes["sym_name"]).value)
+            for one in whole.body.operations
+            if "sym_name" in one.operation.attributes
+        )
 
 
 def _normalises(layer: Layer) -> bool:

@@ -144,16 +144,17 @@ class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Journal:
-    """The changes since the start, in order, for a process that has to make them again.
+    """The changes since the start, for a process that has to make them again.
 
-    Of each subject only the last one counts.
+    Of each subject only the last one counts. They are in the order in which they were made, but a
+    load that replaces a load of the same model is where the first one was.
     """
 
     def __init__(self) -> None:
         self._changes: dict[tuple[str, str], ChangeText] = {}
 
     def changes(self, kinds: Collection[ChangeKind] = frozenset(ChangeKind)) -> list[ChangeText]:
-        """Return the changes of some kinds, in order."""
+        """Return the changes of some kinds, in the journal's order."""
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:

@@ -93,11 +93,14 @@ class EnsemblePlan:
         )
 
     def fitted(self, models: Models) -> "EnsemblePlan":
-        """Return the plan for models that were loaded anew; raises InvalidModel without one."""
+        """Return the plan for models that were loaded anew; raises InvalidModel without one.
+
+        Whether its steps may leave out outputs can have changed: who runs it goes by the new plan.
+        """
         if self.is_for(models):
             return self
         plan = plan_ensemble(self.config, models)
-        if Interface.of(plan.info) != Interface.of(self.info):
+        if _promised(plan.info) != _promised(self.info):
             raise InvalidModel(
                 "its steps now give another number of answers, take sequences or none, or have "
                 "other optional tensors, expected what they were when it was loaded"
@@ -109,6 +112,11 @@ class EnsemblePlan:
 
     def close(self) -> None:
         """Do nothing: the steps' models hold the memory."""
+
+
+def _promised(info: ModelInfo) -> Interface:
+    """Return what the clients of an ensemble go by; answers of another form are checked."""
+    return replace(Interface.of(info), is_open=False)
 
 
 def _key(step: EnsembleStep) -> tuple[str, str]:

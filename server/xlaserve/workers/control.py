@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from xlaserve.concurrency.control_plane import (
     ChangeText,
     Journal,
 )
+from xlaserve.concurrency.remaking import Remaking
 from xlaserve.concurrency.sharing import Turns
 from xlaserve.errors import EngineGone, EngineLost, ShuttingDown, XlaserveError
 from xlaserve.residence.handover import spool
@@ -354,23 +356,24 @@ class Control:
     async def replay(self, worker: WorkerProcess) -> None:
         """Return once a worker has made every change that the others have made.
 
-        One that needs another, such as an ensemble a step with files of its own, is made again
-        behind it.
+        A load of an ensemble whose steps are loaded behind it is made again after them.
         """
-        left = [known for known in self._journal.changes() if worker.makes(known.kind)]
-        failures: list[tuple[ChangeText, Failure]] = []
-        while left:
-            failures = []
-            for known in left:
-                async with self._turns.of((known.kind in _MODELS, known.subject)):
-                    change = self._journal.last(known)
-                    did = None if change is None else await self._do(worker, change)
-                if did is not None and did.failure is not None:
-                    failures.append((known, did.failure))
-            left = [known for known, _ in failures] if len(failures) < len(left) else []
-        for known, failure in failures:
-            said = {"of": worker.role.worker, "subject": known.subject, "error": failure.text}
-            _log.error("a worker is without what others have", **said)
+
+        async def make(known: ChangeText) -> Failure | None:
+            async with self._turns.of((known.kind in _MODELS, known.subject)):
+                change = self._journal.last(known)
+                did = None if change is None else await self._do(worker, change)
+            return None if did is None else did.failure
+
+        # Their files are on the disk.
+        remaking = Remaking(make, attrgetter("text"), lambda change: change)
+        for known in self._journal.changes():
+            if worker.makes(known.kind):
+                await remaking.make(known)
+        await remaking.settle()
+        for one in remaking.failed:
+            said = {"of": worker.role.worker, "subject": one.change.subject}
+            _log.error("a worker is without what others have", **said, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
         """Have all others load what a worker that has started found in the repository.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xlaserve.artifact import shapes
+from xlaserve.artifact.bytecode import names_in
 from xlaserve.artifact.shapes import OpenDimensions
 from xlaserve.artifact.signature import Signature
 from xlaserve.artifact.training_layers import said_of_module
@@ -79,7 +80,7 @@ class CompilePlan:
             else:
                 rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
         # Most models have no loop, and their module does not name the operation.
-        follows = _LOOP in exported.mlir_module_serialized and (
+        follows = _LOOP in names_in(exported.mlir_module_serialized) and (
             verdict.loops_follow_inputs
             if verdict
             else lease.fact(
@@ -89,9 +90,10 @@ class CompilePlan:
         )
         plan, numbers = _buckets(rows, config)
         dimensions = shapes.read(config, inputs, avals, numbers)
-        training = said_of_module(
-            exported.mlir_module_serialized,
-            takes_integers=any(spec.datatype.dtype.kind in "iu" for spec in inputs),
+        takes_integers = any(spec.datatype.dtype.kind in "iu" for spec in inputs)
+        training = lease.fact(
+            ("training", digest_of(exported), takes_integers),
+            lambda: said_of_module(exported.mlir_module_serialized, takes_integers=takes_integers),
         )
         return CompilePlan(rows, verdict, follows, plan, dimensions, training)
 

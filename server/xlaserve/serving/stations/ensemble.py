@@ -12,11 +12,12 @@ from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import (
     Decoupled,
     InvalidModel,
-    InvalidRequest,
     InvalidTensor,
     ModelNotReady,
     XlaserveError,
 )
+from xlaserve.errors.code import ModelFailed
+from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.serving.access.sight import without_hidden
@@ -30,7 +31,7 @@ from xlaserve.serving.stations.step_answers import StepAnswers
 from xlaserve.serving.stations.step_flow import Flow
 from xlaserve.serving.stations.unending import Unending
 from xlaserve.serving.uses import note, use_of
-from xlaserve.tensors import Datatype, Tensor, datatype_of, specs_of
+from xlaserve.tensors import Datatype, Tensor, datatype_of, describe, specs_of
 
 _CPU = "cpu"
 _Part = TypeVar("_Part", bound=InferCall)
@@ -110,7 +111,7 @@ class Ensemble:
             run = _Run(self._plan_for(call, found), found, self._steps, self._threads, call)
             async with aclosing(run.answers()) as answers:
                 async for flow in answers:
-                    wanted = await run.wanted(flow.tensors)
+                    wanted = await run.wanted(flow)
                     parameters = flow.answer_parameters(asked)
                     if self._plan.info.is_decoupled:
                         call.answer(_respond(call, asked, wanted, parameters), last=False)
@@ -159,7 +160,9 @@ class Ensemble:
         """Answer with the outputs there are: steps may omit or replace some."""
         try:
             response = _respond(call, _asked(call), executed.outputs, parameters)
-        except InvalidRequest as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             deliver([call], error)
         else:
             answer_last(call, executed, response)
@@ -219,7 +222,7 @@ class _Run:
         queued, computed = _times(one)
         self.queue_ns += queued
         self.infer_ns += computed
-        return flow.with_answer(planned.step.output_map, response, one.parameters)
+        return flow.with_answer(planned.step, response, one.parameters)
 
     async def _many(self, planned: PlannedStep, flow: Flow) -> "AsyncGenerator[Flow, None]":
         """Execute a decoupled step, and add the outputs of each answer with any."""
@@ -229,7 +232,7 @@ class _Run:
             async for response in answers:
                 # What follows waits for other steps.
                 self._parts.discard(one)
-                yield flow.with_answer(planned.step.output_map, response, one.parameters)
+                yield flow.with_answer(planned.step, response, one.parameters)
                 self._parts.add(one)
         self._parts.discard(one)
 
@@ -262,12 +265,14 @@ class _Run:
             return value
         return await self._threads.run(value.numpy)
 
-    async def wanted(self, tensors: Mapping[str, Value]) -> Mapping[str, Value]:
+    async def wanted(self, flow: Flow) -> Mapping[str, Value]:
         """Return the outputs of the ensemble, in the shapes that its clients see."""
-        plan, call = self._plan, self._call
+        plan, call, tensors = self._plan, self._call, flow.tensors
         found = {s.name: tensors[s.name] for s in plan.info.outputs if s.name in tensors}
         info = plan.info
         is_changed = bool(plan.leads or plan.outputs) or info.is_lenient or info.is_decoupled
+        # An answer that names a sequence is made here, of arrays.
+        is_changed |= bool(flow.sequences)
         on_host = all(isinstance(value, np.ndarray) for value in found.values())
         if not on_host and (is_changed or not call.resident):
             found = cast("dict[str, Value]", await self._threads.run(partial(_fetch, found)))
@@ -278,6 +283,8 @@ class _Run:
         for name, shape in plan.outputs.items():
             if name in found:
                 found[name] = shape(found[name])
+        if info.is_lenient and not call.instance.info.is_lenient:
+            _check_promised(call, found)
         return found
 
 
@@ -298,6 +305,28 @@ def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
         for name, value in given.items()
     ]
     check_inputs(model, info, InferRequest(model, inputs=tuple(inputs)))
+
+
+def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
+    """Raise ModelFailed if requested outputs are not as they were when the ensemble was loaded.
+
+    A step may since be of a kind that leaves out outputs, or gives others; whoever takes the
+    answers goes by what the ensemble has promised.
+    """
+    for name in _asked(call):
+        (spec,) = (spec for spec in call.instance.info.outputs if spec.name == name)
+        value = found.get(name)
+        got = "none" if value is None else _described(cast(Tensor, value))
+        if value is None or _datatype(value) is not spec.datatype or not spec.accepts(value.shape):
+            raise ModelFailed(
+                call.found.model,
+                f"output '{name}': expected {spec} as before a step was loaded anew, got {got}; "
+                "load the ensemble again to have outputs of any form",
+            )
+
+
+def _described(value: Tensor) -> str:
+    return describe(_datatype(value) or str(value.dtype), value.shape)
 
 
 def _datatype(value: Value) -> Datatype | None:

@@ -1,11 +1,12 @@
 """Tensors between the steps of an ensemble, and the sequences that steps name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import structlog
 
+from xlaserve.model_config.config import EnsembleStep
 from xlaserve.runtime.handling import AnswerParameters, Parameters
 from xlaserve.runtime.loaded import Value
 from xlaserve.serving.inference import DetailedResponse, InferResponse
@@ -21,23 +22,24 @@ class Flow(NamedTuple):
     """What the next steps of an ensemble are given; as in Triton, answers may name a sequence.
 
     A step whose answer has one of the parameters of a sequence says of which the steps behind it
-    are, in the place of the request's.
+    are, in the place of the request's. The steps behind it hand that on, unless they name another.
     """
 
     tensors: Mapping[str, Value]
     sequences: Sequences = _NONE
 
-    def with_answer(
-        self, output_map: Mapping[str, str], response: InferResponse, own: Parameters
-    ) -> "Flow":
+    def with_answer(self, step: EnsembleStep, response: InferResponse, own: Parameters) -> "Flow":
         """Add the outputs of a step that had the parameters `own`.
 
         Raises InvalidParameter for an answer with a sequence that no request can have.
         """
         outputs = {output.name: output.data for output in response.outputs}
+        output_map = step.output_map
         made = {tensor: outputs[name] for name, tensor in output_map.items() if name in outputs}
         named = _sequence_of(response, own)
         sequences = self.sequences
+        if named is None and sequences:
+            named = next(iter(self._named(step.input_map.values())), None)
         if named is not None:
             sequences = {**sequences, **dict.fromkeys(output_map.values(), named)}
         return Flow({**self.tensors, **made}, sequences)
@@ -46,7 +48,7 @@ class Flow(NamedTuple):
         """Return the parameters of a step that takes some tensors; `given` are the request's."""
         if not self.sequences:
             return given
-        named = [self.sequences[tensor] for tensor in taken if tensor in self.sequences]
+        named = self._named(taken)
         if not named:
             return given
         if any(other != named[0] for other in named[1:]):
@@ -54,6 +56,9 @@ class Flow(NamedTuple):
             log.warning("inputs of different sequences", model=model, used=dict(named[0]))
         others = {name: value for name, value in given.items() if name not in SEQUENCE}
         return {**others, **named[0]}
+
+    def _named(self, taken: Iterable[str]) -> Sequence[Parameters]:
+        return [self.sequences[tensor] for tensor in taken if tensor in self.sequences]
 
     def answer_parameters(self, outputs: Iterable[str]) -> AnswerParameters | None:
         """Return the sequence that the steps behind some outputs have named; None for none."""
