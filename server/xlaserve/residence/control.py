@@ -38,6 +38,7 @@ from xlaserve.residence.repository.overrides import (
 )
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.residence.repository.sources import ModelSource
+from xlaserve.residence.steps import with_steps_in_sight
 from xlaserve.serving.access.sight import (
     NOT_IN_REPOSITORY,
     Sees,
@@ -309,7 +310,7 @@ class ModelControl:
         )
         if parameters.config is not None or override is not None:
             # The permission to load this model is none to infer its steps.
-            find = partial(_with_steps_in_sight, find, self._sees_for(Operation.INFER))
+            find = partial(with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
             forced = parameters != _PLAIN
             await self._load_found(name, find, override, forced=forced, reads=reads)
@@ -491,17 +492,3 @@ def _refuse_unseen(plane: ControlPlane, what: str) -> None:
         raise Unsupported(
             f"{what} by a caller that may not see every model, behind front ends (process_roles),"
         )
-
-
-def _with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
-    """Return what is found, if its client may see the steps that it made an ensemble of.
-
-    `sees` is of the models that it may infer: the ensemble would lead past that. Raises
-    LoadFailed as for a step that is not there.
-    """
-    source = find()
-    for step in source.config.steps:
-        if not sees(step.model_name):
-            missing = ModelNotFound(step.model_name, detail=NOT_IN_REPOSITORY)
-            raise LoadFailed(source.name, f"its step failed: {missing}")
-    return source

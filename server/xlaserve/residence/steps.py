@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from xlaserve.errors import InvalidModel
+from xlaserve.errors import InvalidModel, LoadFailed, ModelNotFound
+from xlaserve.residence.repository.sources import ModelSource
 from xlaserve.runtime.loaded import ModelInfo
-from xlaserve.serving.access.sight import step_now
+from xlaserve.serving.access.sight import NOT_IN_REPOSITORY, Sees, step_now
 from xlaserve.serving.ensemble import EnsemblePlan
 
 
@@ -79,3 +80,17 @@ def _misfit(instance: Stepped, find: Find) -> str:
 def _models(plan: EnsemblePlan, find: Find) -> dict[tuple[str, str], ModelInfo]:
     found = {key: find(*key) for key in plan.models()}
     return {key: step.info for key, step in found.items() if step is not None}
+
+
+def with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
+    """Return what is found, if its client may see the steps that it made an ensemble of.
+
+    `sees` is of the models that it may infer: the ensemble would lead past that. Raises
+    LoadFailed as for a step that is not there.
+    """
+    source = find()
+    for step in source.config.steps:
+        if not sees(step.model_name):
+            missing = ModelNotFound(step.model_name, detail=NOT_IN_REPOSITORY)
+            raise LoadFailed(source.name, f"its step failed: {missing}")
+    return source
