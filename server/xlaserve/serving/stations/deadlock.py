@@ -136,6 +136,10 @@ class Waits:
             yield from place.computing
         else:
             yield from call.nested or ()
+            for companion in call.companions:
+                one = companion()
+                if one is not call and isinstance(one, InferCall):
+                    yield from one.nested or ()
 
     def _needed(self, call: InferCall, before: Collection[InferCall]) -> int:
         """Return how many of those before a call, one at least, have to go on before it can."""

@@ -1,6 +1,7 @@
 """Models that answer requests from their own threads (a Station)."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -216,7 +217,15 @@ def exchanges(
 ) -> "list[Exchange]":
     """Return calls as exchanges, batched or one by one."""
     is_shared = together and len(calls) > 1
+    accompany(calls, is_shared=is_shared)
     return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
+
+
+def accompany(calls: Sequence[InferCall], *, is_shared: bool) -> None:
+    """Make calls companions of one another, or of nobody where each is executed by itself."""
+    companions = tuple(map(weakref.ref, calls)) if is_shared else ()
+    for call in calls:
+        call.companions = companions
 
 
 def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
