@@ -7,6 +7,7 @@ from time to time.
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -57,6 +58,8 @@ class Waits:
     def __init__(self) -> None:
         self._places: dict[InferCall, Executing | None] = {}
         """Where each is executed; None where it waits for other calls."""
+        self._timers: dict[InferCall, asyncio.TimerHandle] = {}
+        """The next look at each."""
         self._going: WeakSet[InferCall] = WeakSet()
         """Calls found to go on since `_going_since`: looks soon after one another share them."""
         self._going_since = 0.0
@@ -69,24 +72,33 @@ class Waits:
         if call.parent is None or isinstance(call, Relay) or call in self._places:
             return
         self._places[call] = place
-        asyncio.get_running_loop().call_later(
+        call.hold(partial(self._forget, call))
+        self._timers[call] = asyncio.get_running_loop().call_later(
             FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
         )
+
+    def _forget(self, call: InferCall) -> None:
+        """Look at a call no more: a timer would keep its tensors until it is due."""
+        self._places.pop(call, None)
+        timer = self._timers.pop(call, None)
+        if timer is not None:
+            timer.cancel()
 
     def _look(self, call: InferCall, seconds: float) -> None:
         place = self._places[call]
         if call.has_ended or (place is not None and place.executing.get(call, False)):
-            del self._places[call]
+            self._forget(call)
             return
         if self.is_stuck(call, self._known_going()):
-            del self._places[call]
+            self._forget(call)
             waited_at = call.place
             deliver([call], Deadlock(call.model, _chain(call)))
             if waited_at is not None:
                 waited_at.leave(call)  # what it had begun there ends with it
             return
         seconds = min(2 * seconds, MOST_SECONDS)
-        asyncio.get_running_loop().call_later(seconds, self._look, call, seconds)
+        loop = asyncio.get_running_loop()
+        self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
 
     def _known_going(self) -> WeakSet[InferCall]:
         """Return the calls found to go on just now; a later look finds out if one no longer may."""

@@ -1,5 +1,6 @@
 """Which calls of calls wait for ever: each for a copy that waits for them."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -209,3 +210,15 @@ async def test_of_calls_in_order_a_call_waits_for_the_one_right_before() -> None
     assert calls[2] in place.awaited(calls[3])
     calls[2].cancel()
     assert calls[1] in place.awaited(calls[3])
+
+
+async def test_an_ended_call_is_not_kept_until_the_next_look() -> None:
+    waits, copies = Waits(), Copies()
+    call = InferCall()
+    call.parent = InferCall()
+    waits.watch(call, copies)
+    kept = weakref.ref(call)
+    call.cancel()
+    del call
+
+    assert kept() is None
