@@ -12,6 +12,7 @@ from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
 from xlaserve.serving.answers import answer_last, deliver, respond
+from xlaserve.serving.call import Call
 from xlaserve.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.serving.stations.batching import Batcher
 from xlaserve.serving.stations.deadlock import Waits
@@ -223,7 +224,7 @@ def exchanges(
 
 def accompany(calls: Sequence[InferCall], *, is_shared: bool) -> None:
     """Make calls companions of one another, or of nobody where each is executed by itself."""
-    companions = tuple(map(weakref.ref, calls)) if is_shared else ()
+    companions = tuple([weakref.ref[Call](call) for call in calls]) if is_shared else ()
     for call in calls:
         call.companions = companions
 
