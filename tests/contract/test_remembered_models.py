@@ -5,6 +5,7 @@ order: it gives the numbers of what is loaded now, or is refused by name, and is
 the model is as it was, or once it is loaded itself.
 """
 
+import asyncio
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -343,3 +344,81 @@ async def test_a_tensor_of_an_open_size_is_checked_before_a_step_of_a_fixed_one(
 
     assert [[2.0, 3.0]] == fits
     assert "INVALID_ARGUMENT: model 'adds', input 'x': expected FP32[-1,2], got FP32[1,3]" == wider
+
+
+TWO_AT_ONCE = (
+    PYTHON.replace("max_batch_size: 4", "max_batch_size: 2")
+    + CACHED
+    + "dynamic_batching { max_queue_delay_microseconds: 2000000 }\n"
+)
+ASKS_ONCE = """
+import triton_python_backend_utils as pb_utils
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        asked = pb_utils.InferenceRequest(
+            model_name="inner",
+            requested_output_names=["t"],
+            inputs=[pb_utils.Tensor("x", x)],
+        )
+        return self.answers(requests, x, asked.exec())
+
+    def answers(self, requests, x, found):
+        times = -1.0
+        if not found.has_error():
+            times = found.output_tensors()[0].as_numpy()[0, 0] / x[0, 0]
+        given = []
+        for request in requests:
+            own = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            y = pb_utils.Tensor("y", (own * times).astype(np.float32))
+            given.append(pb_utils.InferenceResponse(output_tensors=[y]))
+        return given
+"""
+"""Has one call of the inner model answer all requests of an execution; -x where there is none."""
+IN_TURN = ASKS_ONCE.replace("def execute", "async def execute").replace(
+    "asked.exec()", "await asked.async_exec()"
+)
+ASKING_ONCE = {"triton": (ASKS_ONCE, ""), "async": (IN_TURN, ""), "own": (CALLS, None)}
+
+
+def asking_once(root: Path, kind: str) -> str:
+    code, begin = ASKING_ONCE[kind]
+    write(root, "once", code, TWO_AT_ONCE, **({} if begin is None else {"begin": begin}))
+    return "once"
+
+
+@pytest.mark.parametrize("kind", ASKING_ONCE)
+async def test_all_requests_of_an_execution_are_made_with_what_it_asked(
+    client: Client, root: Path, shelf: Path, kind: str
+) -> None:
+    name = asking_once(root, kind)
+    await client.grpc.load_model(name)
+
+    async def both() -> list[Any]:
+        found = await asyncio.gather(*(client.infer(name, x=X * number) for number in (1, 3)))
+        return [one["y"].ravel().tolist() for one in found]
+
+    before = await both()
+    put(root, shelf, "thrice")
+    await client.grpc.load_model("inner")
+    after = await both()
+
+    assert [[2.0, 4.0], [6.0, 12.0]] == before
+    assert [[3.0, 6.0], [9.0, 18.0]] == after
+
+
+async def test_an_answer_without_a_model_is_kept_until_there_is_one(
+    client: Client, root: Path
+) -> None:
+    config = PYTHON + CACHED
+    write(root, "falls_back", ASKS_ONCE, config, begin="")
+    await client.grpc.load_model("falls_back")
+    await client.grpc.unload_model("inner")
+    without = [await answer(client, "falls_back") for _ in range(2)]
+    await client.grpc.load_model("inner")
+    with_it = await answer(client, "falls_back")
+
+    assert [[-1.0, -2.0]] * 2 == without
+    assert [2.0, 4.0] == with_it

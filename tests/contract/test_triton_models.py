@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import tritonclient.grpc.aio as triton
 from support.asking import given
 from support.python_models import Start, starting, write
 from support.server import Serve
+
+from xlaserve.python_models.triton.copies import TritonCopy
+from xlaserve.runtime.calls import current_request
+from xlaserve.runtime.handling import UnsentRequest
+from xlaserve.runtime.loaded import ModelInfo
 
 BEGIN = "import json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n"
 PAIR = """
@@ -419,3 +425,32 @@ async def test_it_is_there_for_modules_beside_it_too(start: Any, root: Path) -> 
         outputs = await client.infer("m", x=one)
 
     assert [2] == outputs["y"].tolist()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_code_computes_for_the_first_request_that_it_is_given(is_async: bool) -> None:
+    """What it asks is part of that one: a request that was cancelled would cancel it too."""
+    done, found = threading.Event(), []
+
+    class Plain:
+        def execute(self, requests: Any) -> Any:
+            found.append((current_request(), len(requests)))
+            raise ValueError("no answer")
+
+    class Async(Plain):
+        async def execute(self, requests: Any) -> Any:
+            return super().execute(requests)
+
+    class Cancelled(UnsentRequest):
+        is_cancelled = True
+
+    info = ModelInfo("python", (), (), 4)
+    args = {"model_name": "m", "model_version": "1"}
+    copy = TritonCopy(Async() if is_async else Plain(), args, 0, info)
+    left = Cancelled({}, (), failed=lambda error: None)
+    asked = UnsentRequest({}, (), failed=lambda error: None)
+    copy.handle([left, asked], done.set)
+    assert done.wait(60)
+    copy.close()
+
+    assert [(asked, 1)] == found

@@ -52,7 +52,7 @@ def start(serve: Serve, root: Path) -> Start:
     return starting(serve, root)
 
 
-def x(value: float) -> Any:
+def x(value: float | list[float]) -> Any:
     return np.array([value], np.float32)
 
 
@@ -98,3 +98,21 @@ async def test_who_waits_with_one_that_is_refused_is_answered(start: Start, arou
 
     assert "deadlock" == refused
     assert [[0.0]] * 4 == others
+
+
+@pytest.mark.parametrize("around", ["none", "cached"])
+async def test_a_wait_of_a_batch_for_itself_is_refused(
+    serve: Serve, tmp_path: Path, around: str
+) -> None:
+    """Its nested call is part of the first request alone, and all of them wait for it."""
+    code = CODE.format(calls="batched", less=1).replace("x[0] <= 0", "(x <= 0).all()")
+    rows = VECTORS.replace("-1", "1")
+    batches = "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 2000000 }\n"
+    write(tmp_path / "models", "batched", code, rows + batches + AROUND[around])
+    async with starting(serve, tmp_path / "models")() as client:
+        async with asyncio.timeout(60):
+            said = await asyncio.gather(*(client.fails("batched", x=x([n])) for n in (5, 7)))
+        after = await asyncio.gather(*(client.infer("batched", x=x([n])) for n in (0, -1)))
+
+    assert all("deadlock" in one for one in said)
+    assert [[[0.0]], [[-1.0]]] == [one["y"].tolist() for one in after]

@@ -234,8 +234,8 @@ class NestedCalls:
             call.fail(error)
             return
         self._engine.begin(call, request)
-        if call.is_found:
-            note(call.parent, [use_of(asked.model, asked.version, call.instance)])
+        instance = call.instance if call.is_found else None
+        note(call.parent, [use_of(asked.model, asked.version, instance)])
 
 
 def _answered(response: InferResponse) -> Arrays:

@@ -205,8 +205,10 @@ class Call:
     """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
-    uses: "set[tuple[str, str, weakref.ref[object]]] | None" = None
+    uses: "set[tuple[str, str, weakref.ref[object] | None]] | None" = None
     """The models that its answer is made with, where somebody may keep it; else None."""
+    companions: "Sequence[weakref.ref[Call]]" = ()
+    """Calls that one run of code answers together, this one among them; empty where it is alone."""
     opened_ns = 0
     """Time its headers were there, by the clock of the engine, where a transport makes it later,
     with its message; 0 for now."""

@@ -99,7 +99,7 @@ class TritonCopy:
         served = self._served(requests)
         try:
             if served:
-                with computing(requests[0]):
+                with computing(served[0][0]):
                     self._take(served, self._model.execute([one for _, one in served]))
         except BaseException as error:
             self._fail(served, error)
@@ -115,7 +115,7 @@ class TritonCopy:
         served = self._served(requests)
         try:
             if served:
-                with computing(requests[0]):
+                with computing(served[0][0]):
                     self._take(served, await self._model.execute([one for _, one in served]))
         except BaseException as error:
             self._fail(served, error)

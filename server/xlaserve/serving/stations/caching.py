@@ -123,9 +123,10 @@ class Caching(Around):
         return Relay(call, self._counting, flight.completed)
 
     def keep(self, key: Key, outputs: Sequence[InferOutput], uses: frozenset[Use]) -> int:
-        """Keep an answer; return how long that took, in nanoseconds."""
+        """Keep an answer made with models that still are the same; return how many ns it took."""
         begun = self._now_ns()
-        self._section.keep(key, outputs, uses)
+        if not uses or are_current(uses, self._resolve):
+            self._section.keep(key, outputs, uses)
         return self._now_ns() - begun
 
     def landed(self, flight_key: Key, flight: "_Flight") -> None:

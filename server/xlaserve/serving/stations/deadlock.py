@@ -6,8 +6,10 @@ from time to time.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
+from weakref import WeakSet
 
 from xlaserve.errors.code import Deadlock
 from xlaserve.serving.answers import deliver
@@ -18,6 +20,8 @@ from xlaserve.serving.stations.relay import Relay
 FIRST_SECONDS = 0.05
 MOST_SECONDS = 1.0
 """Seconds to the first look, and between later ones."""
+MOST_WAITS = 10_000
+"""Calls, and waits of one for another, that one look follows: in some 50 ms."""
 
 
 class Executing(Protocol):
@@ -54,6 +58,11 @@ class Waits:
     def __init__(self) -> None:
         self._places: dict[InferCall, Executing | None] = {}
         """Where each is executed; None where it waits for other calls."""
+        self._timers: dict[InferCall, asyncio.TimerHandle] = {}
+        """The next look at each."""
+        self._going: WeakSet[InferCall] = WeakSet()
+        """Calls found to go on since `_going_since`: looks soon after one another share them."""
+        self._going_since = 0.0
 
     def watch(self, call: InferCall, place: Executing | None = None) -> None:
         """Watch a nested call until its code starts or it ends.
@@ -63,45 +72,73 @@ class Waits:
         if call.parent is None or isinstance(call, Relay) or call in self._places:
             return
         self._places[call] = place
-        asyncio.get_running_loop().call_later(
+        call.hold(partial(self._forget, call))
+        self._timers[call] = asyncio.get_running_loop().call_later(
             FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
         )
+
+    def _forget(self, call: InferCall) -> None:
+        """Look at a call no more: a timer would keep its tensors until it is due."""
+        self._places.pop(call, None)
+        timer = self._timers.pop(call, None)
+        if timer is not None:
+            timer.cancel()
 
     def _look(self, call: InferCall, seconds: float) -> None:
         place = self._places[call]
         if call.has_ended or (place is not None and place.executing.get(call, False)):
-            del self._places[call]
+            self._forget(call)
             return
-        if self.is_stuck(call):
-            del self._places[call]
+        if self.is_stuck(call, self._known_going()):
+            self._forget(call)
             waited_at = call.place
             deliver([call], Deadlock(call.model, _chain(call)))
             if waited_at is not None:
                 waited_at.leave(call)  # what it had begun there ends with it
             return
         seconds = min(2 * seconds, MOST_SECONDS)
-        asyncio.get_running_loop().call_later(seconds, self._look, call, seconds)
+        loop = asyncio.get_running_loop()
+        self._timers[call] = loop.call_later(seconds, self._look, call, seconds)
 
-    def is_stuck(self, call: InferCall) -> bool:
+    def _known_going(self) -> WeakSet[InferCall]:
+        """Return the calls found to go on just now; a later look finds out if one no longer may."""
+        now = asyncio.get_running_loop().time()
+        if now - self._going_since >= FIRST_SECONDS:
+            self._going.clear()
+            self._going_since = now
+        return self._going
+
+    def is_stuck(self, call: InferCall, going: WeakSet[InferCall] | None = None) -> bool:
         """Tell whether a call will never end: all that could let it go on waits for it in turn.
 
         Of all calls that it may wait for those are taken away that may go on, until none is left
-        that may, or this one is taken.
+        that may. `going` are calls known to go on; those found here are added. Beyond `MOST_WAITS`
+        nothing is known, and no call is ended for that.
         """
-        stuck: dict[InferCall, None] = {}
-        found = [call]
+        known: Collection[InferCall] = () if going is None else going
+        needed: dict[InferCall, int] = {}
+        """How many of those before each have to go on first; 0 for those that may go on."""
+        behind: dict[InferCall, list[InferCall]] = {}
+        found, free, count = [call], list[InferCall](), 0
         while found:
             one = found.pop()
-            if one not in stuck:
-                stuck[one] = None
-                found.extend(self._before(one))
-        while call in stuck:
-            going = [one for one in stuck if not self._waits_for(one, stuck)]
-            if not going:
-                return True
-            for one in going:
-                del stuck[one]
-        return False
+            if one in needed:
+                continue
+            before = {} if one.has_ended or one in known else dict.fromkeys(self._before(one))
+            needed[one] = self._needed(one, before) if before else 0
+            if not needed[one]:
+                free.append(one)
+                continue
+            count += 1 + len(before)
+            if count > MOST_WAITS:
+                return False
+            for earlier in before:
+                behind.setdefault(earlier, []).append(one)
+            found.extend(before)
+        _let_go(free, needed, behind)
+        if going is not None:
+            going.update(one for one, count in needed.items() if count <= 0)
+        return needed[call] > 0
 
     def _before(self, call: InferCall) -> Iterator[InferCall]:
         """Yield the calls that may have to end before this one."""
@@ -111,19 +148,19 @@ class Waits:
             yield from place.computing
         else:
             yield from call.nested or ()
+            for companion in call.companions:
+                one = companion()
+                if one is not call and isinstance(one, InferCall):
+                    yield from one.nested or ()
 
-    def _waits_for(self, call: InferCall, stuck: Mapping[InferCall, None]) -> bool:
-        """Tell whether a call waits for nothing but calls of these."""
-        if call.has_ended:
-            return False
-        before = list(self._before(call))
+    def _needed(self, call: InferCall, before: Collection[InferCall]) -> int:
+        """Return how many of those before a call, one at least, have to go on before it can."""
         if isinstance(call.place, Awaiting):
-            return any(one in stuck for one in before)
+            return len(before)
         place = self._pending_at(call)
         if place is not None:
-            return len(before) >= place.lanes and all(one in stuck for one in before)
-        # The code may go on with any of those that it waits for.
-        return bool(before) and all(one in stuck for one in before)
+            return int(len(before) >= place.lanes)
+        return 1  # the code may go on with any of those that it waits for
 
     def _pending_at(self, call: InferCall) -> Executing | None:
         """Return the copies that a call waits for; None where it has begun, or waits for none."""
@@ -133,6 +170,19 @@ class Waits:
         has_begun = place.executing.get(call)
         is_queued = has_begun is None and call.place is not None
         return place if is_queued or has_begun is False else None
+
+
+def _let_go(
+    free: list[InferCall],
+    needed: dict[InferCall, int],
+    behind: Mapping[InferCall, Sequence[InferCall]],
+) -> None:
+    """Count down what is needed of those behind free calls, which may free them in turn."""
+    while free:
+        for later in behind.get(free.pop(), ()):
+            needed[later] -= 1
+            if not needed[later]:
+                free.append(later)
 
 
 def _copies(call: InferCall) -> Executing | None:

@@ -1,6 +1,7 @@
 """Models that answer requests from their own threads (a Station)."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,6 +12,7 @@ from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
 from xlaserve.serving.answers import answer_last, deliver, respond
+from xlaserve.serving.call import Call
 from xlaserve.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.serving.stations.batching import Batcher
 from xlaserve.serving.stations.deadlock import Waits
@@ -216,7 +218,15 @@ def exchanges(
 ) -> "list[Exchange]":
     """Return calls as exchanges, batched or one by one."""
     is_shared = together and len(calls) > 1
+    accompany(calls, is_shared=is_shared)
     return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
+
+
+def accompany(calls: Sequence[InferCall], *, is_shared: bool) -> None:
+    """Make calls companions of one another, or of nobody where each is executed by itself."""
+    companions = tuple([weakref.ref[Call](call) for call in calls]) if is_shared else ()
+    for call in calls:
+        call.companions = companions
 
 
 def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:

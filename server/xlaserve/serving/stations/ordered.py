@@ -16,6 +16,29 @@ from xlaserve.serving.stations.station import Station
 _Result = tuple[Relay, InferResponse | BaseException]
 
 
+class _Turn:
+    """The place of a call in the order, between its neighbours."""
+
+    __slots__ = ("call", "next", "previous", "relay")
+
+    def __init__(self, call: InferCall, relay: Relay, previous: "_Turn | None") -> None:
+        self.call = call
+        self.relay = relay
+        """Its executed call."""
+        self.previous = previous
+        self.next: _Turn | None = None
+        if previous is not None:
+            previous.next = self
+
+    def unlink(self) -> None:
+        """Make neighbours of those on either side."""
+        if self.previous is not None:
+            self.previous.next = self.next
+        if self.next is not None:
+            self.next.previous = self.previous
+        self.previous = self.next = None
+
+
 class Ordered(Around):
     """Has the station within execute, and answers each call behind those that came before it.
 
@@ -27,8 +50,8 @@ class Ordered(Around):
         super().__init__(within)
         self._counting = counting
         self._waits = waits
-        self._order: OrderedDict[InferCall, Relay] = OrderedDict()
-        """Unanswered calls, each with its executed call."""
+        self._order: OrderedDict[InferCall, _Turn] = OrderedDict()
+        """Unanswered calls, each with its turn."""
         self._results: dict[InferCall, _Result] = {}
         """Results waiting for those of earlier calls."""
         self._is_answering = False
@@ -36,32 +59,42 @@ class Ordered(Around):
     def begin(self, call: InferCall) -> None:
         """Have a call executed; raises as the station within does."""
         relay = Relay(call, self._counting, partial(self._completed, call))
-        self._order[call] = relay
+        last = self._order[next(reversed(self._order))] if self._order else None
+        self._order[call] = _Turn(call, relay, last)
         call.wait_at(self)
         try:
             self.within.begin(relay)
         except BaseException:
-            self._order.pop(call, None)
+            self._removed(call)
             raise
         if not call.has_ended:
             self._waits.watch(call)
 
     def awaited(self, call: InferCall) -> Iterator[InferCall]:
-        """Yield those that came before, and what executes the call."""
-        for one, relay in self._order.items():
-            if one is call:
-                if one not in self._results:
-                    yield relay
-                return
-            yield one
+        """Yield the call right before, which waits for those before it, and what executes this."""
+        turn = self._order.get(call)
+        if turn is None:
+            return
+        if turn.previous is not None:
+            yield turn.previous.call
+        if call not in self._results:
+            yield turn.relay
 
     def leave(self, call: InferCall) -> None:
         """Cancel the execution of an ended call, and continue with the next."""
-        relay = self._order.pop(call, None)
+        relay = self._removed(call)
         self._results.pop(call, None)
         if relay is not None:
             relay.cancel("nobody waits for the answer")
             self._answer()
+
+    def _removed(self, call: InferCall) -> Relay | None:
+        """Take a call out of the order; return its executed call."""
+        turn = self._order.pop(call, None)
+        if turn is None:
+            return None
+        turn.unlink()
+        return turn.relay
 
     def _completed(
         self, call: InferCall, relay: Relay, result: InferResponse | BaseException
@@ -82,7 +115,7 @@ class Ordered(Around):
         try:
             while self._order and (first := next(iter(self._order))) in self._results:
                 relay, result = self._results.pop(first)
-                del self._order[first]
+                self._removed(first)
                 first.place = None
                 if isinstance(result, BaseException):
                     deliver([first], result)

@@ -19,6 +19,7 @@ from xlaserve.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.serving.response_cache import ResponseCache, key_of
 from xlaserve.serving.stations.caching import Caching
 from xlaserve.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.serving.uses import note, use_of
 
 CONFIG = {"response_cache": {"enable": True}}
 MEGABYTE = 1 << 20
@@ -358,3 +359,16 @@ async def test_a_model_that_asks_for_none_has_the_station_that_it_had(
     core.renew(Stations(core.workers, ExecutionPolicy(0.5), core.engine, cache=cache))
 
     assert not isinstance(core.registry.resolve("m")[1].station, Caching)
+
+
+async def test_an_answer_made_with_a_model_that_has_changed_meanwhile_is_not_kept(
+    start: Any,
+) -> None:
+    """Its flight may land before the one that has taken its place."""
+    cached = await start()
+    client = cached.ask(1)
+    (flight,) = cached.station._flights.values()
+    note(flight.relay, [use_of("unloaded", "", cached.model)])
+    await answered(client)
+
+    assert 0 == len(cached.cache)

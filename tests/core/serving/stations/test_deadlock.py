@@ -1,6 +1,10 @@
 """Which calls of calls wait for ever: each for a copy that waits for them."""
 
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +12,7 @@ from xlaserve.errors.code import Deadlock
 from xlaserve.serving.infer_call import AwaitedInfer, InferCall
 from xlaserve.serving.stations import deadlock
 from xlaserve.serving.stations.deadlock import Waits
+from xlaserve.serving.stations.ordered import Ordered
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +123,102 @@ async def test_a_call_that_is_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(Deadlock, match="outer -> inner"):
         await stuck.answered()
+
+
+@dataclass
+class Queued:
+    """A station that has calls wait for one copy, and begins with the first (a Station)."""
+
+    copies: Copies
+
+    def begin(self, call: InferCall) -> None:
+        self.copies.executing[call] = not self.copies.executing
+        call.wait_at(self)
+
+    def leave(self, call: InferCall) -> None:
+        self.copies.executing.pop(call, None)
+
+    def pending_since(self) -> Iterator[int]:
+        return iter(())
+
+    def retire(self) -> Sequence[InferCall]:
+        return ()
+
+
+class Counting(Waits):
+    """Counts how often it asks what a call waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def _before(self, call: InferCall) -> Iterator[InferCall]:
+        self.asked += 1
+        return super()._before(call)
+
+
+def behind_one_another(
+    count: int, *, are_own: bool = True
+) -> tuple[Copies, Counting, list[InferCall]]:
+    """Return calls in order: the first is executed, and the others are its own or another's."""
+    copies, waits = Copies(), Counting()
+    observer: Any = SimpleNamespace(began=None, ended=lambda *_: None)
+    ordered = Ordered(Queued(copies), observer, waits)
+    station = SimpleNamespace(within=Queued(copies), copies=copies)
+    ordered_calls: list[InferCall] = []
+    for _ in range(count):
+        call: Any = AwaitedInfer()
+        call.instance, call.found = SimpleNamespace(station=station), None
+        if ordered_calls:
+            (first,) = copies.computing
+            call.parent = parent = first if are_own else AwaitedInfer()
+            parent.nested = {*(parent.nested or ()), call}
+        ordered.begin(call)
+        ordered_calls.append(call)
+    return copies, waits, ordered_calls
+
+
+@pytest.mark.parametrize("is_stuck", [True, False])
+async def test_a_look_asks_each_call_once_what_it_waits_for(is_stuck: bool) -> None:
+    _, waits, calls = behind_one_another(100, are_own=is_stuck)
+
+    assert waits.is_stuck(calls[-1]) is is_stuck
+    assert waits.asked <= 2 * len(calls)
+
+
+async def test_looks_at_calls_behind_one_another_share_what_they_find() -> None:
+    _, waits, calls = behind_one_another(50, are_own=False)
+    for call in calls[1:]:
+        waits._look(call, 1.0)
+
+    assert waits.asked <= 2 * len(calls)
+
+
+async def test_a_look_gives_up_beyond_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, waits, calls = behind_one_another(20)
+    monkeypatch.setattr(deadlock, "MOST_WAITS", 10)
+
+    assert not waits.is_stuck(calls[-1])
+    assert waits.asked <= 10
+
+
+async def test_of_calls_in_order_a_call_waits_for_the_one_right_before() -> None:
+    _, _, calls = behind_one_another(4)
+    place: Any = calls[0].place
+
+    assert [1, 2, 2, 2] == [len(list(place.awaited(call))) for call in calls]
+    assert calls[2] in place.awaited(calls[3])
+    calls[2].cancel()
+    assert calls[1] in place.awaited(calls[3])
+
+
+async def test_an_ended_call_is_not_kept_until_the_next_look() -> None:
+    waits, copies = Waits(), Copies()
+    call = InferCall()
+    call.parent = InferCall()
+    waits.watch(call, copies)
+    kept = weakref.ref(call)
+    call.cancel()
+    del call
+
+    assert kept() is None

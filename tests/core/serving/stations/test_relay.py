@@ -27,6 +27,7 @@ OWN = {
         ("executed", "kept", "nested", "on_begun", "place", "turn", "is_apart", "is_counted"),
         "told or made while it is executed",
     ),
+    **dict.fromkeys(("companions", "uses"), "those of its own execution"),
     "is_counted_elsewhere": "its execution is counted here",
     "resident": "its answer is for several, on the host",
 }

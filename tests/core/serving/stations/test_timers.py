@@ -31,7 +31,9 @@ def _by_a_look_for_deadlocks(found: Found) -> None:
             found(current_call.get())
             return {}
 
-    Waits().watch(InferCall(), cast(Executing, Station()))
+    call = InferCall()
+    call.parent = Call()
+    Waits().watch(call, cast(Executing, Station()))
 
 
 def _by_a_look_at_executions(found: Found) -> None:

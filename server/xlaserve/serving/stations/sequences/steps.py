@@ -10,7 +10,7 @@ from xlaserve.runtime.loaded import InFlight, Value
 from xlaserve.runtime.sequential import SequentialModel, Step
 from xlaserve.serving.infer_call import Ended, Executed, InferCall, Tensors
 from xlaserve.serving.stations.dispatch import Dispatcher
-from xlaserve.serving.stations.handled import Exchange, failure_of
+from xlaserve.serving.stations.handled import Exchange, accompany, failure_of
 from xlaserve.serving.stations.host import HostWork, executed
 from xlaserve.serving.stations.outbox import Outbox
 from xlaserve.serving.stations.station import Served
@@ -180,6 +180,7 @@ class CopySteps:
         """Hand over a batch; both callbacks run when the copy takes others."""
         # An iterative request that fails has ended its sequence.
         is_shared = len(requests) > 1 and not self._is_iterative
+        accompany(requests, is_shared=len(requests) > 1)
         handed = [self._exchange(call, is_shared=is_shared) for call in requests]
         self._instance.acquire()
         over = partial(self._outbox.post, partial(self._over, handed, freed, ended))
