@@ -118,6 +118,7 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
         "host",
         "tokens",
         "completions",
+        "responses",
     ),
     "concurrency.host:HostThreads._wake_one": (
         "host",
