@@ -151,7 +151,7 @@ class _Fork:
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
     def _ended(self) -> int | None:
-        """Return the status that it ended with; None where it goes on for long without its pipes."""
+        """Return the status that it ended with; None where it goes on without its pipes."""
         due = time.monotonic() + _ENDING_SECONDS
         while True:
             process, status = os.waitpid(self._process, os.WNOHANG)
