@@ -25,7 +25,7 @@ class DialectCodec(WireCodec):
 
     def _metadata(self, data: bytes) -> pb.ModelMetadataResponse:
         """Read metadata whose map is of messages, or of texts (Open Inference Protocol)."""
-        known = self._read(pb.ModelMetadataResponse, data)
+        known: pb.ModelMetadataResponse | None = self._read(pb.ModelMetadataResponse, data)
         # A text may pass for a message that has none of the fields of a parameter.
         if known is not None and all(map(_has_value, known.parameters.values())):
             return known
