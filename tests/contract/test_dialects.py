@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from support import identity_models
 from support.asking import client
 from support.http import ask
 from support.server import RunningServer, Serve
 
+from xlaserve.dialing import over_grpc
+from xlaserve.dialing.interface import CallFailed
+from xlaserve.serving.inference import InferInput, InferRequest
+from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference as pb
 
 V2 = "/inference.GRPCInferenceService/"
@@ -110,6 +115,45 @@ async def test_metadata_has_the_map_of_its_dialect(serve: Serve, root: Path, dia
     assert answer.endswith(b"\x32" + bytes([len(entry)]) + entry)
     known = pb.ModelMetadataResponse.FromString(answer.removesuffix(entry)[:-2])
     assert ("same", ["1"], ["x"]) == (known.name, known.versions, [t.name for t in known.inputs])
+
+
+@pytest.mark.parametrize("owner", ["A", "ABCDEFGHI", ""])
+@pytest.mark.parametrize("dialect", ["triton", "mlserver", "kserve"])
+async def test_metadata_of_any_dialect_is_read(
+    serve: Serve, root: Path, dialect: str, owner: str
+) -> None:
+    """By the client of this server; the second text is a message of unknown fields, too."""
+    path = root / "same" / "config.json"
+    config = json.loads(path.read_text())
+    config["parameters"] = {"owner": {"string_value": owner}}
+    path.write_text(json.dumps(config))
+    async with (
+        serve(root, load_model=("same",), v2_dialect=dialect) as server,
+        over_grpc.Client(server.url, timeout=60) as own,
+    ):
+        tensors, described = await own.tensors("same"), await own.describe("same")
+
+    assert ["x"] == [one.name for one in tensors.inputs]
+    assert described["parameters"] == {"owner": {"string_param": owner}}
+
+
+async def test_a_stream_that_cannot_be_read_names_the_setting(serve: Serve, root: Path) -> None:
+    tensor = InferInput("x", DATATYPES["FP32"], np.ones(1, np.float32))
+
+    async def read(url: str, model: str) -> None:
+        async with over_grpc.Client(url, timeout=60) as own:
+            async for _ in own.stream(InferRequest(model, "", "", (tensor,)), 60):
+                pass
+
+    told = {}
+    async with serve(root, load_model=("same",), v2_dialect="mlserver") as server:
+        for model in ("same", "nobody"):
+            with pytest.raises(CallFailed) as raised:
+                await read(server.url, model)
+            told[model] = str(raised.value)
+
+    assert "--v2-dialect mlserver" in told["same"]
+    assert "NOT_FOUND" in told["nobody"]
 
 
 @pytest.mark.parametrize("bodies", [True, False])

@@ -45,6 +45,7 @@ DOORS: Mapping[str, tuple[str, Any]] = {
 }
 IDS = [1] * MOST_ELEMENTS
 STOPS = ["a"] * (MOST_ELEMENTS + 1)
+HALF = [1] * (MOST_ELEMENTS // 2 + 1)
 LISTS = [[1]] * MOST_ARRAYS
 ARGUMENTS = json.dumps({"ids": [*IDS, 1]})
 ELEMENTS: Mapping[str, tuple[str, Any]] = {
@@ -81,6 +82,36 @@ ELEMENTS: Mapping[str, tuple[str, Any]] = {
         },
     ),
     "embeddings": ("/v1/embeddings", {"model": "m", "input": IDS}),
+    "parameters": ("/v2/models/m/infer", {"inputs": [TENSOR], "parameters": {"a": STOPS}}),
+    "parameters of data": (
+        "/v2/models/m/infer",
+        {"inputs": [TENSOR], "parameters": {"inputs": {"data": STOPS}}},
+    ),
+    "of an input": (
+        "/v2/models/m/infer",
+        {"inputs": [{**TENSOR, "parameters": {"data": STOPS}}]},
+    ),
+    "of an output": (
+        "/v2/models/m/infer",
+        {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"a": STOPS}}]},
+    ),
+    "lists of parameters": (
+        "/v2/models/m/infer",
+        {"inputs": [TENSOR], "parameters": {"a": [*LISTS, []]}},
+    ),
+    "shape": ("/v2/models/m/infer", {"inputs": [{**TENSOR, "shape": [*IDS, 1]}]}),
+    "inputs": ("/v2/models/m/infer", {"inputs": [{}] * (MOST_ELEMENTS + 1)}),
+    "outputs": (
+        "/v2/models/m/infer",
+        {"inputs": [TENSOR], "outputs": [{}] * (MOST_ELEMENTS + 1)},
+    ),
+    "beside numbers": (
+        "/v2/models/m/infer",
+        {"inputs": [{**TENSOR, "data": IDS}], "parameters": {"a": STOPS}},
+    ),
+    "invoke": ("/models/m/invoke", {"inputs": [TENSOR], "parameters": {"a": STOPS}}),
+    "load": ("/v2/repository/models/m/load", {"parameters": {"a": STOPS}}),
+    "fields together": ("/v2/models/m/generate", {"x": ":", "a": HALF, "b": HALF}),
     "generate": ("/v2/models/m/generate", {"x": ":", "stop": STOPS}),
     "generate_stream": ("/v2/models/m/generate_stream", {"x": ":", "parameters": {"stop": STOPS}}),
 }
@@ -113,7 +144,7 @@ async def test_very_many_elements_are_refused(door: str, server: RunningServer) 
     error = said["message"] if isinstance(said, dict) else said
     most, what = (
         (MOST_ARRAYS, "arrays")
-        if door == "prompts"
+        if door in ("prompts", "lists of parameters")
         else (
             MOST_ELEMENTS,
             "elements of all arrays and objects",
@@ -138,6 +169,57 @@ async def test_a_line_of_very_many_members_is_refused(server: RunningServer) -> 
 
     assert TOLD in told["one"]
     assert "members of all objects" not in told["many"]
+
+
+LINES: Mapping[str, tuple[str, str]] = {
+    "lists without elements": (json.dumps([[]] * (MOST_ARRAYS + 1)), "arrays"),
+    "lists that differ": (json.dumps([["a"] * MOST_ELEMENTS, ["a"]]), "elements of all arrays"),
+}
+
+
+@pytest.mark.parametrize("which", LINES)
+async def test_a_line_of_very_many_elements_is_refused(which: str, server: RunningServer) -> None:
+    line, what = LINES[which]
+    answer = await ask(
+        *(str(server.http), "POST", "/models/m/invoke"),
+        ("Content-Type", "application/jsonlines"),
+        body=b"[]\n" + line.encode(),
+    )
+
+    assert answer.status == 400
+    assert what in answer.error
+    assert "of the JSON together, got " in answer.error
+
+
+@pytest.mark.parametrize(
+    ("door", "count"),
+    [
+        ("infer", 1_000_000),
+        *((door, MOST_ELEMENTS + 1) for door in ("generate", "invoke", "lines")),
+    ],
+)
+async def test_tensors_of_very_many_elements_are_read(
+    door: str, count: int, server: RunningServer
+) -> None:
+    """They are no parameters."""
+    elements = ["a"] * count
+    tensor = {**TENSOR, "shape": [len(elements)], "data": elements}
+    path, kind, body = {
+        "infer": ("/v2/models/m/infer", "application/json", {"inputs": [tensor]}),
+        "generate": ("/v2/models/m/generate", "application/json", {"x": elements}),
+        "invoke": ("/models/m/invoke", "application/json", {"inputs": [tensor]}),
+        "lines": ("/models/m/invoke", "application/jsonlines", elements),
+    }[door]
+    answer = await ask(
+        *(str(server.http), "POST", path), ("Content-Type", kind), body=json.dumps(body).encode()
+    )
+
+    if door == "lines":
+        # The model has no rows, but it is asked for this one.
+        assert answer.error.endswith(f"got BYTES[1,{count}]")
+    else:
+        assert answer.status == 200, answer.body[:300]
+        assert answer.body.count(b'"a"') == count
 
 
 async def test_colons_of_a_text_are_no_members(server: RunningServer) -> None:

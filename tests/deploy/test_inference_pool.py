@@ -1,5 +1,6 @@
 """Pods behind llm-d's endpoint picker: `/metrics` as the picker reads it, by its configuration."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ def test_the_pods_of_the_chart_are_those_of_the_picker() -> None:
     assert [{"number": http.port}] == pool["targetPorts"]
     assert "http" == settings.metrics_endpoint, "the picker reads where requests are served"
     assert http.port in {row["containerPort"] for row in container["ports"]}
+
+
+def test_monitoring_that_reaches_the_api_has_a_rule_for_its_port() -> None:
+    """The page has it beside the pool: at the port of requests, and for metrics and probes only."""
+    policy = POOL["NetworkPolicy"]["spec"]["ingress"]
+    clients, monitoring = ([port["port"] for port in rule["ports"]] for rule in policy)
+    text = (ROOT / "docs/kubernetes.md").read_text()
+    section = text.partition("behind an InferencePool")[2].partition("\n## ")[0]
+    (caller,) = tomllib.loads(section.partition("```toml")[2].partition("```")[0])["caller"]
+
+    assert monitoring == ["http"]
+    assert set(monitoring) < set(clients)
+    assert caller["listener"] == "http_endpoint"
+    assert {"health", "metrics"} == set(caller["allow"])
 
 
 @pytest.mark.parametrize("place", ["schedulingProfiles", "dataLayer"])

@@ -1,5 +1,6 @@
 """A fork that somebody kills says nothing of the text that it was given."""
 
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,86 @@ def test_only_the_ends_of_its_own_are_too_much(script: Path) -> None:
 
     assert [{"over": "it takes more than it may"}] * len(BY_ITSELF) == over
     assert {"text": ""} == good
+
+
+SELF_ENDED = """
+import os, signal, sys
+sys.path.append({beside!r})
+import confining
+
+pipes, pipe, leave = [], os.pipe, os._exit
+
+def known_pipe():
+    pipes.extend(made := pipe())
+    return made
+
+def late_exit(status):
+    # Whoever closed the answers before it exits is still there when the end of them is seen.
+    try:
+        os.fstat(pipes[-1])
+    except OSError:
+        signal.pause()
+    leave(status)
+
+os.pipe, os._exit = known_pipe, late_exit
+
+def begin(first):
+    def answer(asked):
+        if asked["memory"]:
+            raise MemoryError
+        return {{"text": "a" * 100}}
+    return answer
+
+confining.serve(begin)
+"""
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_fork_that_gives_up_is_not_taken_for_a_killed_one(tmp_path: Path, memory: bool) -> None:
+    from xlaserve.language import confining
+
+    path = tmp_path / "gives_up.py"
+    path.write_text(SELF_ENDED.format(beside=str(Path(confining.__file__).parent)))
+    limited = Limited(path, Limits(output_bytes=50), {}, called="grammar", model="m")
+    try:
+        answer = limited.ask({"memory": memory})
+    finally:
+        limited.close()
+
+    assert {"over": "it takes more than it may"} == answer
+
+
+class Slow:
+    """A fork that is seen to have ended only when it was asked some times."""
+
+    def __init__(self, polls: int, status: int) -> None:
+        self.polls, self.status = polls, status
+        self.killed: list[int] = []
+
+    def waitpid(self, process: int, options: int) -> tuple[int, int]:
+        self.polls -= 1
+        ended = self.polls < 0 or not options
+        return (process, self.status) if ended else (0, 0)
+
+    def kill(self, process: int, number: int) -> None:
+        self.killed.append(number)
+        self.status = number
+
+
+@pytest.mark.parametrize(("status", "signal_number"), [(0, 0), (signal.SIGKILL, signal.SIGKILL)])
+def test_a_fork_that_is_still_ending_is_not_killed(
+    monkeypatch: pytest.MonkeyPatch, status: int, signal_number: int
+) -> None:
+    from xlaserve.language import confining
+
+    slow = Slow(3, status)
+    monkeypatch.setattr(os, "fork", lambda: 1 << 30)
+    fork = confining._Fork(lambda asked: {}, {})
+    monkeypatch.setattr(os, "waitpid", slow.waitpid)
+    monkeypatch.setattr(os, "kill", slow.kill)
+
+    assert signal_number == fork.end()
+    assert [] == slow.killed
 
 
 class Forks:

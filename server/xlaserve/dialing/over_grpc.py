@@ -11,6 +11,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from xlaserve.dialing.address import ServerAddress, parse_address
 from xlaserve.dialing.channel import ClientChannel
+from xlaserve.dialing.dialects import DialectCodec
 from xlaserve.dialing.interface import (
     LABELS,
     CallFailed,
@@ -22,7 +23,6 @@ from xlaserve.dialing.interface import (
     asked,
 )
 from xlaserve.grpc.infer.parameters import read_parameters, write_parameters
-from xlaserve.grpc.protobuf.codec import WireCodec
 from xlaserve.serving.inference import InferInput, InferRequest, SharedInput
 from xlaserve.tensors import (
     Shape,
@@ -48,7 +48,7 @@ class Client:
     def __init__(self, url: str | ServerAddress, *, timeout: float) -> None:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
-        self.codec = WireCodec(max_fields=_MOST_FIELDS)
+        self.codec = DialectCodec(max_fields=_MOST_FIELDS)
         """Codec that answers are read with."""
         self._channel = ClientChannel(address, self.codec)
         self._stub = pb.GrpcInferenceServiceStub(

@@ -10,7 +10,7 @@ import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from xlaserve.errors import InvalidBody
-from xlaserve.http.json.json_text import check_depth, check_members
+from xlaserve.http.json.json_text import check_depth, check_elements, check_members
 from xlaserve.serving.call import Call, Headers, Peer
 from xlaserve.serving.inference import Pending
 from xlaserve.tensors import Buffer
@@ -126,6 +126,7 @@ def read_json(body: Buffer, kind: Any, *, max_depth: int) -> Any:
     """
     check_depth(body, max_depth)
     check_members(body)
+    check_elements(body)
     try:
         # As text: what is not read of the body must be UTF-8 as well.
         return msgspec.json.decode(str(body, "utf-8") or "{}", type=kind)

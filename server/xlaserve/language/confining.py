@@ -11,6 +11,7 @@ import select
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,9 @@ _FROM_OUTSIDE = frozenset(
     }
 )
 """Signals that no limit and no mistake of a fork sends: of people, and of a full machine."""
+_ENDING_SECONDS = 1.0
+"""Seconds that a fork whose pipes are closed has to end by itself, before it is killed."""
+_ENDING_STEP_SECONDS = 0.001
 
 Answer = Callable[[Any], Mapping[str, Any]]
 
@@ -118,7 +122,9 @@ class _Fork:
             os.close(writes)
             # Whatever becomes of it, it must not go on as the process that was forked.
             with suppress(BaseException):
-                _answer(os.fdopen(there, "rb"), os.fdopen(back, "wb"), answer, limits)
+                # Named here, so that both stay open until it exits: their end is taken for its end.
+                source, sink = os.fdopen(there, "rb"), os.fdopen(back, "wb")
+                _answer(source, sink, answer, limits)
             os._exit(0)
         os.close(there)
         os.close(back)
@@ -134,12 +140,26 @@ class _Fork:
 
     def end(self) -> int:
         """End it, and close its pipes; return the signal that had ended it, 0 for none."""
-        os.kill(self._process, signal.SIGKILL)
-        _, status = os.waitpid(self._process, 0)
+        status = self._ended()
+        if status is None:
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+            status = 0  # the signal was this process's own
         self._source.close()
         with suppress(OSError):  # what it did not read
             self._sink.close()
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+    def _ended(self) -> int | None:
+        """Return the status that it ended with; None where it goes on without its pipes."""
+        due = time.monotonic() + _ENDING_SECONDS
+        while True:
+            process, status = os.waitpid(self._process, os.WNOHANG)
+            if process:
+                return status
+            if time.monotonic() > due:
+                return None
+            time.sleep(_ENDING_STEP_SECONDS)
 
 
 def _answer(source: BinaryIO, sink: BinaryIO, answer: Answer, limits: Mapping[str, Any]) -> None:

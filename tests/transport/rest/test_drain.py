@@ -171,6 +171,36 @@ async def test_requests_that_were_sent_ahead_are_not_begun(
 # --- half a body -------------------------------------------------------------------------------
 
 
+async def test_a_body_whose_time_is_over_does_not_hold_the_end(
+    served: tuple[str, HttpServer],
+) -> None:
+    address, server = served
+    loop = asyncio.get_running_loop()
+    reader, between = server._bodies, loop.create_future()
+
+    def end(timeout: asyncio.Timeout) -> None:
+        try:
+            reader.drain()
+            reader.refuse()
+        except RuntimeError as error:
+            between.set_exception(error)
+        else:
+            between.set_result(timeout.expired())
+
+    async with connect(address) as client:
+        await client.send(HALF)
+        async with asyncio.timeout(SECONDS):
+            while not reader._timeouts:
+                await asyncio.sleep(0)
+        (timeout,) = reader._timeouts
+        # It fires in the next turn of the loop, and its task has the turn after that.
+        timeout.reschedule(loop.time() - 1)
+        loop.call_soon(end, timeout)
+
+        assert await between
+        assert 503 == (await client.answer()).status
+
+
 @pytest.mark.parametrize("is_known", [False, True], ids=["general", "fast"])
 async def test_half_a_body_does_not_hold_the_end(
     served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch, *, is_known: bool

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidBody
 from xlaserve.http.json import json_text
-from xlaserve.http.json.json_text import blank_strings, check_depth, check_elements, count_octets
+from xlaserve.http.json.json_text import (
+    blank_strings,
+    check_depth,
+    check_elements,
+    check_elements_around_data,
+    count_octets,
+)
 
 AWKWARD = st.text(alphabet='[]{}"\\,:a\n')
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -53,6 +59,51 @@ def test_elements_are_counted_exactly(value: object, elements: int, arrays: int)
             assert str(error).endswith(f"got {commas + 1 if commas >= elements else lists}")
 
     # A text that is no longer than there may be arrays is not looked at.
+    assert is_refused == (len(text) > arrays and (commas >= elements or lists > arrays))
+
+
+KEYS = st.sampled_from(["data", "inputs", '"data":[', "x"])
+TENSORS: st.SearchStrategy[Any] = st.recursive(
+    AWKWARD | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=20,
+)
+REQUESTS = TENSORS | st.dictionaries(
+    KEYS, st.lists(st.dictionaries(KEYS, TENSORS, max_size=3) | TENSORS, max_size=3), max_size=3
+)
+
+
+def around_data(request: Any) -> Any:
+    """Return a request with 0 for the arrays that are data of objects in an array of it."""
+    if not isinstance(request, dict):
+        return request
+    return {
+        key: [_without_data(one) for one in value] if isinstance(value, list) else value
+        for key, value in request.items()
+    }
+
+
+def _without_data(tensor: Any) -> Any:
+    if not isinstance(tensor, dict) or not isinstance(tensor.get("data"), list):
+        return tensor
+    return {**tensor, "data": 0}
+
+
+@given(REQUESTS, st.integers(1, 6), st.integers(0, 6), st.sampled_from([None, 1]))
+def test_elements_are_counted_around_the_data_of_inputs(
+    value: object, elements: int, arrays: int, indent: int | None
+) -> None:
+    commas, lists = elements_of(around_data(value))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "MOST_ELEMENTS", elements)
+        patch.setattr(json_text, "MOST_ARRAYS", arrays)
+        text = json.dumps(value, indent=indent).encode()
+        is_refused = False
+        try:
+            check_elements_around_data(text)
+        except InvalidBody:
+            is_refused = True
+
     assert is_refused == (len(text) > arrays and (commas >= elements or lists > arrays))
 
 

@@ -23,6 +23,7 @@ from xlaserve.errors import (
 )
 from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules
 from xlaserve.http.messages import HttpResponse
+from xlaserve.http.sagemaker import plain_tensors
 from xlaserve.http.sagemaker.npy import write_npy
 from xlaserve.http.sagemaker.plain_tensors import (
     choose_form,
@@ -428,3 +429,25 @@ def test_a_form_that_cannot_hold_the_outputs_is_not_acceptable(
 ) -> None:
     with pytest.raises(NotAcceptable, match="the answer can be application/json"):
         choose_form(outputs, accept, default=JSON)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("datatype", ["FP32", "INT64"])
+def test_long_lines_of_numbers_are_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, rows: int, datatype: str
+) -> None:
+    """No parser has a whole line at once, as it would let nobody else run."""
+    data = np.arange(rows * 40_000, dtype=DATATYPES[datatype].dtype).reshape(rows, 2, 20_000)
+    lines = b"\n\n".join(json.dumps(row.tolist()).encode() for row in data)
+    monkeypatch.setattr(plain_tensors, "_VALUE", None)
+
+    np.testing.assert_array_equal(read(spec(datatype, -1, 2, 20_000), LINES, lines), data)
+
+
+@pytest.mark.parametrize("last", [b"1", b"[1]", b"[2,true]"])
+def test_long_lines_beside_others_are_read_as_before(last: bytes) -> None:
+    """What is not plain has the reader in one piece, whatever is read in pieces before."""
+    lines = b"[" + b",".join([b"1"] * 40_000) + b"]\n" + last
+
+    with pytest.raises(InvalidTensor, match="lists that are equally long"):
+        read(spec("FP32", -1, -1), LINES, lines)

@@ -1,5 +1,6 @@
 """Heads that are known, and heads that are taken for them."""
 
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -204,3 +205,13 @@ def test_heads_of_large_bodies_and_long_heads_are_not_kept() -> None:
 
     assert plans.find(head()) is None
     assert plans.get(head("A: " + "b" * 5000)) is None
+
+
+@pytest.mark.parametrize("octets", [65, 16 << 10])
+@pytest.mark.parametrize(("prefix", "idle"), [("x-", True), ("y-", False)])
+def test_no_cache_keeps_a_long_name(prefix: str, octets: int, *, idle: bool) -> None:
+    name = prefix + "n" * (octets - len(prefix))
+    held = sys.getrefcount(name)
+
+    assert idle == is_idle(name)
+    assert held == sys.getrefcount(name)

@@ -60,6 +60,8 @@ class BodyReader:
 
     def _expect_more(self, timeout: asyncio.Timeout) -> None:
         """Give a body so long for its next bytes; asked while the server drains."""
+        if timeout.expired():
+            return  # its task has yet to see that, and is then over
         now = asyncio.get_running_loop().time()
         timeout.reschedule(now if self._is_over else now + _STALL_SECONDS)
 

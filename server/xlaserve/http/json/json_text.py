@@ -17,6 +17,12 @@ MOST_ELEMENTS = 300_000
 MOST_ARRAYS = 20_000
 """Arrays of such a body: one takes as long as some 20 numbers."""
 
+_DATA = b'"data"'
+_DATA_MARK = b"\x01"
+"""Stands for that key: an octet that no JSON has."""
+_LEVEL_OF_DATA = 3
+"""Of the object that has the data of a tensor, in an array of the request."""
+
 _QUOTE = ord('"')
 _COLON = ord(":")
 _COMMA = ord(",")
@@ -31,6 +37,7 @@ _FEW = 1 << 12
 _UNMARKED = bytes(octet for octet in range(256) if octet not in _MARKS)
 _NO_MEMBERS = bytes(octet for octet in range(256) if octet not in b'":')
 _NO_ELEMENTS = bytes(octet for octet in range(256) if octet not in b'",[')
+_NO_TENSORS = bytes(octet for octet in range(256) if octet not in b'",:[]{}' + _DATA_MARK)
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -68,11 +75,29 @@ def check_elements(text: Buffer) -> None:
     For what a parser makes an object of each element of: it lets nobody else run meanwhile. Exact
     for what is JSON; octets in strings are counted first, as most texts have too few of those too.
     """
-    if len(text) <= MOST_ARRAYS:
-        return
-    if count_octets(text, b",") < MOST_ELEMENTS and count_octets(text, b"[") <= MOST_ARRAYS:
-        return
-    plain = _unquoted(bytes(text), _NO_ELEMENTS)
+    if _may_have_too_many(text):
+        _check_counts(_unquoted(bytes(text), _NO_ELEMENTS))
+
+
+def check_elements_around_data(text: Buffer) -> None:
+    """Raise InvalidBody as `check_elements` does, but for the data of the inputs of a request.
+
+    They are the arrays at `data` of objects in an array of the request (V2 protocol): whoever
+    reads them makes no object of each element. Nobody makes objects of other arrays at that place.
+    """
+    if _may_have_too_many(text):
+        plain = _unquoted(bytes(text).replace(_DATA, _DATA_MARK), _NO_TENSORS)
+        _check_counts(_without_data(plain))
+
+
+def _may_have_too_many(text: Buffer) -> bool:
+    return len(text) > MOST_ARRAYS and (
+        count_octets(text, b",") >= MOST_ELEMENTS or count_octets(text, b"[") > MOST_ARRAYS
+    )
+
+
+def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
+    """Check the octets of a text that are in no string, or those of them that count."""
     elements = int(np.count_nonzero(plain == _COMMA)) + 1
     arrays = int(np.count_nonzero(plain == _BRACKET))
     for most, what, found in (
@@ -81,6 +106,28 @@ def check_elements(text: Buffer) -> None:
     ):
         if found > most:
             raise InvalidBody(f"expected at most {most} {what} of the JSON together, got {found}")
+
+
+def _without_data(plain: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the octets that are not in the data of inputs."""
+    steps = _STEPS[plain]
+    # Enough for any text that is not refused for its depth before.
+    levels = np.cumsum(steps, dtype=np.int32)
+    starts = np.flatnonzero((plain == _BRACKET) & (levels == _LEVEL_OF_DATA + 1))
+    starts = starts[starts >= 2]
+    starts = starts[(plain[starts - 1] == _COLON) & (plain[starts - 2] == ord(_DATA_MARK))]
+    # The object is in an array of the request, and not in another object.
+    around = np.flatnonzero((steps == 1) & (levels == _LEVEL_OF_DATA - 1))
+    last = np.searchsorted(around, starts) - 1
+    starts = starts[last >= 0]
+    starts = starts[plain[around[last[last >= 0]]] == _BRACKET]
+    ends = np.flatnonzero((steps == -1) & (levels == _LEVEL_OF_DATA))
+    following = np.searchsorted(ends, starts)
+    kept = np.ones(len(plain), dtype=np.bool_)
+    for start, index in zip(starts.tolist(), following.tolist(), strict=True):
+        kept[start : int(ends[index]) + 1 if index < len(ends) else None] = False
+    found: npt.NDArray[np.uint8] = plain[kept]
+    return found
 
 
 def _members(text: bytes) -> int:

@@ -31,10 +31,11 @@ from xlaserve.http.json.json_tensors import (
     MOST_CHARACTERS,
     JsonRules,
     escaped_text,
+    list_sizes,
     text_of,
     write_as_python,
 )
-from xlaserve.http.json.json_text import WHITESPACE, check_members
+from xlaserve.http.json.json_text import WHITESPACE, check_elements, check_members
 from xlaserve.http.json.large_arrays import LARGE_BYTES, cut_arrays, read_array
 from xlaserve.http.messages import JSON_TYPE, HttpResponse
 from xlaserve.http.sagemaker.npy import read_npy, write_npy
@@ -147,9 +148,15 @@ def _read_large(datatype: Datatype, body: memoryview) -> Tensor | None:
 def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
     """Take each line for a row: a list, or a single element."""
     rows = []
-    for number, line in enumerate(bytes(body).splitlines(), start=1):
+    lines = bytes(body).splitlines()
+    large = _read_long_lines(spec.datatype, lines) if len(body) > LARGE_BYTES else None
+    if large is not None:
+        return spec.datatype, large
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             check_members(line)
+            if len(line) > LARGE_BYTES and not _is_tensor(spec.datatype, line):
+                check_elements(line)
             try:
                 rows.append(_VALUE.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -160,6 +167,32 @@ def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tenso
         raise InvalidBody("expected lines of JSON, got blank lines")
     shape, elements = _flattened(rows)
     return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def _read_long_lines(datatype: Datatype, lines: Sequence[bytes]) -> Tensor | None:
+    """Read lines that are long, plain lists of numbers, of one shape; None for any others."""
+    rows: list[Tensor] = []
+    for line in lines:
+        text = line.strip()
+        if not text:
+            continue
+        row = None
+        if len(text) > LARGE_BYTES:
+            row = read_array(datatype, None, memoryview(text), MAX_DIMENSIONS - 1)
+        if row is None or row.shape != (rows or [row])[0].shape:
+            return None
+        rows.append(row)
+    if len(rows) == 1:
+        return rows[0][np.newaxis]
+    return np.stack(rows) if rows else None
+
+
+def _is_tensor(datatype: Datatype, line: bytes) -> bool:
+    """Tell whether the lists of a line are those of a tensor that has elements."""
+    try:
+        return 0 not in list_sizes(datatype, line.strip())
+    except TensorDataError:
+        return False
 
 
 def is_object(text: memoryview) -> bool:

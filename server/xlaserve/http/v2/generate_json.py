@@ -12,7 +12,12 @@ import msgspec
 
 from xlaserve.errors import InvalidBody, InvalidTensor
 from xlaserve.http.json.json_tensors import DEFAULT_RULES, JsonRules, list_sizes, read_elements
-from xlaserve.http.json.json_text import check_depth, check_elements, check_members
+from xlaserve.http.json.json_text import (
+    MOST_ARRAYS,
+    check_depth,
+    check_elements,
+    check_members,
+)
 from xlaserve.http.messages import HttpResponse
 from xlaserve.http.v2.infer_request import read_parameters
 from xlaserve.http.v2.infer_response import elements_of
@@ -58,7 +63,10 @@ def read_generate_request(
     tensors: list[InferInput] = []
     parameters: dict[str, Any] = {}
     identity = ""
-    for name, value in _fields(_object(body), inputs):
+    fields = list(_fields(_object(body), inputs))
+    if len(body) > MOST_ARRAYS:
+        check_elements(b",".join([value for name, value in fields if name not in inputs]))
+    for name, value in fields:
         spec = inputs.get(name)
         if spec is not None:
             tensors.append(_tensor(model, spec, bytes(value), is_batched=bool(info.max_batch_size)))
@@ -97,7 +105,6 @@ def _fields(
 
 
 def _value(value: msgspec.Raw) -> Any:
-    check_elements(memoryview(value))
     try:
         return _ANY.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,12 @@ import numpy as np
 
 from xlaserve.errors import InvalidBody, InvalidParameter, InvalidRequest, InvalidTensor
 from xlaserve.http.json.json_tensors import few_floats, quote_not_finite, read_elements
-from xlaserve.http.json.json_text import check_depth, check_members
+from xlaserve.http.json.json_text import (
+    MOST_ARRAYS,
+    check_depth,
+    check_elements_around_data,
+    check_members,
+)
 from xlaserve.http.json.large_arrays import LARGE_BYTES, Cut, cut_arrays
 from xlaserve.http.v2.raw_request import read_raw_request
 from xlaserve.runtime.loaded import ModelInfo
@@ -150,6 +155,8 @@ def read_infer_request(
             return large
     check_depth(text, max_depth)
     check_members(text)
+    if length > MOST_ARRAYS:
+        check_elements_around_data(text)
     reader = _Reader(info, model, version, _behind(tail))
     try:
         message = _decode(text)
@@ -193,6 +200,7 @@ def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferReq
     try:
         check_depth(cut.document, max_depth)
         check_members(cut.document)
+        check_elements_around_data(cut.document)
         request = reader.read(_decode(cut.document))
     except InvalidRequest:
         return None
