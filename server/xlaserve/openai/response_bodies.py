@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from xlaserve.generation.asking import MOST_LOGPROBS
-from xlaserve.openai.bodies import Count, Sampling, body_of, invalid, read_body, refuse
+from xlaserve.openai.bodies import Count, Sampling, body_of, check_json, invalid, read_body, refuse
 from xlaserve.openai.errors import UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import RESPONSE_HINTS, RESPONSE_REFUSED
 from xlaserve.openai.tool_bodies import MOST_TOOLS, Function, Name, ObjectFormat, TextFormat
@@ -85,7 +85,7 @@ _ITEMS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def read_item(raw: msgspec.Raw, place: str) -> Item:
-    """Read an item of the input; raises InvalidField."""
+    """Read an item of the input; raises InvalidBody or InvalidField."""
     decoder: msgspec.json.Decoder[Any] = _KIND
     try:
         kind = _KIND.decode(raw).type or "message"
@@ -94,6 +94,7 @@ def read_item(raw: msgspec.Raw, place: str) -> Item:
             found: Item = decoder.decode(raw)
             return found
     except msgspec.ValidationError as error:
+        check_json(memoryview(raw))
         raise invalid(str(error), memoryview(raw), decoder.type, place) from None
     known = " or ".join(f'"{name}"' for name in _ITEMS)
     raise InvalidField(f"{place}.type", known, f'"{kind}"', code=UNSUPPORTED)
