@@ -177,6 +177,30 @@ async def test_a_response_tells_what_it_was_asked(client: openai.AsyncOpenAI) ->
     assert response.previous_response_id is None
 
 
+HINTS: list[tuple[str, str, Any]] = [
+    *(("text", "verbosity", value) for value in ("low", "medium", "high", None)),
+    *(
+        ("reasoning", name, value)
+        for name in ("summary", "generate_summary")
+        for value in ("auto", "concise", "detailed", None)
+    ),
+]
+
+
+async def test_hints_are_taken_and_change_nothing(client: openai.AsyncOpenAI) -> None:
+    found = [await whole(client, "0", **{name: {hint: value}}) for name, hint, value in HINTS]
+
+    assert {SCRIPTS[0]} == {one.output_text for one in found}
+    assert ["low", "medium", "high", "medium"] == [one.text.verbosity for one in found[:4]]
+    assert ["auto", "concise", "detailed", None] * 2 == [one.reasoning.summary for one in found[4:]]
+
+
+async def test_metadata_at_its_limits_is_returned(client: openai.AsyncOpenAI) -> None:
+    given = {f"{number:064}": "é" * 512 for number in range(16)}
+
+    assert given == (await whole(client, "0", metadata=given)).metadata
+
+
 async def test_an_answer_may_be_asked_for_again_with_its_items(client: openai.AsyncOpenAI) -> None:
     """As clients do that keep a conversation themselves: with what came, as it came."""
     first = await whole(client, "1", tools=[TOOL])
@@ -338,7 +362,24 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "expected one of tools, got 'put'",
     ),
     ({"top_logprobs": 2}, "top_logprobs", '"message.output_text.logprobs" in include'),
-    ({"text": {"verbosity": "high"}}, "text.verbosity", 'expected "medium", got "high"'),
+    (
+        {"text": {"verbosity": "most"}},
+        "text.verbosity",
+        'expected "high" or "low" or "medium", got "most"',
+    ),
+    ({"metadata": dict.fromkeys(map(str, range(17)), "")}, "metadata", "at most 16 pairs, got 17"),
+    ({"metadata": {"k" * 65: ""}}, "metadata", "keys of at most 64 characters, got 65 in"),
+    ({"metadata": {"k": "v" * 513}}, "metadata.k", "at most 512 characters, got 513"),
+    (
+        {"tools": [{**TOOL, "description": "d" * (1 << 15)}], "tool_choice": "none"},
+        "input",
+        "at most 32768 octets of JSON with instructions, tools and text",
+    ),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "of", "schema": {"type": "nothing"}}}},
+        "text.format",
+        "parameter 'json_schema'",
+    ),
     (
         {"model": "roles", "text": {"format": {"type": "json_object"}}},
         "text.format",
@@ -403,6 +444,22 @@ async def test_events_have_their_types_as_names_and_nothing_behind(server: Runni
         kind = json.loads(data.removeprefix(b"data: "))["type"]
         assert name.removeprefix(b"event: ").decode() == kind
     assert b"event: response.completed" == events[-1][0]
+
+
+async def test_a_schema_of_several_lines_is_data_of_one(server: RunningServer) -> None:
+    """Each line of an event says what it is, so no line end of a request may come with one."""
+    form = {"type": "json_schema", "name": "of", "schema": KIND}
+    asked = {"model": "story", "input": "2", "stream": True, "text": {"format": form}}
+    async with (
+        aiohttp.ClientSession(f"http://{server.http}") as session,
+        session.post("/v1/responses", data=json.dumps(asked, indent=1).encode()) as answer,
+    ):
+        events = [one.split(b"\n") for one in (await answer.read()).split(b"\n\n")[:-1]]
+    data = [json.loads(lines[1].removeprefix(b"data: ")) for lines in events]
+    told = [one["response"]["text"]["format"]["schema"] for one in data if "response" in one]
+
+    assert {2} == {len(lines) for lines in events}
+    assert [KIND] * 3 == told
 
 
 async def test_a_response_that_fails_says_so(

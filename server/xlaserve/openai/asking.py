@@ -67,6 +67,16 @@ class Asked:
     """Where such requests are sent."""
     characters: int = 0
     """How long the prompts are, or the messages and the tools for their template."""
+    echoed_bytes: int = 0
+    """How long the JSON is that an answer repeats of the request."""
+    most_field: str = "max_tokens"
+    """The name of the field with the most tokens of an answer."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Return the fields that become parameters of other names."""
+        form = self.form.format_field
+        return {"json_schema": form, "grammar": "tools", "max_tokens": self.most_field}
 
     @property
     def choices(self) -> int:
@@ -113,6 +123,7 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
         variables=variables(body.reasoning_effort, body.chat_template_kwargs or {}),
         prompt_field="messages",
         path="/v1/chat/completions",
+        most_field="max_tokens" if most is None else "max_completion_tokens",
     )
     return measured(whole)
 

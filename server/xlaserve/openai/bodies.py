@@ -1,5 +1,6 @@
 """Typed bodies of requests: the obeyed fields and their values."""
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -175,6 +176,8 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _QUOTED_BYTES = 64 << 10
 """Bodies up to this size are read once more for the value that an error quotes."""
 _STEPS = re.compile(r"\.?(\w+)|\[(\d+)\]")
+_CHUNK = 1 << 16
+"""Octets that are checked at once."""
 
 
 def read_completion(body: memoryview, *, max_depth: int) -> CompletionFields:
@@ -200,6 +203,7 @@ def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:
 
 def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
     """Read a body; raises InvalidBody or InvalidField."""
+    _check_text(body)
     check_depth(body, max_depth)
     check_members(body)
     check_elements(body)
@@ -207,19 +211,30 @@ def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: i
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         # It may come before the place where the body is no JSON at all.
-        _check_json(body)
+        check_json(body)
         raise invalid(str(error), body, decoder.type) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
     except RecursionError:
         raise InvalidBody("the JSON is nested too deeply") from None
 
 
-def _check_json(body: memoryview) -> None:
+def _check_text(body: memoryview) -> None:
+    """Raise InvalidBody for what is not UTF-8: a decoder that leaves a part raw does not look."""
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    try:
+        for start in range(0, len(body), _CHUNK):
+            decode(body[start : start + _CHUNK], start + _CHUNK >= len(body))
+    except UnicodeDecodeError as error:
+        got = f"the octet 0x{error.object[error.start]:02x} ({error.reason})"
+        raise InvalidBody(f"expected a body of JSON in UTF-8, got {got}") from None
+
+
+def check_json(body: memoryview) -> None:
     """Raise InvalidBody for invalid JSON, decoding its text as later errors quote it."""
     try:
         msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
 
 
@@ -292,7 +307,10 @@ def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside
         raw = getattr(found, name)
         if raw is msgspec.UNSET:
             continue
-        value = msgspec.json.decode(raw)
+        try:
+            value = msgspec.json.decode(raw)
+        except msgspec.ValidationError:
+            value = raw  # a number that no float holds, which asks for something
         if value is None or any(type(value) is type(one) and value == one for one in neutral):
             continue
         known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))

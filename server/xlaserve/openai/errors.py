@@ -47,9 +47,6 @@ class ErrorBody(msgspec.Struct):
 
 _INVALID = "invalid_request_error"
 
-_FIELDS = MappingProxyType({"json_schema": "response_format", "grammar": "tools"})
-"""Chat fields that become other parameters of a generation."""
-
 _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
     {
         HTTPStatus.UNAUTHORIZED: (_INVALID, "invalid_api_key"),
@@ -59,6 +56,13 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
     }
 )
 """Type and code by status; others are client errors below 500, server errors above."""
+
+
+def name_field(error: BaseException, fields: Mapping[str, str]) -> None:
+    """Have the error of a parameter name the field of the request that became it."""
+    parameter: str | None = getattr(error, "parameter", None)
+    if isinstance(error, InvalidParameter) and parameter is not None:
+        error.parameter = fields.get(parameter, parameter)
 
 
 def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:
@@ -71,6 +75,5 @@ def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> Er
         param, code = error.field or None, error.code
     elif isinstance(error, InvalidParameter):
         # One that comes out of the process of a model says none.
-        parameter: str | None = getattr(error, "parameter", None)
-        param = parameter and _FIELDS.get(parameter, parameter)
+        param = getattr(error, "parameter", None)
     return ErrorBody(ErrorDetail(text, kind, param, code))

@@ -154,7 +154,7 @@ def read(asked: Wanted) -> Form:
             )
     elif choice == "required":
         called = tuple(schemas)
-    return Form(None, given, schemas, called, most)
+    return Form(None, given, schemas, called, most, asked.format_field)
 
 
 def _schema(form: ResponseFormat | None) -> str | None:

@@ -172,6 +172,15 @@ class Generations:
                 str(size),
                 code=CONTEXT_LENGTH,
             )
+        if asked.echoed_bytes > most:
+            # Every part of it that is long: others are refused before.
+            raise InvalidField(
+                asked.prompt_field,
+                f"at most {most} octets of JSON with instructions, tools and text, which the "
+                f"response repeats, {_CHARACTERS_OF_TOKEN} for each position of the model",
+                str(asked.echoed_bytes),
+                code=CONTEXT_LENGTH,
+            )
         request.grow(_ENCODED_TIMES * size, "the tokens of a prompt")
         encoded: Sequence[Sequence[int]]
         if asked.messages:

@@ -12,6 +12,7 @@ import msgspec
 from xlaserve.openai.answers import ChatToken, Usage, Whole, logprobs_of
 from xlaserve.openai.choices import CallPiece, Piece, TokenLogprob
 from xlaserve.openai.errors import ErrorBody
+from xlaserve.tensors import Buffer
 
 _KEPT_BYTES = 256
 _KEPT_TIMES = 6
@@ -89,14 +90,14 @@ class ReasoningEcho(msgspec.Struct):
     """How the model was to reason."""
 
     effort: str | None
-    summary: None = None
+    summary: str | None = None
 
 
 class TextEcho(msgspec.Struct):
     """The form that texts were to have."""
 
     format: Any
-    verbosity: Literal["medium"] = "medium"
+    verbosity: Literal["low", "medium", "high"] = "medium"
 
 
 class Echo(msgspec.Struct):
@@ -115,14 +116,9 @@ class Echo(msgspec.Struct):
     top_logprobs: int
     metadata: dict[str, str]
 
-    @property
-    def size(self) -> int:
-        """Return how many octets it takes in a response."""
-        return len(msgspec.json.encode(self))
 
-
-class Response(Echo, kw_only=True):
-    """A response."""
+class _State(msgspec.Struct, kw_only=True):
+    """What a response tells besides."""
 
     id: str
     object: Literal["response"] = "response"
@@ -139,6 +135,16 @@ class Response(Echo, kw_only=True):
     store: bool = False
     """Nothing is ever stored."""
     truncation: Literal["disabled"] = "disabled"
+
+
+Response = msgspec.defstruct(
+    "Response",
+    [(one.name, one.type) for one in msgspec.structs.fields(Echo)],
+    bases=(_State,),
+    kw_only=True,
+    module=__name__,
+    namespace={"__doc__": "A response."},
+)
 
 
 @dataclass(slots=True)
@@ -271,15 +277,19 @@ class ResponseWriter:
         self,
         name: str,
         created: int,
-        echo: Echo,
+        echo: bytes,
         grow: Callable[[int, str], None],
         *,
         has_logprobs: bool,
     ) -> None:
-        """`grow` reserves memory for what is kept of a streamed response until its end."""
+        """`echo` is the JSON of an Echo, which is long: it is written once.
+
+        `grow` reserves memory for what is kept of a streamed response until its end.
+        """
         self._name = name
         self._created = created
-        self._echo = echo
+        self._echo = memoryview(echo)[:-1]
+        """Without its last brace, behind which the rest of a response follows."""
         self._grow = grow
         self._output = _Output(has_logprobs=has_logprobs)
         self._has_logprobs = has_logprobs
@@ -294,23 +304,23 @@ class ResponseWriter:
             self._output.take(piece)
         self._finish_reason = choice.finish_reason
         self._output.end(self._status)
-        return msgspec.json.encode(self._ended(usage))
+        return b"".join(self._ended(usage))
 
     def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
         """Write the events of a piece."""
         self._reserve(piece)
-        events: list[_Event] = []
+        written: list[bytes] = []
         if is_first:
-            begun = {"response": self._response()}
-            events = [("response.created", begun), ("response.in_progress", begun)]
+            begun = self._response()
+            names = ("response.created", "response.in_progress")
+            written = [self._told(name, begun) for name in names]
         self._finish_reason = piece.finish_reason or ""
-        return [self._written(*event) for event in (*events, *self._output.take(piece))]
+        return [*written, *(self._written(*event) for event in self._output.take(piece))]
 
     def end(self, usage: Usage) -> Sequence[bytes]:
         """Write the ends of the last item and of the response."""
-        events = self._output.end(self._status)
-        events.append((f"response.{self._status}", {"response": self._ended(usage)}))
-        return [self._written(*event) for event in events]
+        written = [self._written(*event) for event in self._output.end(self._status)]
+        return [*written, self._told(f"response.{self._status}", self._ended(usage))]
 
     def fail(self, body: bytes) -> Sequence[bytes]:
         """Write the error, and the end of the response."""
@@ -320,8 +330,7 @@ class ResponseWriter:
             code = "rate_limit_exceeded" if error.type == "requests" else "invalid_prompt"
         failed = self._response(status="failed", error=ResponseError(code, error.message))
         told = {"code": error.code, "message": error.message, "param": error.param}
-        events: list[_Event] = [("error", told), ("response.failed", {"response": failed})]
-        return [self._written(*event) for event in events]
+        return [self._written("error", told), self._told("response.failed", failed)]
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
@@ -334,7 +343,7 @@ class ResponseWriter:
             size += len(msgspec.json.encode(logprobs_of([piece.token])))
         self._grow(_KEPT_BYTES + _KEPT_TIMES * size, "the answer")
 
-    def _ended(self, usage: Usage) -> Response:
+    def _ended(self, usage: Usage) -> Sequence[Buffer]:
         told = ResponseUsage(
             usage.prompt_tokens,
             InputDetails(usage.prompt_tokens_details.cached_tokens),
@@ -351,9 +360,17 @@ class ResponseWriter:
             usage=told,
         )
 
-    def _response(self, **more: Any) -> Response:
-        echo = msgspec.structs.asdict(self._echo)
-        return Response(**echo, id=self._name, created_at=self._created, **more)
+    def _response(self, **more: Any) -> Sequence[Buffer]:
+        """Return the JSON of a response, in parts."""
+        state = _State(id=self._name, created_at=self._created, **more)
+        return self._echo, b",", msgspec.json.encode(state)[1:]
+
+    def _told(self, kind: str, response: Sequence[Buffer]) -> bytes:
+        """Write the event of a response."""
+        head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":'
+        start = head % (kind.encode(), kind.encode(), self._number)
+        self._number += 1
+        return b"".join((start, *response, b"}\n\n"))
 
     def _written(self, kind: str, told: dict[str, Any]) -> bytes:
         text = msgspec.json.encode({"type": kind, "sequence_number": self._number, **told})

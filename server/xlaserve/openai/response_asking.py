@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from xlaserve.openai import forms, response_bodies, tool_bodies
 from xlaserve.openai.asking import Asked, asked_of, called, measured, variables
 from xlaserve.openai.errors import InvalidField
@@ -20,11 +22,15 @@ from xlaserve.openai.response_bodies import (
     Reasoning,
     ResponseFields,
     SchemaText,
+    TextFields,
 )
 
 
-def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, Echo]:
-    """Read a request for a response; raises InvalidBody or InvalidField."""
+def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
+    """Read a request for a response, and return what is repeated of it, as JSON.
+
+    Raises InvalidBody or InvalidField.
+    """
     body = response_bodies.read_fields(text, max_depth=max_depth)
     if body.n not in (None, 1):
         raise InvalidField("n", "1 or null, since a response is one answer", str(body.n))
@@ -40,8 +46,10 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, Echo]:
         variables=variables(effort, body.chat_template_kwargs or {}),
         prompt_field="input",
         path="/v1/responses",
+        most_field="max_output_tokens",
     )
-    return measured(asked), _echo(body)
+    echo = msgspec.json.encode(_echo(body))
+    return measured(replace(asked, echoed_bytes=len(echo))), echo
 
 
 def _messages(body: ResponseFields) -> Sequence[dict[str, Any]]:
@@ -96,18 +104,26 @@ def _choice(body: ResponseFields) -> tool_bodies.ToolChoice | None:
 
 
 def _echo(body: ResponseFields) -> Echo:
-    reasoning = body.reasoning or Reasoning()
+    reasoning, text = body.reasoning or Reasoning(), body.text or TextFields()
     return Echo(
         body.model,
         body.instructions,
         body.max_output_tokens,
         body.parallel_tool_calls is not False,
-        ReasoningEcho(reasoning.effort),
+        ReasoningEcho(reasoning.effort, reasoning.summary or reasoning.generate_summary),
         1.0 if body.temperature is None else body.temperature,
         1.0 if body.top_p is None else body.top_p,
-        TextEcho((body.text and body.text.format) or tool_bodies.TextFormat()),
+        TextEcho(_plain(text.format), text.verbosity or "medium"),
         body.tool_choice or "auto",
         body.tools or [],
         body.top_logprobs or 0,
         body.metadata or {},
     )
+
+
+def _plain(form: tool_bodies.TextFormat | tool_bodies.ObjectFormat | SchemaText | None) -> Any:
+    """Return a form without line ends in its schema: an event has its data in one line."""
+    if isinstance(form, SchemaText) and form.schema is not msgspec.UNSET:
+        schema = msgspec.json.format(bytes(form.schema), indent=-1)
+        return msgspec.structs.replace(form, schema=msgspec.Raw(schema))
+    return form or tool_bodies.TextFormat()

@@ -1,14 +1,20 @@
 """Typed bodies of requests for responses: fields, items and their parts."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from xlaserve.generation.asking import MOST_LOGPROBS
-from xlaserve.openai.bodies import Count, Sampling, body_of, invalid, read_body, refuse
+from xlaserve.openai.bodies import Count, Sampling, body_of, check_json, invalid, read_body, refuse
 from xlaserve.openai.errors import UNSUPPORTED, InvalidField
 from xlaserve.openai.fields import RESPONSE_HINTS, RESPONSE_REFUSED
 from xlaserve.openai.tool_bodies import MOST_TOOLS, Function, Name, ObjectFormat, TextFormat
+
+MOST_PAIRS = 16
+MOST_KEY = 64
+MOST_VALUE = 512
+"""Limits of metadata, as OpenAI has them: pairs, and characters of a key and of a value."""
 
 LOGPROBS = "message.output_text.logprobs"
 _Ignored: TypeAlias = msgspec.Raw | msgspec.UnsetType
@@ -85,7 +91,7 @@ _ITEMS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def read_item(raw: msgspec.Raw, place: str) -> Item:
-    """Read an item of the input; raises InvalidField."""
+    """Read an item of the input; raises InvalidBody or InvalidField."""
     decoder: msgspec.json.Decoder[Any] = _KIND
     try:
         kind = _KIND.decode(raw).type or "message"
@@ -94,6 +100,7 @@ def read_item(raw: msgspec.Raw, place: str) -> Item:
             found: Item = decoder.decode(raw)
             return found
     except msgspec.ValidationError as error:
+        check_json(memoryview(raw))
         raise invalid(str(error), memoryview(raw), decoder.type, place) from None
     known = " or ".join(f'"{name}"' for name in _ITEMS)
     raise InvalidField(f"{place}.type", known, f'"{kind}"', code=UNSUPPORTED)
@@ -127,7 +134,8 @@ class TextFields(msgspec.Struct, forbid_unknown_fields=True):
     """The form of texts."""
 
     format: TextFormat | ObjectFormat | SchemaText | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint."""
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,8 +143,10 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For the model's template, which may ignore it."""
-    summary: Literal["auto"] | None = None
-    """Taken, and never there: a response has no item of reasoning."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """A hint: a response has no item of reasoning."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The same, by its old name."""
 
 
 class ResponseFields(Sampling, kw_only=True):
@@ -159,7 +169,7 @@ class ResponseFields(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     """Whether a response may have several calls; default true."""
     metadata: dict[str, str] | None = None
-    """Returned with the response."""
+    """Returned with the response; see MOST_PAIRS."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, as `{"enable_thinking": false}`."""
 
@@ -172,4 +182,17 @@ def read_fields(body: memoryview, *, max_depth: int) -> ResponseFields:
     """Read a request for a response; raises InvalidBody or InvalidField."""
     asked = read_body(body, _RESPONSE, max_depth)
     refuse(asked, RESPONSE_REFUSED, "")
+    _check_metadata(asked.metadata or {})
     return asked
+
+
+def _check_metadata(given: Mapping[str, str]) -> None:
+    if len(given) > MOST_PAIRS:
+        raise InvalidField("metadata", f"at most {MOST_PAIRS} pairs", str(len(given)))
+    for key, value in given.items():
+        if len(key) > MOST_KEY:
+            expected = f"keys of at most {MOST_KEY} characters"
+            raise InvalidField("metadata", expected, f"{len(key)} in '{key[:MOST_KEY]}...'")
+        if len(value) > MOST_VALUE:
+            expected = f"a text of at most {MOST_VALUE} characters"
+            raise InvalidField(f"metadata.{key}", expected, f"{len(value)} characters")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from xlaserve.concurrency.host import HostThreads
+from xlaserve.errors import InvalidParameter
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.edge import translate
 from xlaserve.http.events import EVENT_STREAM_TYPE
@@ -28,7 +29,7 @@ from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequ
 from xlaserve.openai.calls import ChoiceCall
 from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
-from xlaserve.openai.errors import ErrorBody, error_body
+from xlaserve.openai.errors import ErrorBody, error_body, name_field
 from xlaserve.openai.generating import Begun, Generations
 from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
 from xlaserve.openai.response_answers import Response, ResponseWriter
@@ -47,6 +48,8 @@ _ERRORS = (400, 401, 404, 408, 413, 429, 500, 501, 503)
 _PARSED_TIMES = 6
 """Copies of a body that its strings and objects take."""
 _NUMBER_BYTES = 48
+_ECHOED_TIMES = 5
+"""Copies of what a response repeats: as it is kept, in its first two events, and in their join."""
 
 _CHAT_EXAMPLE = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
 _EMBEDDING_EXAMPLE = {"model": "sentences", "input": ["Hello", "Good day"]}
@@ -200,7 +203,7 @@ class OpenAiRoutes:
     async def respond(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Respond to items, in one answer or in events."""
         asked, echo = await self._read(request, read_response)
-        request.grow(3 * echo.size, "the request in its response")
+        request.grow(_ECHOED_TIMES * len(echo), "the request in its response")
         name = f"resp_{secrets.token_hex(24)}"
         grow, has_logprobs = request.grow, asked.tops is not None
         writer = ResponseWriter(name, int(time.time()), echo, grow, has_logprobs=has_logprobs)
@@ -222,17 +225,23 @@ class OpenAiRoutes:
     async def _answer(
         self, request: HttpRequest, asked: Asked, name: str, writer: Writer
     ) -> HttpResponse | HttpStream:
-        begun = await self._generations.begin(request, asked, name)
-        request.call.tokens = begun.tokens
-        if not asked.streams:
-            return await self._whole(begun, request, writer)
-        return HttpStream(_STREAM_TYPE, self._events(begun, writer, asked.path))
+        try:
+            begun = await self._generations.begin(request, asked, name)
+            request.call.tokens = begun.tokens
+            if not asked.streams:
+                return await self._whole(begun, request, asked, writer)
+        except InvalidParameter as error:
+            name_field(error, asked.fields)
+            raise
+        return HttpStream(_STREAM_TYPE, self._events(begun, asked, writer))
 
     # --- answering ---
 
-    async def _whole(self, begun: Begun, request: HttpRequest, writer: Writer) -> HttpResponse:
+    async def _whole(
+        self, begun: Begun, request: HttpRequest, asked: Asked, writer: Writer
+    ) -> HttpResponse:
         found = [Whole([begun.echo(index)]) for index, _ in enumerate(begun.calls)]
-        size = 0
+        size = asked.echoed_bytes
         async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
             async for index, response, _ in answers:
                 choice = begun.choices[index]
@@ -247,7 +256,9 @@ class OpenAiRoutes:
         write = partial(writer.whole, found, begun.usage())
         return HttpResponse(parts=[await self._threads.run(size, write)])
 
-    async def _events(self, begun: Begun, writer: Writer, path: str) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, begun: Begun, asked: Asked, writer: Writer
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a request, each when the one before it was sent.
 
         Raises the error of one that fails before its first event, so that it has its own status.
@@ -275,7 +286,8 @@ class OpenAiRoutes:
         except ENDS:
             raise
         except BaseException as error:
+            name_field(error, asked.fields)
             if not has_sent or isinstance(error, ConnectionError):
                 raise
-            answer = translate(error, method="POST", path=path, shape=error_body)
+            answer = translate(error, method="POST", path=asked.path, shape=error_body)
             yield b"".join(writer.fail(b"".join(answer.parts)))
