@@ -13,7 +13,7 @@ class Remade(Protocol):
 
     @property
     def kind(self) -> ChangeKind:
-        """What is changed."""
+        """The kind of change."""
         ...
 
     @property
