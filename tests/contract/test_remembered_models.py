@@ -385,7 +385,8 @@ ASKING_ONCE = {"triton": (ASKS_ONCE, ""), "async": (IN_TURN, ""), "own": (CALLS,
 
 def asking_once(root: Path, kind: str) -> str:
     code, begin = ASKING_ONCE[kind]
-    write(root, "once", code, TWO_AT_ONCE, **({} if begin is None else {"begin": begin}))
+    more: Any = {} if begin is None else {"begin": begin}
+    write(root, "once", code, TWO_AT_ONCE, **more)
     return "once"
 
 
