@@ -36,6 +36,8 @@ USES: Mapping[tuple[str, str], str] = {
     ("offline/cache_contents.py", "chosen"): FILES,
     ("openai/routes.py", "OpenAiRoutes.complete"): TOLD,
     ("openai/routes.py", "OpenAiRoutes.chat"): TOLD,
+    ("openai/routes.py", "OpenAiRoutes.respond"): TOLD,
+    ("openai/response_answers.py", "ResponseWriter._ended"): TOLD,
     ("residence/loading.py", "VersionLoader.load"): TOLD,
     ("runtime/programs/compilation_cache.py", "CompilationCache._prune"): FILES,
     ("serving/access/control.py", "AccessControl.__init__"): TOKENS,

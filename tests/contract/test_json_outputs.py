@@ -216,6 +216,8 @@ async def test_bytes_that_are_not_utf_8_are_refused_with_advice(
         for name, door in DOORS.items():
             for texts in (NOT_TEXT, NOT_TEXT, [*TEXT * 6000, *NOT_TEXT], NOT_TEXT):
                 status, body = await asked(client, door, texts)
+                if name == "generate_stream":
+                    body = body.removeprefix(b"data: ").rstrip()
                 for parse in PARSERS.values():
                     error = parse(body)["error"]
                     assert (400, name) == (status, name)

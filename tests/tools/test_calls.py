@@ -19,7 +19,7 @@ MOST = {
     "grpc-general": (117, 120),
     "rest-json": (36, 39),
     "rest-binary": (88, 97),
-    "rest-general": (193, 211),
+    "rest-general": (201, 220),
     "python": (109, 120),
     "frame": (2, 2),
 }

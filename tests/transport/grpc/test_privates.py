@@ -25,6 +25,7 @@ PRIVATES = {
     ("grpclib.protocol:Connection", "_transport"): "the transport, to write GOAWAY and to close",
     ("grpclib.server:Stream", "_codec"): "the codec, which puts ids into messages",
     ("betterproto:Message", "_betterproto"): "the fields of a message class",
+    ("betterproto:Message", "_betterproto_meta"): "those fields, once they are known",
     ("betterproto:Message", "_type_hint"): "the type of a field",
     ("betterproto:Message", "_serialized_on_wire"): "whether an empty message is there",
 }

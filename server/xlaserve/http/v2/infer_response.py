@@ -202,7 +202,7 @@ def _described_bytes(response: InferResponse) -> int:
         size += output.data.ndim * _DIMENSION_CHARACTERS
     if isinstance(response, DetailedResponse):
         own = (response.parameters, *response.output_parameters.values())
-        size += sum(len(_ENCODER.encode(parameters)) for parameters in own)
+        size += sum(len(_ENCODER.encode(dict(parameters))) for parameters in own)
     return size + ESCAPED_CHARACTERS * sum(len(text.encode()) for text in texts)
 
 
