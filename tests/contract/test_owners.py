@@ -227,7 +227,8 @@ async def test_a_sequence_is_of_who_started_it(place: Place) -> None:
 
 
 def are_waiting(loads: SingleFlight[None], number: int) -> bool:
-    return number == sum(flight.waiters for flight in loads._flights.values())
+    """Tell whether so many loads are under way, whoever may still join them."""
+    return number == len(loads._under_way(lambda key: True))
 
 
 async def test_a_load_of_another_caller_has_its_own_permissions(

@@ -13,7 +13,7 @@ from xlaserve.errors import InvalidParameter, LoadFailed, OutOfMemory, XlaserveE
 from xlaserve.errors import code as code_errors
 from xlaserve.errors import language as language_errors
 from xlaserve.errors import sequence as sequence_errors
-from xlaserve.openai.errors import error_body
+from xlaserve.openai.errors import error_body, name_field
 from xlaserve.python_models.process.errors import named, raised
 from xlaserve.workers.failures import error_of, failure_of
 from xlaserve.workers.messages import Failure
@@ -68,6 +68,7 @@ def test_what_has_no_form_stays_behind() -> None:
 def test_a_client_of_openai_is_told_of_it(across: Any, expected: str | None) -> None:
     """Also of one that says no parameter, as it was raised in the process of a model."""
     error = across(InvalidParameter("json_schema", "one", "another"))
+    name_field(error, {"json_schema": "response_format"})
     said = json.loads(msgspec.json.encode(error_body(str(error), 400, error)))  # type: ignore[arg-type]
 
     assert expected == said["error"]["param"]
