@@ -1,7 +1,8 @@
 """Negotiation of the media type by the Accept header (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+
+from xlaserve.net.bounded_cache import remembered
 
 ANY = "*/*"
 MOST_CHARACTERS = 1024
@@ -10,24 +11,16 @@ MOST_KNOWN = 256
 """Headers whose meaning is known."""
 
 
-def preferred(accept: str, offers: Sequence[str]) -> str | None:
+@remembered(MOST_CHARACTERS, MOST_KNOWN)  # clients send the same header with every request
+def preferred(accept: str, offers: tuple[str, ...]) -> str | None:
     """Return the offer of the highest weight, of equal ones the first; None where none will do.
 
     The most specific range that matches an offer decides its weight; one of 0 excludes it.
     Parameters other than `q` are ignored.
     """
-    find = _known if len(accept) <= MOST_CHARACTERS else _preferred
-    return find(accept, tuple(offers))
-
-
-def _preferred(accept: str, offers: tuple[str, ...]) -> str | None:
     ranges = list(_ranges(accept))
     best = max(offers, key=lambda offer: _weight_of(offer, ranges), default=None)
     return best if best is not None and _weight_of(best, ranges) > 0 else None
-
-
-# Clients send the same header with every request.
-_known = lru_cache(MOST_KNOWN)(_preferred)
 
 
 def _ranges(accept: str) -> Iterator[tuple[str, float]]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 from xlaserve.errors import InvalidBody, TooLarge, Unsupported
 from xlaserve.http.accept import MOST_CHARACTERS, MOST_KNOWN
 from xlaserve.net import compression
+from xlaserve.net.bounded_cache import remembered
 from xlaserve.net.compression import CODINGS, BadCompression, InflatesTooFar
 from xlaserve.tensors import Buffer
 
@@ -56,23 +56,15 @@ def request_coding(content_encoding: str) -> str:
     raise UnsupportedEncoding(coding)
 
 
+@remembered(MOST_CHARACTERS, MOST_KNOWN)  # clients send the same header with every request
 def accepted_coding(accept_encoding: str) -> str:
     """Return the coding to answer in: the best that `Accept-Encoding` lets us use."""
-    find = _known if len(accept_encoding) <= MOST_CHARACTERS else _accepted
-    return find(accept_encoding)
-
-
-def _accepted(accept_encoding: str) -> str:
     weights: dict[str, float] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameters = item.partition(";")
         weights[name.strip()] = _weight(parameters)
     best = max(CODINGS, key=lambda coding: weights.get(coding, 0))
     return best if weights.get(best, 0) > 0 else IDENTITY
-
-
-# Clients send the same header with every request.
-_known = lru_cache(MOST_KNOWN)(_accepted)
 
 
 def _weight(parameters: str) -> float:

@@ -1,10 +1,12 @@
 """Bounded caches of values that are made from short keys."""
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from functools import lru_cache, wraps
+from typing import Any, Generic, TypeVar, cast
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
@@ -41,3 +43,21 @@ class MakingCache(BoundedCache[Key, Value]):
         value = self._make(key)
         self.keep(key, value)
         return value
+
+
+def remembered(most_characters: int, most_values: int) -> Callable[[Function], Function]:
+    """Have a function of a text keep what it makes of those that clients send again and again.
+
+    Nothing is kept of longer texts: that would be memory which nobody counts.
+    """
+
+    def decorate(function: Function) -> Function:
+        known: Callable[..., Any] = lru_cache(most_values)(function)
+
+        @wraps(function)
+        def find(text: str, *others: Hashable) -> Any:
+            return (known if len(text) <= most_characters else function)(text, *others)
+
+        return cast("Function", find)
+
+    return decorate

@@ -3,13 +3,12 @@
 import asyncio
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final, TypeAlias
 
 import msgspec
 
 from xlaserve.http.messages import Begin, HttpResponse
-from xlaserve.net.bounded_cache import BoundedCache, MakingCache
+from xlaserve.net.bounded_cache import BoundedCache, MakingCache, remembered
 from xlaserve.net.ledger import Account
 
 HEAD_BYTES = 4 << 10
@@ -70,19 +69,12 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PLAIN = bytes(range(0x20, 0x7F))
 
 
+@remembered(_MAX_NAME_BYTES, _MAX_NAMES)
 def is_idle(name: str) -> bool:
     """Tell whether headers of a name, in lower case, decide nothing of how a request is read."""
-    # No cache keeps what is longer: it would be memory that nobody counts.
-    return _is_known_idle(name) if len(name) <= _MAX_NAME_BYTES else _is_idle(name)
-
-
-def _is_idle(name: str) -> bool:
     if name in IDLE_NAMES:
         return True
     return name.startswith(IDLE_PREFIXES) and not name.startswith(DECIDING_PREFIXES)
-
-
-_is_known_idle = lru_cache(_MAX_NAMES)(_is_idle)
 
 
 DECIDES, IDLE, IS_LENGTH = range(3)

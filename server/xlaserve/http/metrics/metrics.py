@@ -132,7 +132,7 @@ class Metrics:
 
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Answer with all metrics, as OpenMetrics with exemplars where the client prefers that."""
-        offers = [kind.partition(";")[0] for kind in (METRICS_TYPE, OPENMETRICS_TYPE)]
+        offers = METRICS_TYPE.partition(";")[0], OPENMETRICS_TYPE.partition(";")[0]
         accepted = preferred(request.headers.get("Accept", ""), offers)
         headers = {"Vary": "Accept"}
         is_open = accepted == offers[1]

@@ -453,7 +453,7 @@ def choose_form(
     What the client leaves open, the default decides, or JSON where that cannot hold the outputs.
     `others` are media types that the caller can write besides the FORMS.
     """
-    offers = [form.media_type for form in FORMS if form.can_hold(outputs)] + list(others)
+    offers = (*[form.media_type for form in FORMS if form.can_hold(outputs)], *others)
     if accept in ("", ANY):
         return preferred(default, offers) or JSON_TYPE
     chosen = preferred(accept, offers)
