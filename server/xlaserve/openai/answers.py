@@ -187,26 +187,36 @@ class Completion(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Whole:
-    """The tokens of one choice, until the answer is written."""
+    """The pieces of one choice, until the answer is written."""
 
-    texts: list[str] = field(default_factory=list)
-    tokens: list[TokenLogprob] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    """All of these in the order in which they came."""
-    finish_reason: str = ""
+    """In the order in which they came."""
 
-    def add(self, piece: Piece) -> None:
-        """Take one more piece."""
-        self.pieces.append(piece)
-        self.texts.append(piece.text)
-        for more in piece.calls:
-            if more.name is not None:
-                self.calls.append(Call(more.id or "", CalledFunction(more.name, "")))
-            self.calls[more.number].function.arguments += more.arguments
-        if piece.token is not None:
-            self.tokens.append(piece.token)
-        self.finish_reason = piece.finish_reason or ""
+    @property
+    def text(self) -> str:
+        """Return the text of all pieces."""
+        return "".join([piece.text for piece in self.pieces])
+
+    @property
+    def tokens(self) -> list[TokenLogprob]:
+        """Return the tokens whose log-probabilities are told."""
+        return [piece.token for piece in self.pieces if piece.token is not None]
+
+    @property
+    def calls(self) -> list[Call]:
+        """Return the calls, each with all of its arguments."""
+        calls: list[Call] = []
+        for piece in self.pieces:
+            for more in piece.calls:
+                if more.name is not None:
+                    calls.append(Call(more.id or "", CalledFunction(more.name, "")))
+                calls[more.number].function.arguments += more.arguments
+        return calls
+
+    @property
+    def finish_reason(self) -> str:
+        """Return why it has ended; empty while it goes on."""
+        return self.pieces[-1].finish_reason or "" if self.pieces else ""
 
 
 class Writer(Protocol):
@@ -337,10 +347,8 @@ class ChatWriter(ChunkWriter):
 
 
 def _message(choice: Whole) -> ChatAnswer:
-    text = "".join(choice.texts)
-    if not choice.calls:
-        return ChatAnswer(text)
-    return ChatAnswer(text or None, tool_calls=choice.calls)
+    text, calls = choice.text, choice.calls
+    return ChatAnswer(text or None, tool_calls=calls) if calls else ChatAnswer(text)
 
 
 def _delta(piece: CallPiece) -> CallDelta:
@@ -386,7 +394,7 @@ class CompletionWriter(ChunkWriter):
         written = [
             CompletionChoice(
                 index,
-                "".join(choice.texts),
+                choice.text,
                 self._logprobs(index, choice.tokens),
                 choice.finish_reason,
             )

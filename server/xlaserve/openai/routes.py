@@ -27,6 +27,7 @@ from xlaserve.openai.answers import (
 from xlaserve.openai.asking import Asked, read_chat, read_completion
 from xlaserve.openai.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, read_embedding
 from xlaserve.openai.calls import ChoiceCall
+from xlaserve.openai.choices import Piece
 from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
 from xlaserve.openai.errors import ErrorBody, error_body, name_field
@@ -240,7 +241,7 @@ class OpenAiRoutes:
     async def _whole(
         self, begun: Begun, request: HttpRequest, asked: Asked, writer: Writer
     ) -> HttpResponse:
-        found = [Whole([begun.echo(index)]) for index, _ in enumerate(begun.calls)]
+        found = [Whole([Piece(begun.echo(index))]) for index, _ in enumerate(begun.calls)]
         size = asked.echoed_bytes
         async with aclosing(ChoiceCall.merged(begun.calls)) as answers:
             async for index, response, _ in answers:
@@ -250,7 +251,7 @@ class OpenAiRoutes:
                 # Twice: as it is kept, and as it is written.
                 request.grow(2 * choice.token_bytes, "the answer")
                 size += choice.token_bytes
-                found[index].add(choice.take(response))
+                found[index].pieces.append(choice.take(response))
                 if choice.finish_reason is not None:
                     begun.calls[index].finish(time.perf_counter_ns())
         write = partial(writer.whole, found, begun.usage())
