@@ -346,3 +346,27 @@ class Keeping:
     def begin(self, call: Any) -> None:
         """Keep a call."""
         self.calls.append(call)
+
+
+async def test_a_region_that_takes_the_place_of_another_is_the_one_that_is_read(
+    serve: Serve, models: Path, memories: tuple[Memory, Memory]
+) -> None:
+    """Two of one name may be admitted before either is open: the last one has the name."""
+    first, second = memories
+    first.put(b"\1" * SIZE, INPUT_AT)
+    second.put(b"\2" * SIZE, INPUT_AT)
+    request = asking(of_output=False)
+    answers = []
+    async with serve(models, load_model=("echo",)) as server, client(server) as stub:
+        regions = server.application.engine.regions
+        await register(stub, second)
+        (region,) = regions.status("r")
+        await unregister(stub)
+        await register(stub, first)
+        for _ in range(3):
+            answers.append((await stub.ModelInfer(request)).raw_output_contents[0])
+        regions.keep(region, "r")
+        for _ in range(3):
+            answers.append((await stub.ModelInfer(request)).raw_output_contents[0])
+
+    assert [b"\1" * SIZE] * 3 + [b"\2" * SIZE] * 3 == answers
