@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Remade)
 E = TypeVar("E")
 
 _OF_ANOTHER = re.compile(r"\b(ensemble|step|unknown model|is not ready)\b")
-"""What the errors of loads say that failed for another model."""
+"""Words in the error of a load that failed because of another model."""
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ class Asked:
     prompt_field: str = "prompt"
     """The name of the field with the prompts."""
     path: str = "/v1/completions"
-    """Where such requests are sent."""
+    """The path of the endpoint."""
     characters: int = 0
     """How long the prompts are, or the messages and the tools for their template."""
     echoed_bytes: int = 0

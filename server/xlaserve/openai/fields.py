@@ -66,4 +66,4 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "truncation": "no input is cut here: leave out items until the rest fits",
     }
 )
-"""What to send in place of some of them."""
+"""Hints in errors: the field or value to send instead."""

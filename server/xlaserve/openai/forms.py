@@ -100,7 +100,7 @@ ANY = Form()
 
 
 class Wanted(NamedTuple):
-    """What a request says of the form of its answers."""
+    """The fields of a request about the form of its answers."""
 
     format: ResponseFormat | None
     choice: ToolChoice | None
@@ -109,7 +109,7 @@ class Wanted(NamedTuple):
     """Whether an answer may have several calls."""
     format_field: str = "response_format"
     function_field: str = ".function"
-    """Where a tool has its function."""
+    """Path from a tool to its function, as errors name it."""
 
 
 def wanted(body: ChatFields) -> Wanted:

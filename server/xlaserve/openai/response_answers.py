@@ -101,7 +101,7 @@ class TextEcho(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """What a response repeats of its request."""
+    """The fields of its request that a response repeats."""
 
     model: str
     instructions: str | None
@@ -118,7 +118,7 @@ class Echo(msgspec.Struct):
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """What a response tells besides."""
+    """The other fields of a response."""
 
     id: str
     object: Literal["response"] = "response"

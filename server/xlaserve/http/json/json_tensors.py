@@ -254,10 +254,10 @@ MOST_CHARACTERS: Mapping[str, int] = MappingProxyType(
 """Of each number in JSON, by datatypes that have that form."""
 QUOTED_CHARACTERS = len('"",')
 ESCAPED_CHARACTERS = len("\\u0000")
-"""Of an octet that cannot be written as it is, at most."""
+"""Most characters of an escaped octet."""
 _ESCAPED = bytes((*range(0x20), *b'"\\'))
 _ESCAPED_BY_PYTHON = _ESCAPED + bytes(range(0x80, 0x100))
-"""Where surrogates stand for what is not UTF-8, Python writes the whole, and in ASCII."""
+"""The octets that Python escapes, which writes ASCII where surrogates stand for invalid UTF-8."""
 
 
 def escaped_octets(array: Tensor, rules: JsonRules) -> int:

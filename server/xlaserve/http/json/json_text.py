@@ -21,7 +21,7 @@ _DATA = b'"data"'
 _DATA_MARK = b"\x01"
 """Stands for that key: an octet that no JSON has."""
 _LEVEL_OF_DATA = 3
-"""Of the object that has the data of a tensor, in an array of the request."""
+"""Nesting level of the objects with the data of tensors, which are in an array of the request."""
 
 _QUOTE = ord('"')
 _COLON = ord(":")

@@ -68,7 +68,7 @@ _TRUTHS: Mapping[str, bool] = MappingProxyType(
 )
 _SHOWN = 200
 _OBJECT_BYTES = 64
-"""What is around the values of an object, or around a name in it."""
+"""Punctuation and indentation of an object, or around a name in it, at most."""
 _LIST_CHARACTERS = len("[],")
 _STRICT = JsonRules(strict=True)
 

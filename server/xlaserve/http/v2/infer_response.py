@@ -71,7 +71,7 @@ _JOINED_BYTES = 64 << 10
 MOST_OF_OTHERS = 25
 """Characters of a number that Python writes, as one of a datatype that V2 has no contents for."""
 _DESCRIBED_BYTES = 160
-"""What is around the elements of an output, or around all of them, besides texts and sizes."""
+"""JSON around the elements of an output, or around all outputs, without its texts and sizes."""
 _DIMENSION_CHARACTERS = 20
 
 
