@@ -37,6 +37,7 @@ LIMITS: Mapping[str, float] = {
     "smoke-py313": 6,
     "pyright": 12,
     "type-py311": 6,
+    "models-py311": 8,
     "h2": 15,
     "deploy": 10,
 }
@@ -46,7 +47,7 @@ short ones, since a busy machine has taken that long.
 OTHER_MINUTES = 20.0
 """Limit of an environment that is not in the table."""
 
-IF_TIME = frozenset({"type-py311", "h2", "deploy"})
+IF_TIME = frozenset({"type-py311", "models-py311", "h2", "deploy"})
 """Environments that are begun only where their limits fit into what is left of the whole."""
 NEVER: Mapping[str, str] = {
     "slow": "its soaks and floods take longer than all else, and have no time on a busy machine",
