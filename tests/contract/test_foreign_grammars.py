@@ -143,6 +143,18 @@ REFUSED = ("400", "StatusCode.INVALID_ARGUMENT", "of a stream")
 """Answers of a stream tell no status to this client."""
 
 
+IN_TIME = "within 0.05 seconds of the processor"
+REFUSED_EARLIER: Mapping[tuple[str, str], str] = {
+    ("chat", "multiple, exponent"): "can be compiled and followed",
+    ("tools", "multiple, exponent"): "can be compiled and followed",
+    ("tools", "multiples by reference"): "can be compiled and followed",
+    ("tools", "many multiples"): "tokens, which is what the model has positions for",
+    ("tools", "a multiple for each property"): "tokens, which is what the model has positions for",
+}
+"""Where something else is told than `IN_TIME`: JSON writes a number with more digits than the
+library takes, a reference leads nowhere, and a prompt names all its tools."""
+
+
 def cases() -> Iterator[Any]:
     """Yield all pairs of kinds and doors; some of each, and each of some, are quick together."""
     for row, door in enumerate(DOORS):
@@ -162,8 +174,9 @@ async def test_each_hard_grammar_is_refused_at_each_door_and_others_are_answered
     good = await place.good()
 
     assert status in REFUSED
-    assert "within 0.05 seconds of the processor" in told
-    assert "model 'story'" in told
+    told_earlier = REFUSED_EARLIER.get((door, kind))
+    assert (told_earlier or IN_TIME) in told
+    assert told_earlier or "model 'story'" in told
     assert good.status == 200
     assert json.loads(good.body)["tokens"] == [ord(one) for one in "abbc"]
 
