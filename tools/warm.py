@@ -32,6 +32,8 @@ class _Warm:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._requests = channel.makefile()
+        self._is_fork = False
+        self._status = 0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -42,6 +44,7 @@ class _Warm:
             request = json.loads(line)
             if (child := os.fork()) == 0:
                 os.setsid()
+                self._is_fork = True
                 self._requests.close()
                 self._channel.close()
                 session.items = [items[one] for one in request["tests"] or items]
@@ -54,6 +57,16 @@ class _Warm:
             _, status = os.waitpid(child, 0)
             self._say(os.waitstatus_to_exitcode(status))
         return (yield)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._status = exitstatus
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        # What waits at the end of Python for a thread that was not forked would wait for ever.
+        if self._is_fork:
+            sys.stdout.flush()
+            os._exit(self._status)
 
     def _say(self, number: int) -> None:
         self._channel.sendall(b"%d\n" % number)
