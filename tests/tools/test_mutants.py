@@ -43,6 +43,7 @@ def edited(source: str) -> set[str]:
         ("while True:\n    break", {"while True:\n    pass"}),
         ("for a in b:\n    continue", {"for a in b:\n    pass"}),
         ("def f():\n    return a", {"def f():\n    return None"}),
+        ("def f():\n    return False", {"def f():\n    return True"}),
         ("def f(a=1): ...", {"def f(a=2): ..."}),
         ("async def f():\n    await a.b()", {"async def f():\n    pass"}),
         ("x += y", {"pass"}),
