@@ -491,3 +491,13 @@ def test_each_element_of_an_array_of_objects_is_checked() -> None:
     assert [1, 2] == from_elements(DATATYPES["INT8"], [2], elements).tolist()
     with pytest.raises(TensorDataError, match="expected elements of INT8, got str"):
         from_elements(DATATYPES["INT8"], [2], others)
+
+
+@pytest.mark.parametrize("given_datatype", FLOATS, ids=str)
+@pytest.mark.parametrize("datatype", FLOATS, ids=str)
+def test_an_array_of_any_float_has_elements_of_any_other(
+    datatype: Datatype, given_datatype: Datatype
+) -> None:
+    elements = np.array([0.5, -2], given_datatype.dtype)
+
+    assert [0.5, -2] == from_elements(datatype, [2], elements).tolist()
