@@ -135,6 +135,10 @@ def test_negative_size_is_refused() -> None:
 
 
 def test_more_dimensions_than_an_array_can_have_are_refused() -> None:
+    assert 1 == element_count([1] * MAX_DIMENSIONS)
+    assert MAX_DIMENSIONS == np.zeros([1] * MAX_DIMENSIONS).ndim
+    with pytest.raises(TensorDataError, match=f"at most {MAX_DIMENSIONS} dimensions, got 65"):
+        element_count([1] * (MAX_DIMENSIONS + 1))
     with pytest.raises(TensorDataError, match=f"at most {MAX_DIMENSIONS} dimensions, got 100000"):
         element_count((2**62,) * 100_000)
 
@@ -469,3 +473,31 @@ def test_array_of_the_datatype_is_taken_as_it_is() -> None:
 
 def test_texts_are_kept_as_bytes() -> None:
     assert [b"\xc3\xa9", b"x"] == from_elements(BYTES, (2,), ["\u00e9", b"x"]).tolist()
+
+
+@pytest.mark.parametrize("beyond", [10**24 - 1, 1 - 10**24, 10**24, -(10**24)])
+def test_a_number_of_up_to_24_digits_is_shown(beyond: int) -> None:
+    with pytest.raises(TensorDataError) as caught:
+        from_elements(DATATYPES["INT8"], [1], [beyond])
+
+    shown = str(beyond) if abs(beyond) < 10**24 else "a number with more digits"
+    assert shown == caught.value.got
+
+
+def test_each_element_of_an_array_of_objects_is_checked() -> None:
+    elements = np.array([1, 2], object)
+    others = np.array([1, "2"], object)
+
+    assert [1, 2] == from_elements(DATATYPES["INT8"], [2], elements).tolist()
+    with pytest.raises(TensorDataError, match="expected elements of INT8, got str"):
+        from_elements(DATATYPES["INT8"], [2], others)
+
+
+@pytest.mark.parametrize("given_datatype", FLOATS, ids=str)
+@pytest.mark.parametrize("datatype", FLOATS, ids=str)
+def test_an_array_of_any_float_has_elements_of_any_other(
+    datatype: Datatype, given_datatype: Datatype
+) -> None:
+    elements = np.array([0.5, -2], given_datatype.dtype)
+
+    assert [0.5, -2] == from_elements(datatype, [2], elements).tolist()

@@ -73,9 +73,12 @@ class _Executed:
         finally:
             self._begin(item.nodeid.partition("::")[0])
 
-    def pytest_sessionfinish(self) -> None:
+    def stop(self) -> None:
         _monitoring.set_events(_TOOL, 0)
         _monitoring.free_tool_id(_TOOL)
+
+    def pytest_sessionfinish(self) -> None:
+        self.stop()
         lines = {
             path: {line: sorted(names) for line, names in found.items()}
             for path, found in self._lines.items()
@@ -88,3 +91,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if into and IS_POSSIBLE:
         below = os.environ["EXECUTED_BELOW"]
         config.pluginmanager.register(_Executed(below, Path(into)), "executed lines")
+
+
+def stop(config: pytest.Config) -> None:
+    """Note nothing more, and write nothing."""
+    if isinstance(noting := config.pluginmanager.get_plugin("executed lines"), _Executed):
+        noting.stop()
+        config.pluginmanager.unregister(noting)

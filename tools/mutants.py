@@ -6,30 +6,35 @@ Prints which were noticed, and those that were not as patches. Succeeds where at
 package is any part of the path below server/xlaserve: `rows`, `serving`, `shape.py`.
 
 The tests of all modules of the sample run once without a mutation, which notes the lines that each
-executes. A mutant is tried by those that execute its line; where none does, or on Python 3.11, by
-all tests of its module.
+executes. A mutant of functions is tried in a fork of the pytest that collected them, by those that
+execute its line; one of what an import executes, and all on Python 3.11, by all tests
+of its module.
 """
 
 import argparse
 import json
 import os
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
+from typing import TypeAlias
 
 import executed
 from mutations import Mutation, mutations
+from warm import UNLIKE
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("server", "xlaserve")
@@ -170,6 +175,9 @@ THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
 """Tests for all modules of a package, in addition to those that are named for a module or import
 it; the longest prefix wins.
 """
+KILLED, STOPPED, LIVED = "killed", "killed by time", "LIVED"
+_QUIET = {"OPENBLAS_NUM_THREADS": "1"}
+"""Numpy starts no threads on import."""
 _TEST_SECONDS = 120
 _MORE_SECONDS = 60.0
 """Seconds beyond three times the tests' duration after which a mutant counts as detected."""
@@ -285,32 +293,56 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._said = root / "said.txt"
+        self._warm: _Warm | None = None
+
+    def close(self) -> None:
+        if self._warm is not None:
+            self._warm.close()
+        self._warm = None
 
     def trial(self, mutants: Sequence[Mutant]) -> Trial:
         """Run the tests of mutants without a mutation; raises ValueError where they fail."""
         modules_of = dict.fromkeys(mutant.path for mutant in mutants)
         tests = list(dict.fromkeys(one for path in modules_of for one in tests_of(self.root, path)))
         noted = self.root / "executed.json"
-        began = time.monotonic()
         noting = {"EXECUTED_BELOW": str(self.root / PACKAGE), "EXECUTED_INTO": str(noted)}
-        code, said = self._run(tests, None, noting)
+        began = time.monotonic()
+        self._warm = _Warm(
+            lambda channel, inherited: self._started(tests, {**noting, **channel}, inherited)
+        )
+        if self._warm.threads < 2:
+            code = self._warm.run([], [], None)
+        else:
+            print(f"{self._warm.threads} threads after collection: each mutant gets a process")
+            self.close()
+            code = self._run(tests, None, noting)
         if code:
+            said = self._said.read_text(errors="replace")[-2000:]
             raise ValueError(f"without a mutation, {' '.join(tests)} ends with {code}:\n{said}")
         found = json.loads(noted.read_text()) if noted.exists() else {}
         taken = time.monotonic() - began
         return Trial(found.get("lines", {}), found.get("seconds", {}), taken)
 
-    def survives(self, mutant: Mutant, trial: Trial) -> bool:
-        """Tell whether no test notices a mutant."""
+    def fate(self, mutant: Mutant, trial: Trial) -> str:
+        """Return what became of a mutant."""
         file = self.root / mutant.path
         source = file.read_text()
-        tests = trial.of(file, mutant.mutation) or tests_of(self.root, mutant.path)
+        other = mutant.mutation.applied(source)
+        executing = trial.of(file, mutant.mutation)
+        tests = executing or tests_of(self.root, mutant.path)
+        limit = trial.limit(tests)
+        code: int | None = UNLIKE
         try:
-            self._write(file, mutant.mutation.applied(source))
-            code, _ = self._run(tests, trial.limit(tests))
+            # Processes that tests start read the file.
+            self._write(file, other)
+            if executing and self._warm is not None:
+                code = self._warm.run(executing, [str(file), source, other], limit)
+            if code == UNLIKE:
+                code = self._run(tests, limit)
         finally:
             self._write(file, source)
-        return code == 0
+        return LIVED if code == 0 else KILLED if code is not None else STOPPED
 
     def _write(self, file: Path, text: str) -> None:
         file.write_text(text)
@@ -323,40 +355,82 @@ class Copy:
         tests: Sequence[str],
         seconds: float | None,
         noting: Mapping[str, str] = MappingProxyType({}),
-    ) -> tuple[int | None, str]:
+    ) -> int | None:
+        process = self._started(tests, noting)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
+
+    def _started(
+        self, tests: Sequence[str], more: Mapping[str, str], *inherited: int
+    ) -> "subprocess.Popen[bytes]":
         places = [str(self.root / name) for name in ("server", "generated")]
         places.append(str(Path(executed.__file__).parent))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "executed"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "executed", "-p", "warm"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
         limits = ["--numprocesses", "0", "--timeout", str(_TEST_SECONDS)]
         # More of them than a command line holds.
         named = self.root / "tests.txt"
         named.write_text("".join(f"{one}\n" for one in tests))
-        said = self.root / "said.txt"
-        with said.open("wb") as output:
-            process = subprocess.Popen(
+        with self._said.open("wb") as output:
+            return subprocess.Popen(
                 [*command, *limits, f"@{named}"],
                 cwd=self.root,
-                env=os.environ | noting | {"PYTHONPATH": os.pathsep.join(places)},
+                env={**os.environ, **_QUIET, **more, "PYTHONPATH": os.pathsep.join(places)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=inherited,
                 start_new_session=True,
             )
-            try:
-                code: int | None = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                _end(process)
-        return code, said.read_text(errors="replace")[-2000:]
+
+
+_Started: TypeAlias = Callable[[Mapping[str, str], int], "subprocess.Popen[bytes]"]
+
+
+class _Warm:
+    """A pytest that has collected, and runs tests in forks."""
+
+    def __init__(self, started: _Started) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            channel = {"WARM_CHANNEL": str(theirs.fileno())}
+            self._process = started(channel, theirs.fileno())
+        self._answers = self._channel.makefile("rb", buffering=0)
+        self.threads = int(self._answers.readline() or 0)
+        """Threads after collection, of which a fork would have one; none where it has ended."""
+
+    def run(self, tests: Sequence[str], edit: Sequence[str], seconds: float | None) -> int | None:
+        """Run tests, all where none is named, on an edited module; None where time was up."""
+        if not self.threads:
+            return self._process.wait()
+        self._channel.sendall(json.dumps({"tests": tests, "edit": edit}).encode() + b"\n")
+        fork = int(self._answers.readline())
+        in_time = select.select([self._channel], [], [], seconds)[0]
+        if not in_time:
+            _kill(fork)
+        code = int(self._answers.readline())
+        _kill(fork)
+        return code if in_time else None
+
+    def close(self) -> None:
+        self._answers.close()
+        self._channel.close()
+        _end(self._process)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Kill what a run of tests has left, with it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill(process.pid)
     process.wait()
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def copied(root: Path, target: Path) -> None:
@@ -372,15 +446,17 @@ def copied(root: Path, target: Path) -> None:
 def tried(root: Path, mutants: Sequence[Mutant]) -> int:
     """Try mutants of a tree, and print what became of each; return how many were noticed."""
     noticed = 0
-    with TemporaryDirectory(prefix="mutants-") as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix="mutants-"))
         copy = Copy(Path(directory))
+        stack.callback(copy.close)
         copied(root, copy.root)
         trial = copy.trial(mutants)
         for number, mutant in enumerate(mutants, 1):
-            lives = copy.survives(mutant, trial)
-            noticed += not lives
-            print(f"{number}/{len(mutants)} {'LIVED' if lives else 'killed'} {mutant}", flush=True)
-            if lives:
+            fate = copy.fate(mutant, trial)
+            noticed += fate != LIVED
+            print(f"{number}/{len(mutants)} {fate} {mutant}", flush=True)
+            if fate == LIVED:
                 source = (copy.root / mutant.path).read_text()
                 print(mutant.mutation.diff(source, str(mutant.path)), flush=True)
     return noticed

@@ -166,7 +166,7 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     assert "OK" == again
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="models are in the device's memory")
+@pytest.mark.skipif("jax.default_backend() != 'cpu'", reason="models are in the device's memory")
 @pytest.mark.slow
 async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
     """Case 12: on the CPU the allocator is that of the host, here of a process of its own."""
@@ -190,7 +190,7 @@ async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() == "cpu", reason="there is no GPU")
+@pytest.mark.skipif("jax.default_backend() == 'cpu'", reason="there is no GPU")
 async def test_the_size_is_what_the_device_says(runtime: Runtime, models: Shelf) -> None:
     """Case 12: by its allocator, which had nothing else to do."""
 

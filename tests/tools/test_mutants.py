@@ -3,12 +3,15 @@
 import ast
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import executed
 import mutants
+import warm
 from mutations import mutations
 
 
@@ -40,6 +43,7 @@ def edited(source: str) -> set[str]:
         ("while True:\n    break", {"while True:\n    pass"}),
         ("for a in b:\n    continue", {"for a in b:\n    pass"}),
         ("def f():\n    return a", {"def f():\n    return None"}),
+        ("def f():\n    return False", {"def f():\n    return True"}),
         ("def f(a=1): ...", {"def f(a=2): ..."}),
         ("async def f():\n    await a.b()", {"async def f():\n    pass"}),
         ("x += y", {"pass"}),
@@ -205,6 +209,7 @@ def test_mutants_that_no_test_notices_are_printed_as_patches(
     said = capsys.readouterr().out
 
     assert (2, 1) == (len(chosen), noticed)
+    assert 1 == said.count("killed server/xlaserve/parity.py:2 comparison")
     assert 1 == said.count("LIVED server/xlaserve/parity.py:5 constant")
     assert "-LEAST = 3\n+LEAST = 4\n" in said
     assert TREE["server/xlaserve/parity.py"] == (tree / "server/xlaserve/parity.py").read_text()
@@ -213,16 +218,92 @@ def test_mutants_that_no_test_notices_are_printed_as_patches(
 def test_a_mutant_is_tried_by_the_tests_that_execute_its_line(tree: Path) -> None:
     """What an import executes, and everything on Python 3.11, by all tests of the module."""
     every = mutants.sample(tree, "parity", 1, 100)
-    trial = mutants.Copy(tree).trial(every)
+    with closing(mutants.Copy(tree)) as copy:
+        trial = copy.trial(every)
 
     chosen = {one.mutation.start[0]: trial.of(tree / one.path, one.mutation) for one in every}
     executing = ["tests/test_parity.py::test_even"] if executed.IS_POSSIBLE else []
     assert {2: executing, 5: []} == {line: list(tests) for line, tests in chosen.items()}
 
 
+LATE = "with open('imports', 'a') as imports:\n    imports.write('once ')\n"
+"""Written whenever a module of tests is imported."""
+ENDLESS = "import atexit\nimport threading\natexit.register(threading.Event().wait)\n"
+"""The end of Python waits, as XLA and onnxruntime do where they miss a thread."""
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+@pytest.mark.skipif(not executed.IS_POSSIBLE, reason="needs Python 3.12 to know executed lines")
+@pytest.mark.parametrize(
+    ("before", "imports"),
+    [(ENDLESS + LATE, 1), (THREAD + LATE, 3)],
+    ids=["forks", "threads"],
+)
+def test_tests_are_collected_once_for_all_mutants_of_functions(
+    tree: Path, capsys: pytest.CaptureFixture[str], before: str, imports: int
+) -> None:
+    """Unless an import starts a thread, which a fork would not have: again for each run."""
+    file = tree / "tests/test_parity.py"
+    file.write_text(before + file.read_text())
+    every = mutants.sample(tree, "parity", 1, 100)
+    chosen = next(one for one in every if one.mutation.replacement == "(x % 2 != 0)")
+    with closing(mutants.Copy(tree)) as copy:
+        trial = copy.trial(every)
+        fate = copy.fate(chosen, trial)
+
+    assert mutants.KILLED == fate
+    assert imports == (tree / "imports").read_text().count("once")
+    assert (imports > 1) == ("2 threads after collection" in capsys.readouterr().out)
+
+
+def test_a_mutant_that_no_end_is_seen_of_is_stopped(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "_MORE_SECONDS", 0.0)
+    module = tree / "server/xlaserve/parity.py"
+    module.write_text("def is_even(x):\n    while x > 1:\n        x -= 2\n    return x == 0\n")
+    every = mutants.sample(tree, "parity", 1, 100)
+    chosen = next(one for one in every if one.mutation.kind == "assignment left out")
+    with closing(mutants.Copy(tree)) as copy:
+        assert mutants.STOPPED == copy.fate(chosen, copy.trial(every))
+
+
+NESTED = """
+def over(x):
+    y = 1
+    def inner():
+        return %s, y
+    return inner
+f = over(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("x", "x + 1", 3),
+        ("x < 2", "x <= 2", True),
+        ("x", "0", None),
+        ("(lambda: x)()", "x", None),
+    ],
+)
+def test_functions_get_the_code_of_an_edited_module(
+    before: str, after: str, expected: int | None
+) -> None:
+    """Those that are there already too; not where they would need other variables around them."""
+    made: dict[str, Any] = {}
+    exec(compile(NESTED % before, "nested.py", "exec"), made)
+
+    assert (expected is not None) == warm.edited("nested.py", NESTED % before, NESTED % after)
+    if expected is not None:
+        assert [(expected, 1)] * 2 == [made["f"](), made["over"](2)()]
+
+
 @pytest.mark.slow
 def test_tests_that_fail_without_a_mutation_prove_nothing(tree: Path) -> None:
-    (tree / "tests/test_parity.py").write_text("def test_bad():\n    assert False\n")
+    (tree / "tests/test_parity.py").write_text(
+        "from xlaserve.parity import LEAST\n\n\ndef test_bad():\n    assert False\n"
+    )
 
     with pytest.raises(ValueError, match="without a mutation, tests/test_parity.py ends with 1"):
         mutants.tried(tree, mutants.sample(tree, "parity", 1, 1))

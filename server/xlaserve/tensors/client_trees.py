@@ -69,7 +69,7 @@ def _is_tree(value: object) -> bool:
 
 def _is_array(value: object) -> bool:
     """Tell whether a value is an array, of numpy or of JAX; numbers of numpy are none."""
-    return hasattr(value, "__array__") and hasattr(value, "shape") and not np.isscalar(value)
+    return hasattr(value, "__array__") and not np.isscalar(value)
 
 
 def _leaves(model: str, path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 from support.row_trial import leak
@@ -18,7 +19,8 @@ from xlaserve.row_proofs import prove
 
 pytestmark = pytest.mark.slow
 
-KEY = jax.random.key(0)
+KEY = np.zeros(2, np.uint32)
+"""A key of JAX as it is in memory: to make one would start XLA, with its threads, on import."""
 Network = tuple[Callable[[], Callable[..., Any]], list[tuple[tuple[int, ...], str]]]
 
 

@@ -409,3 +409,28 @@ def test_a_program_of_rows_by_themselves_is_proved(body: str) -> None:
     verdict = verdict_of(body, f"%y : {SAME}")
 
     assert verdict.independence == PROVED
+
+
+JOINED = """
+%a = stablehlo.constant dense<2> : tensor<1xi32>
+%b = stablehlo.constant dense<B> : tensor<1xi32>
+%v = stablehlo.concatenate %a, %b, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>
+%s = stablehlo.slice %v [{place}] : (tensor<2xi32>) -> tensor<1xi32>
+%f = stablehlo.convert %s : (tensor<1xi32>) -> tensor<1xf32>
+%w = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<1xf32>) -> tensor<Bx4xf32>
+%y = stablehlo.add %x, %w : tensor<Bx4xf32>
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("0:1", "proved"),
+        ("1:2", "unknown: stablehlo.add computes with the size of the batch"),
+    ],
+)
+def test_integers_that_are_joined_stay_known_one_by_one(place: str, expected: str) -> None:
+    """Only one of these grows with the batch."""
+    verdict = verdict_of(JOINED.format(place=place), "%y : tensor<Bx4xf32>")
+
+    assert str(verdict).startswith(expected)

@@ -6,6 +6,7 @@
 import pytest
 
 from xlaserve.row_proofs import refining, size_arithmetic
+from xlaserve.row_proofs.constants import MAX_ELEMENTS
 from xlaserve.row_proofs.findings import Unfollowed
 from xlaserve.row_proofs.size_arithmetic import question
 
@@ -284,6 +285,21 @@ def looked_up(operand: str, kind: str, index: str, numbers: str) -> str:
 )  # fmt: skip
 def test_known_integers_are_moved_as_they_would_be(body: str, operation: str) -> None:
     assert asked(PAIR + body) == (operation and f"stablehlo.{operation}")
+
+
+@pytest.mark.parametrize(
+    ("count", "operation"),
+    [(MAX_ELEMENTS // 2, ""), (MAX_ELEMENTS // 2 + 1, "broadcast_in_dim")],
+)
+def test_integers_are_known_up_to_a_number_of_elements(count: int, operation: str) -> None:
+    """Copies are made of all of them."""
+    body = (
+        f"%r = stablehlo.broadcast_in_dim %v, dims = [0] : ({V2}) -> tensor<2x{count}xi32>\n"
+        f"%t = stablehlo.slice %r [1:2, 0:1] : (tensor<2x{count}xi32>) -> tensor<1x1xi32>\n"
+        "%w = stablehlo.reshape %t : (tensor<1x1xi32>) -> tensor<1xi32>"
+    )
+
+    assert asked(PAIR + one_of(body)) == (operation and f"stablehlo.{operation}")
 
 
 @pytest.mark.parametrize(("predicate", "operation"), [("true", ""), ("false", "divide")])

@@ -43,12 +43,12 @@ def check_pure(walker: Walker, region: Region) -> Finding | None:
 
 
 def only_operation(region: Region) -> str:
-    """Return the name of the one operation of both arguments that a region is; else nothing."""
-    if len(region.operations) != 1 or len(region.arguments) != 2:
+    """Return the name of the one operation of all arguments that a region is; else nothing."""
+    if len(region.operations) != 1:
         return ""
     (operation,) = region.operations
-    is_of_both = set(operation.operands) == set(region.arguments)
-    return operation.name if is_of_both and region.returned == operation.results else ""
+    is_of_all = set(operation.operands) == set(region.arguments)
+    return operation.name if is_of_all and region.returned == operation.results else ""
 
 
 def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
