@@ -127,7 +127,7 @@ async def test_a_process_that_compiles_is_ended() -> None:
     finally:
         made.stop()
 
-    assert (True, False) == (found.value.was_stopped, found.value.is_limit)
+    assert (True, False) == (found.value.is_foreign, found.value.is_limit)
 
 
 async def test_a_python_model_is_not_ready_then_has_another_process(

@@ -203,10 +203,11 @@ class GeneratorModel(UncompiledModel):
 
     def close(self) -> None:
         """End the threads, and drop every array and program."""
-        if self._prompts is not None:
-            self._prompts.close()
+        # Processes before the threads that may wait for what they compute.
         if self.generation.text is not None:
             self.generation.text.close()
+        if self._prompts is not None:
+            self._prompts.close()
         self._constraining.close()
         self._slots.close()
         self._programs.close()
