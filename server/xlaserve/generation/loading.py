@@ -165,6 +165,12 @@ class GeneratorModel(UncompiledModel):
         detokenizer = text.detokenizer(stop) if text is not None and wants_text else None
         return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
 
+    def text_bytes(self, inputs: Mapping[str, Value]) -> int:
+        """Return the memory of making tokens of a request's text; 0 without one."""
+        if TEXT not in inputs or self._prompts is None:
+            return 0
+        return self._prompts.held_bytes(inputs[TEXT])
+
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:

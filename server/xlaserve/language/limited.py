@@ -238,7 +238,7 @@ class Limited:
         process = self._process = LimitedProcess(self._script, self.limits, *self._named)
         # Here: `close` kills the process that it sees, and the next one sees that it is closed.
         if self._is_closed:
-            raise OSError("the model is being unloaded")
+            raise OSError("it is being unloaded")
         found = process.ask(_ENCODER.encode({**self._first, "limits": asdict(self.limits)}))
         return process if "text" in found else found
 
