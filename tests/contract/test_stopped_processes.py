@@ -105,10 +105,10 @@ async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path)
 
 
 async def busy(limited: Limited) -> "asyncio.Task[Any]":
-    """Ask a process what it answers in an hour, and only there; return once its fork has begun."""
+    """Ask a process what it answers in an hour, and only there; return while it is asked."""
     victim = running(limited).pid
     asking = asyncio.create_task(asyncio.to_thread(limited.ask, {"sleeps_in": victim}))
-    await until(lambda: (psutil.Process(victim).children() or [None])[0] is not None)
+    await until(limited._asking.locked)
     return asking
 
 
