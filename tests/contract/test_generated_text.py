@@ -6,7 +6,8 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from support.http import ask, connect, message
 from support.server import RunningServer, Serve
 from support.tiny_language import greedy
 from tritonclient.utils import InferenceServerException
+
+from xlaserve.language.text_limits import ENCODED_TIMES
 
 CONFIG = "\n".join(
     f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
@@ -85,6 +88,12 @@ async def answered(
     return tokens, pieces, last
 
 
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
 async def posted(server: RunningServer, verb: str, body: Any) -> Any:
     assert server.http is not None
     path, written = f"/v2/models/story/{verb}", json.dumps(body).encode()
@@ -102,6 +111,54 @@ async def test_a_prompt_is_text_or_tokens_and_answers_have_both(server: RunningS
     assert text_of(expected) == "".join(by_text[1]) == "".join(by_tokens[1])
     assert [] == tokens_only[1]
     assert len(TOKENS) == by_text[2]["prompt_tokens"].int64_param
+
+
+LONG = b"a" * 64 * tiny_language.LENGTH
+
+
+async def test_a_text_that_there_is_no_memory_for_is_refused(serve: Serve, exported: Path) -> None:
+    """Somebody else has most of it: shorter texts, and prompts of tokens, are answered."""
+    given: dict[str, Any] = {"load_model": ("story",), "max_held_bytes": 4 << 20}
+    async with serve(exported, **given) as server:
+        ledger = server.application.ledger
+        other = ledger.open()
+        other.hold(3 << 20)
+        with pytest.raises(InferenceServerException, match="the tokens of a prompt"):
+            await answered(server, {"text": [LONG]})
+        short = await answered(server, {"text": [PROMPT.encode()]}, max_tokens=3)
+        of_tokens = await answered(server, {"tokens": TOKENS}, max_tokens=3)
+        other.close()
+        with pytest.raises(InferenceServerException, match="expected 1 to 64 tokens"):
+            await answered(server, {"text": [LONG]})
+        await until(lambda: not ledger.held)
+
+    assert greedy(TOKENS, 3) == short[0] == of_tokens[0]
+
+
+async def test_texts_are_held_until_they_are_tokens(server: RunningServer) -> None:
+    """Be they answered, refused, or abandoned by their clients while they wait."""
+    ledger, release = server.application.ledger, threading.Event()
+    _, instance = server.application.registry.resolve("story")
+    station: Any = instance.station
+    station.copies.model._prompts.thread.submit("somebody", release.wait)
+    try:
+        good, long, left = (
+            asyncio.ensure_future(answered(server, {"text": [text]}, max_tokens=2))
+            for text in (PROMPT.encode(), LONG, LONG)
+        )
+        await until(lambda: ledger.held > ENCODED_TIMES * 2 * len(LONG))
+        left.cancel()
+        await until(lambda: ledger.held < ENCODED_TIMES * 2 * len(LONG))
+        held_by_others = ledger.held
+    finally:
+        release.set()
+    with pytest.raises(InferenceServerException, match="expected 1 to 64 tokens"):
+        await long
+    answer = await good
+    await until(lambda: not ledger.held)
+
+    assert held_by_others >= ENCODED_TIMES * (len(LONG) + len(PROMPT))
+    assert greedy(TOKENS, 2) == answer[0]
 
 
 @pytest.mark.slow

@@ -22,9 +22,11 @@ from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from xlaserve.net import compression
 from xlaserve.net.ledger import Kind, Ledger
 
 MIB = 1 << 20
+GZIP = grpc.Compression.Gzip
 Request: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -207,3 +209,48 @@ async def test_binary_strings_over_http_are_held_as_well(
     assert {503} == {status for status, _ in answers}
     assert any("the tensors" in error for _, error in answers)
     assert all("max_held_bytes" in error for _, error in answers)
+
+
+@own_engine_only
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_the_compressed_copy_of_an_answer_is_held_as_well(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no memory for it, the answer is sent as it is."""
+    identity_models.write(tmp_path / "models", "echo", "FP32")
+    settings: Any = {"max_held_bytes": 4 * MIB, "load_model": ("echo",)}
+    request = Request(model_name="echo", raw_input_contents=[bytes(MIB // 16)])
+    request.inputs.append(Tensor(name="x", datatype="FP32", shape=[MIB // 64]))
+    held: list[int] = []
+    deflate = compression.deflate_where_worth
+
+    def seen(*given: Any) -> Any:
+        held.append(ledger.held)
+        return deflate(*given)
+
+    monkeypatch.setattr(compression, "deflate_where_worth", seen)
+
+    async def ask(server: RunningServer) -> None:
+        async with grpc.aio.insecure_channel(server.url, compression=GZIP) as channel:
+            stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if method == "ModelInfer":
+                answer = await stub.ModelInfer(request)
+            else:
+                (answer,) = [
+                    each.infer_response async for each in stub.ModelStreamInfer(iter([request]))
+                ]
+        assert [bytes(MIB // 16)] == list(answer.raw_output_contents)
+
+    async with serving(tmp_path, tmp_path / "models", **settings) as server:
+        ledger = server.application.ledger
+        await ask(server)
+        with_memory = held[:]
+        await until(lambda: ledger.held == 0)
+        other = ledger.open()
+        other.hold(3 * MIB + MIB // 4)
+        await ask(server)
+        other.close()
+        await until(lambda: ledger.held == 0)
+
+    assert with_memory == held
+    assert held[0] >= 2 * MIB // 16

@@ -15,6 +15,7 @@ import pytest
 from support import python_models, tiny_chat
 from support.process import served
 
+from acceptance import children
 from architecture import workers
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -88,6 +89,13 @@ def test_every_process_that_the_server_starts_has_a_row() -> None:
     found = set(workers.places(SERVER, STARTERS))
 
     assert {*KINDS, FORK, *NO_CHILDREN} == found
+
+
+def test_every_kind_of_child_is_stopped_and_killed() -> None:
+    """Each has a row in the table of the chaos row that does so."""
+    watches = "process/endings.py: end_session_with_this"
+
+    assert {*KINDS, FORK, watches} - {WORKER} == {kind.place for kind in children.KINDS.values()}
 
 
 def below(pid: int) -> Iterator[psutil.Process]:

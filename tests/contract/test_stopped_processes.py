@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from support import python_models, several
 from support.server import Serve
@@ -102,14 +104,60 @@ async def test_a_fork_that_is_stopped_is_replaced(is_busy: bool, tmp_path: Path)
     assert found["fork"] != fork
 
 
-async def test_a_template_is_rendered_by_another_process() -> None:
-    template = Template({"default": "a text"}, {})
+async def busy(limited: Limited) -> "asyncio.Task[Any]":
+    """Ask a process what it answers in an hour, and only there; return while it is asked."""
+    victim = running(limited).pid
+    asking = asyncio.create_task(asyncio.to_thread(limited.ask, {"sleeps_in": victim}))
+    await until(limited._asking.locked)
+    return asking
+
+
+async def test_a_process_that_is_killed_is_replaced_at_once(tmp_path: Path) -> None:
+    """Though its fork goes on, which has the pipes that it was forked with."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
     try:
-        template.render([])
-        victim = running(template._process).pid
-        os.kill(victim, signal.SIGSTOP)
-        await until(lambda: is_stopped(victim))
-        text = await asyncio.to_thread(template.render, [])
+        fork = limited.ask({"sleeps_in": 0})["fork"]
+        asking = await busy(limited)
+        os.kill(running(limited).pid, signal.SIGKILL)
+        async with asyncio.timeout(MOST_SECONDS):
+            found = await asking
+    finally:
+        limited.close()
+
+    assert found["fork"] != fork
+
+
+async def test_a_model_that_is_closed_waits_for_no_text(tmp_path: Path) -> None:
+    """Nobody else does, and a text that comes later has no process."""
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    limited = Limited(script, Limits(seconds=600), {}, called="a", model="m")
+    limited.ask({"sleeps_in": 0})
+    asking = await busy(limited)
+    async with asyncio.timeout(MOST_SECONDS):
+        await asyncio.to_thread(limited.close)
+    with pytest.raises(OSError, match="it is being unloaded"):
+        await asking
+    with pytest.raises(OSError, match="it is being unloaded"):
+        limited.ask({"sleeps_in": 0})
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_template_is_rendered_by_another_process(number: int) -> None:
+    """And is not blamed for what somebody else has done to the first one."""
+    loops = "{% for i in range(1000) %}{% for j in range(1000 * n) %}{% endfor %}{% endfor %}"
+    template = Template({"default": f"{loops}a text"}, {})
+    try:
+        template.render([], variables={"n": 0})
+        process = psutil.Process(victim := running(template._process).pid)
+        before = process.cpu_times().user
+        rendering = asyncio.to_thread(template.render, [], variables={"n": 12})
+        asking = asyncio.create_task(rendering)
+        await until(lambda: process.cpu_times().user > before)
+        os.kill(victim, number)
+        text = await asking
         by = running(template._process).pid
     finally:
         template.close()
@@ -127,7 +175,7 @@ async def test_a_process_that_compiles_is_ended() -> None:
     finally:
         made.stop()
 
-    assert (True, False) == (found.value.was_stopped, found.value.is_limit)
+    assert (True, False) == (found.value.is_foreign, found.value.is_limit)
 
 
 async def test_a_python_model_is_not_ready_then_has_another_process(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from acceptance.children import KINDS as CHILDREN
 from acceptance.everything import NAMES
 from acceptance.figures import Outcome
 from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="KINDS",
         help=f"kinds of clients that M4 leaves out, with commas: {', '.join(NAMES)}",
     )
+    parser.add_argument(
+        "--kinds", default="", help=f"the only children of D9, with commas: {', '.join(CHILDREN)}"
+    )
     parser.add_argument("--folder", type=Path, help="keep what the servers write here")
     given = parser.parse_args(arguments)
     size = Size.SHORT if given.short else Size.LONG if given.long else Size.WHOLE
@@ -38,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strangers := set(without) - set(NAMES):
         parser.error(f"there is no kind of client {', '.join(sorted(strangers))}")
     chosen = [row for row in rows if not wanted or row.id in wanted]
-    said = {"seconds": given.seconds, "without": without}
+    kinds = tuple(filter(None, given.kinds.split(",")))
+    if strangers := set(kinds) - set(CHILDREN):
+        parser.error(f"there is no kind of child {', '.join(sorted(strangers))}")
+    said = {"seconds": given.seconds, "without": without, "kinds": kinds}
     outcomes = [_checked(row, size, said, given.folder) for row in chosen]
     failing = [row.id for row, outcome in zip(chosen, outcomes, strict=True) if not outcome.holds]
     print(f"{len(chosen)} rows, below their criterion: {', '.join(failing) or 'none'}", flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 from acceptance import (
     cancelling,
     chaos,
+    children,
     conformance,
     everything,
     floods,
@@ -54,7 +55,7 @@ class Row:
     tests: tuple[str, ...] = ()
     """Tests that hold the row, or parts of it: files, or `file::name`."""
     takes: tuple[str, ...] = ()
-    """Keywords of the check that the command line may give: `seconds`, `without`."""
+    """Keywords of the check that the command line may give: `seconds`, `without`, `kinds`."""
 
     def run(self, folder: Path, size: Size = Size.WHOLE, **said: Any) -> Outcome:
         """Check it; blocks. What was said goes before what the size has, where the row takes it."""
@@ -239,11 +240,23 @@ ROWS = (
     Row(
         "D8",
         CHAOS,
-        "SIGSTOP of each kind of process, 20 times, every other time under a watchdog",
+        "SIGSTOP of each process that serves, 20 times, every other time under a watchdog",
         "not ready within 3 s; 0 failed requests to other processes; replaced within 15 s",
         stopping.stop_each,
-        {Size.SHORT: {"count": 2, "kinds": "worker,process of a Python model", "timed": False}},
-        ("tests/processes/test_silence.py", "tests/contract/test_stopped_processes.py"),
+        {Size.SHORT: {"count": 2, "kinds": "worker", "timed": False}},
+        ("tests/processes/test_silence.py",),
+    ),
+    Row(
+        "D9",
+        CHAOS,
+        "SIGSTOP and SIGKILL of each kind of child in the middle of its work, 20 times, every "
+        "other time under a watchdog; a stop of the server beside stopped children",
+        "0 failed requests to others; another child within 15 s does the work; nothing is left, "
+        "nor on the ledger; the server ends within its drain and 5 s",
+        children.end_each,
+        {Size.SHORT: {"count": 1, "kinds": ("Python model", "template"), "timed": False}},
+        ("tests/acceptance/test_children.py", "tests/contract/test_stopped_processes.py"),
+        takes=("kinds",),
     ),
     Row(
         "F2",

@@ -45,11 +45,11 @@ class Constraining:
             raise ModelFailed(self._model, "it is being unloaded") from error
 
     def close(self) -> None:
-        """End the thread after its queued work."""
-        if self._thread is not None:
-            self._thread.close()
+        """End the process of grammars, and the thread after its queued work."""
         if self._grammars is not None:
             self._grammars.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def _compile(self, running: Running) -> None:
         try:

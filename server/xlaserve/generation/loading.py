@@ -165,6 +165,12 @@ class GeneratorModel(UncompiledModel):
         detokenizer = text.detokenizer(stop) if text is not None and wants_text else None
         return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
 
+    def text_bytes(self, inputs: Mapping[str, Value]) -> int:
+        """Return the memory of making tokens of a request's text; 0 without one."""
+        if TEXT not in inputs or self._prompts is None:
+            return 0
+        return self._prompts.held_bytes(inputs[TEXT])
+
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:
@@ -203,10 +209,11 @@ class GeneratorModel(UncompiledModel):
 
     def close(self) -> None:
         """End the threads, and drop every array and program."""
-        if self._prompts is not None:
-            self._prompts.close()
+        # Processes before the threads that may wait for what they compute.
         if self.generation.text is not None:
             self.generation.text.close()
+        if self._prompts is not None:
+            self._prompts.close()
         self._constraining.close()
         self._slots.close()
         self._programs.close()

@@ -15,7 +15,7 @@ from xlaserve.files.roots import Roots
 from xlaserve.language import files
 from xlaserve.language.stop_strings import MOST_CHARACTERS, MOST_STOPS
 from xlaserve.language.text import LanguageText
-from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, TextLimits
+from xlaserve.language.text_limits import DEFAULT_TEXT_LIMITS, ENCODED_TIMES, TextLimits
 from xlaserve.language.turns import CallerThread
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.runtime.generator.info import TEXT, TOKENS
@@ -105,6 +105,11 @@ class Prompts:
         self._most = _CHARACTERS * max_length
         self.thread = CallerThread("text", model, waiting)
         """Started by the first prompt of text."""
+
+    def held_bytes(self, value: Value) -> int:
+        """Return the memory of making tokens of the input `text`, unless it is too long."""
+        octets = sum(map(len, value.tolist())) if isinstance(value, np.ndarray) else 0
+        return ENCODED_TIMES * octets if octets <= self._most else 0
 
     def encode(self, value: Value) -> Tensor:
         """Return the tokens of the input `text`, INT32; raises InvalidRequest. Blocks."""

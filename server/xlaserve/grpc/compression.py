@@ -12,6 +12,7 @@ from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
 from xlaserve.grpc.http2.stream import Buffer
 from xlaserve.net import compression
 from xlaserve.net.compression import BadCompression, InflatesTooFar
+from xlaserve.net.ledger import Account
 
 ENCODINGS = ("gzip", "deflate")
 """Encodings of gRPC; deflate is zlib's format."""
@@ -24,6 +25,8 @@ _LEAST_BYTES = 256
 """Smaller answers are not worth compressing."""
 _AT_ONCE_BYTES = 16 << 10
 """Larger answers are compressed in a thread."""
+COMPRESSED_TIMES = 2
+"""Memory of compressing an answer in a thread, in times its size: it, and at most as much again."""
 
 
 async def decompress(
@@ -65,14 +68,22 @@ def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
     return encoding if encoding in ENCODINGS and encoding in accepted else ""
 
 
-async def compress(encoding: str, data: Buffer) -> Buffer:
-    """Return a prefixed message, compressed if that saves a quarter."""
+async def compress(encoding: str, data: Buffer, account: Account) -> Buffer:
+    """Return a prefixed message, compressed if that saves a quarter and there is memory for it."""
     size = len(data) - PREFIX_BYTES
     if size < _LEAST_BYTES:
         return data
     message = memoryview(data)[PREFIX_BYTES:]
     work = partial(compression.deflate_where_worth, encoding, [message], size)
-    deflated = await asyncio.to_thread(work) if size > _AT_ONCE_BYTES else work()
+    if is_compressed_at_once(size):
+        deflated = work()
+    elif account.spare(COMPRESSED_TIMES * size):
+        job = asyncio.ensure_future(asyncio.to_thread(work))
+        # Also behind a cancellation, which the thread does not hear of.
+        job.add_done_callback(lambda _: account.release(COMPRESSED_TIMES * size))
+        deflated = await asyncio.shield(job)
+    else:
+        return data
     return data if deflated is None else PREFIX.pack(1, len(deflated)) + deflated
 
 

@@ -63,13 +63,13 @@ def confine(memory_bytes: int) -> None:
 
 _ATTEMPTS = 2
 """Forks for one message: the first may be killed, which is no fault of the message."""
-_FROM_OUTSIDE = frozenset(
+FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
         *(signal.SIGUSR1, signal.SIGUSR2),
     }
 )
-"""Signals that no limit and no mistake of a fork sends: of people, and of a full machine."""
+"""Signals that no limit and no mistake of a process sends: of people, and of a full machine."""
 _ENDING_SECONDS = 1.0
 """Seconds that a fork whose pipes are closed has to end by itself, before it is killed."""
 _ENDING_STEP_SECONDS = 0.001
@@ -99,11 +99,11 @@ def serve(begin: Callable[[Any], Answer]) -> None:
             if found is not None:
                 break
             how, fork = fork.end(), None
-            if how not in _FROM_OUTSIDE:
+            if how not in FROM_OUTSIDE:
                 break
         if found is not None:
             _write(sink, found)
-        elif how in _FROM_OUTSIDE:
+        elif how in FROM_OUTSIDE:
             send(sink, {"killed": f"what computes it was killed (signal {how})"})
         else:
             send(sink, {"over": "it takes more than it may"})
@@ -118,8 +118,9 @@ class _Fork:
         reads, back = os.pipe()
         self._process = os.fork()
         if not self._process:
-            os.close(reads)
-            os.close(writes)
+            # The pipes to the server are the other one's, whose end is seen by theirs.
+            for one in (reads, writes, sys.stdin.fileno(), sys.stdout.fileno()):
+                os.close(one)
             # Whatever becomes of it, it must not go on as the process that was forked.
             with suppress(BaseException):
                 # Named here, so that both stay open until it exits: their end is taken for its end.

@@ -100,7 +100,7 @@ class Grammars:
         self._trial.begin()
 
     def close(self) -> None:
-        """End the process that tries grammars; another is started when it is needed."""
+        """End the process that tries grammars, for good."""
         self._trial.close()
 
     def compile(self, parameter: str, text: str) -> "Place":
@@ -143,7 +143,7 @@ class Trial:
         self._process.begin()
 
     def close(self) -> None:
-        """End the process, behind what it tries."""
+        """End the process for good."""
         self._process.close()
 
     def check(self, parameter: str, text: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.process import last_words
 from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Stopped, is_stopped
@@ -26,7 +27,7 @@ _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 """Between two looks whether a process that is asked can answer."""
 _ATTEMPTS = 2
-"""Processes for one question: the first may be stopped, which is no fault of what is asked."""
+"""Processes for one question: the first may be stopped or killed by no fault of what is asked."""
 _SAID_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 300
 _ENCODER = msgspec.json.Encoder()
@@ -54,8 +55,8 @@ class TookTooMuch(Exception):
     """A query exceeded a limit, and its process has ended."""
 
 
-class _WasStopped(Exception):
-    """Somebody has stopped a process (SIGSTOP), which has ended; another one can do the same."""
+class _FromOutside(Exception):
+    """Somebody has stopped or killed a process, which has ended; another one can do the same."""
 
 
 class LimitedProcess:
@@ -89,8 +90,12 @@ class LimitedProcess:
         """Tell whether somebody has stopped it, or what it has forked."""
         return is_stopped(self.pid, with_forks=True)
 
+    def kill(self) -> None:
+        """Have it end, and whoever waits for an answer told so. May be called in any thread."""
+        self._process.kill()
+
     def ask(self, message: bytes) -> Mapping[str, Any]:
-        """Send a message, and return the answer. Raises OSError, TookTooMuch and _WasStopped."""
+        """Send a message, and return the answer. Raises OSError, TookTooMuch and _FromOutside."""
         until = time.monotonic() + self._limits.seconds
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -119,11 +124,13 @@ class LimitedProcess:
             data += more
         return bytes(data)
 
-    def _ended(self) -> TookTooMuch:
+    def _ended(self) -> "TookTooMuch | _FromOutside":
         """Return why it wrote no more, once the log has what it said last."""
+        is_foreign = True
         try:
             status = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
+            is_foreign = False
             self._process.kill()
             status = self._process.wait()
         errors = self._process.stderr
@@ -135,6 +142,8 @@ class LimitedProcess:
         if status > 0:
             behind = f": {last[:_SHOWN_CHARACTERS]}" if last else ""
             return TookTooMuch(f"its process ended with {how}{behind}")
+        if is_foreign and -status in FROM_OUTSIDE:
+            return _FromOutside(f"it was killed ({how})")
         return TookTooMuch(f"its process ended ({how}): it may take {self._limits}")
 
     def _wait(self, until: float, file: int, event: int) -> None:
@@ -146,7 +155,7 @@ class LimitedProcess:
                 return
             stopped.look()
             if stopped.is_over:
-                raise _WasStopped
+                raise _FromOutside("it is stopped (SIGSTOP)")
         raise TookTooMuch(f"it took longer than {self._limits.seconds:g} seconds")
 
 
@@ -170,6 +179,7 @@ class Limited:
         self._asking = threading.Lock()
         """Held while the process is asked: it answers one after the other."""
         self._process: LimitedProcess | None = None
+        self._is_closed = False
 
     def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a message. Blocks.
@@ -179,10 +189,13 @@ class Limited:
         """
         asked = _ENCODER.encode(message)
         with self._asking:
-            for _ in range(_ATTEMPTS):
-                with suppress(_WasStopped):
+            for attempt in range(_ATTEMPTS):
+                try:
                     return self._asked(asked)
-        raise OSError("it is stopped (SIGSTOP)")
+                except _FromOutside as error:
+                    if attempt + 1 == _ATTEMPTS:
+                        raise OSError(str(error)) from None
+        raise AssertionError("there is one attempt at least")
 
     def _asked(self, asked: bytes) -> Mapping[str, Any]:
         has_failed = True
@@ -202,11 +215,15 @@ class Limited:
 
     def begin(self) -> None:
         """Start the process before it is asked; what goes wrong, the first question says."""
-        with self._asking, suppress(OSError, TookTooMuch, _WasStopped, msgspec.DecodeError):
+        with self._asking, suppress(OSError, TookTooMuch, _FromOutside, msgspec.DecodeError):
             self._begun()
 
     def close(self) -> None:
-        """End the process, after what it computes; another is started when it is needed."""
+        """End the process for good, whatever it computes: who asked for that has ended."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
         with self._asking:
             self._end()
 
@@ -219,6 +236,9 @@ class Limited:
         if process is not None:
             return process
         process = self._process = LimitedProcess(self._script, self.limits, *self._named)
+        # Here: `close` kills the process that it sees, and the next one sees that it is closed.
+        if self._is_closed:
+            raise OSError("it is being unloaded")
         found = process.ask(_ENCODER.encode({**self._first, "limits": asdict(self.limits)}))
         return process if "text" in found else found
 

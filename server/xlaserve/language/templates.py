@@ -107,5 +107,5 @@ class Template:
         return name if name in self._sources else min(self._sources)
 
     def close(self) -> None:
-        """End the process, after what it renders; another is started when it is needed."""
+        """End the process for good."""
         self._process.close()

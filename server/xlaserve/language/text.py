@@ -154,10 +154,10 @@ class LanguageText:
 
     def close(self) -> None:
         """End the processes of the tokenizer and the template."""
-        self._tokens.close()
-        self.chat_thread.close()
         if self._template is not None:
             self._template.close()
+        self._tokens.close()
+        self.chat_thread.close()
 
 
 def _digest(contents: Iterable[bytes | bytearray | None]) -> str:

@@ -11,6 +11,9 @@ GRAMMAR = Limits(cpu_seconds=0.05, output_bytes=1 << 16, seconds=10.0)
 """One of 64 KiB with 6,000 values takes 0.01 s, as a `multipleOf` of 10,000 does, each of whose
 remainders is a state."""
 
+ENCODED_TIMES = 160
+"""Memory of making tokens per octet of text, here and in its process, if each is a token."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:

@@ -108,10 +108,11 @@ class Tokens:
         return ids
 
     def close(self) -> None:
-        """End the thread and the process of texts that may take long; a later text has neither."""
+        """End the process and the thread of texts that may take long; a later text has neither."""
         if self.thread is not None and self._limited is not None:
-            self.thread.close()
+            # First: the thread ends behind what it was given.
             self._limited.close()
+            self.thread.close()
 
     def _made_elsewhere(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the tokens of a text from a process that ends where that takes too much."""

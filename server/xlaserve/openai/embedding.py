@@ -13,6 +13,7 @@ from xlaserve.errors.access import TooManyRequests
 from xlaserve.errors.language import ModelHasNoText
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.threads import OffLoop
+from xlaserve.language.text_limits import ENCODED_TIMES
 from xlaserve.language.tokenizing import Tokens
 from xlaserve.openai import embedding_answers
 from xlaserve.openai.asking import Prompt, listed
@@ -29,8 +30,6 @@ from xlaserve.serving.inference import InferInput, InferRequest, RequestedOutput
 from xlaserve.serving.stations.station import Served
 from xlaserve.tensors import Buffer, Tensor
 
-_ENCODED_TIMES = 160
-"""Memory of tokenizing per octet of text, if each is a token."""
 _CHARACTERS_OF_TOKEN = 64
 """Characters that a text may have for each token that the model takes: to find out how many tokens
 a longer one has would take long, and hardly any has so few."""
@@ -133,12 +132,12 @@ class Embeddings:
             return [_checked(ids, _field(inputs, at), info) for at, ids in enumerate(inputs)]
         if info.text is None:
             raise ModelHasNoText(model, info.no_text)
-        request.grow(_ENCODED_TIMES * characters, "the tokens of the inputs")
+        request.grow(ENCODED_TIMES * characters, "the tokens of the inputs")
         encode = partial(_encode, info.text, info.prompt, inputs)
         found = await computed(self._threads, info.text, request.call.caller, encode)
         ids = [_checked(one, _field(inputs, at), info) for at, one in enumerate(found)]
         kept = sum(one.nbytes for one in ids)
-        request.grow(kept - _ENCODED_TIMES * characters, "the tokens of the inputs")
+        request.grow(kept - ENCODED_TIMES * characters, "the tokens of the inputs")
         return ids
 
     # --- executions ---

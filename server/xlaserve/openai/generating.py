@@ -11,6 +11,7 @@ from xlaserve.concurrency.host import HostThreads
 from xlaserve.errors import ModelNotReady
 from xlaserve.http.messages import HttpRequest
 from xlaserve.http.threads import OffLoop
+from xlaserve.language.text_limits import ENCODED_TIMES
 from xlaserve.openai.answers import PromptDetails, Usage
 from xlaserve.openai.asking import Asked, Prompt
 from xlaserve.openai.calls import ChoiceCall
@@ -25,8 +26,6 @@ from xlaserve.tensors import datatype_named
 
 _INT32 = datatype_named("INT32")
 _OUTPUTS = tuple(map(RequestedOutput, ("token", "logprob", "top_tokens", "top_logprobs")))
-_ENCODED_TIMES = 160
-"""Memory of tokenizing per octet of text, if each is a token."""
 _CHARACTERS_OF_TOKEN = 64
 """Characters that a text may have for each position of the model: to find out how many tokens a
 longer one has would take long, and hardly any has so few."""
@@ -181,7 +180,7 @@ class Generations:
                 str(asked.echoed_bytes),
                 code=CONTEXT_LENGTH,
             )
-        request.grow(_ENCODED_TIMES * size, "the tokens of a prompt")
+        request.grow(ENCODED_TIMES * size, "the tokens of a prompt")
         encoded: Sequence[Sequence[int]]
         if asked.messages:
             encoded = [await text.chat(asked.messages, asked.form.tools, asked.variables)]
@@ -189,7 +188,7 @@ class Generations:
             encoded = await text.encode([str(prompt) for prompt in asked.prompts])
         found = await self._checked(encoded, asked, info)
         kept = sum(prompt.nbytes for prompt in found)
-        request.grow(kept - _ENCODED_TIMES * size, "the tokens of a prompt")
+        request.grow(kept - ENCODED_TIMES * size, "the tokens of a prompt")
         return found
 
     async def _checked(

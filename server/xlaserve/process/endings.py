@@ -71,6 +71,14 @@ def _watch(leader: int, ended: int) -> None:
     waiting = select.poll()
     waiting.register(ended, select.POLLIN)
     waiting.poll()
+    end_session(leader)
+
+
+def end_session(leader: int) -> None:
+    """Kill what is left of the session of a process, which has ended, and is not waited for.
+
+    Who looks for that end may itself be stopped, and then nobody else would end either.
+    """
     for _ in range(_MOST_ROUNDS):
         ours = leader, os.getpid()
         left = [pid for pid in _processes() if pid not in ours and _is_of(pid, leader)]

@@ -294,6 +294,10 @@ class Slotted(Handling, Protocol):
         """Tell whether another request of a priority would preempt one."""
         ...
 
+    def text_bytes(self, inputs: Mapping[str, Value]) -> int:
+        """Return the memory of making tokens of a request's text; 0 without one."""
+        ...
+
     def choose_outputs(
         self, asked: tuple[TensorSpec, ...] | None, *, many: bool
     ) -> tuple[TensorSpec, ...]:

@@ -20,6 +20,7 @@ from xlaserve.artifact import manifest, plain_artifact
 from xlaserve.artifact.onnx_source import OnnxSource
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 from xlaserve.files.temporary import TemporaryDirectory
+from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.process import last_words
 from xlaserve.process.children import start_deaf
@@ -47,7 +48,7 @@ CLOCK_TIMES = 10
 _GRACE_SECONDS = 5.0
 """Seconds beyond its time after which a trial ends itself."""
 _ATTEMPTS = 2
-"""Processes per trial: the first may be stopped by no fault of the model."""
+"""Processes per trial: the first may be stopped or killed by no fault of the model."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -90,7 +91,7 @@ def try_loading(
         if trial is not None:
             break
     else:
-        raise InvalidModel("a trial load was stopped (SIGSTOP)")
+        raise InvalidModel("a trial load was stopped (SIGSTOP), or killed from outside, twice")
     if trial.returncode == _REFUSED:
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode:
@@ -111,7 +112,7 @@ def try_loading(
 def _run(
     command: Sequence[str], given: str, seconds: float, check_cancelled: Callable[[], None]
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Return a process's exit and output; None if it was stopped.
+    """Return a process's exit and output; None if somebody has stopped or killed it.
 
     Raises InvalidModel where it takes longer, and what `check_cancelled` raises.
     """
@@ -140,6 +141,9 @@ def _run(
                         last_words.tell(_PROCESS, f"killed: {text}", expired.stderr)
                         raise InvalidModel(text) from None
                 else:
+                    if -process.returncode in FROM_OUTSIDE:
+                        last_words.tell(_PROCESS, last_words.how(process.returncode), printed[1])
+                        return None
                     return subprocess.CompletedProcess(command, process.returncode, *printed)
                 said = None
                 stopped.look()

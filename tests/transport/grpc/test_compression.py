@@ -10,6 +10,7 @@ from grpclib.const import Status
 
 from xlaserve.grpc.compression import answer_encoding, compress, decompress
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.net.ledger import Ledger
 
 LIMIT = 1 << 20
 GZIP = (("grpc-encoding", "gzip"),)
@@ -109,7 +110,7 @@ def test_answers_have_the_encoding_of_their_request_if_the_client_takes_it(
 @pytest.mark.parametrize("size", [300, 20_000, LIMIT])
 async def test_an_answer_is_compressed_behind_its_prefix(encoding: str, size: int) -> None:
     message = bytes(size)
-    sent = bytes(await compress(encoding, PREFIX.pack(0, size) + message))
+    sent = bytes(await compress(encoding, PREFIX.pack(0, size) + message, Ledger(1 << 30).open()))
     is_compressed, length = PREFIX.unpack(sent[:PREFIX_BYTES])
 
     assert (1, len(sent) - PREFIX_BYTES) == (is_compressed, length)
@@ -122,4 +123,4 @@ async def test_an_answer_is_compressed_behind_its_prefix(encoding: str, size: in
 async def test_what_would_not_be_shorter_stays_as_it_is(message: bytes) -> None:
     plain = PREFIX.pack(0, len(message)) + message
 
-    assert plain == await compress("gzip", plain)
+    assert plain == await compress("gzip", plain, Ledger(1 << 30).open())

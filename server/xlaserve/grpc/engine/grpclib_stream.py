@@ -227,7 +227,9 @@ class GrpclibStream:
         `data` is one message behind its prefix, which is how grpclib sends them.
         """
         stream = self._stream
-        sent: Buffer = await compress(self._encoding, data) if self._encoding else data
+        sent: Buffer = data
+        if self._encoding:
+            sent = await compress(self._encoding, data, stream.owner.account)
         if not stream.open:
             raise StreamClosedError(self.id)
         if not stream.send_data((sent,), len(sent), end=end_stream):

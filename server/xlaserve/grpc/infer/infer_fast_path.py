@@ -15,6 +15,7 @@ from xlaserve.errors.message import MalformedMessage, TooManyFields
 from xlaserve.errors.panics import ENDS
 from xlaserve.grpc.compression import (
     ACCEPTED,
+    COMPRESSED_TIMES,
     ENCODINGS,
     answer_encoding,
     compressed,
@@ -38,6 +39,7 @@ from xlaserve.grpc.infer.long_messages import (
 )
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.protobuf.codec import refusal_of
+from xlaserve.net.ledger import Account
 from xlaserve.serving.call import NOBODY, Peer
 from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.engine import Engine
@@ -240,24 +242,40 @@ class InferFastPath:
         self,
         stream: ServerStream,
         write: Callable[[], Written],
-        head: bytes,
-        record: CallRecord | None,
+        then: Callable[[list[Buffer], int], None],
+        account: Account | None = None,
+        count: int = 0,
     ) -> None:
-        """Serialize and send parts in a thread, unless the stream is closed."""
+        """Make the parts of an answer in a thread, unless the stream is closed; `then` gets them.
+
+        So many bytes, which the account holds, are released once the thread has ended.
+        """
 
         def written(found: Written | BaseException) -> None:
+            if account is not None:
+                account.release(count)
             writing.end()
             stream.call = None
             if isinstance(found, BaseException):
                 self.refuse(stream, found)
-                return
-            parts, size = found
-            if record is not None:
-                record.sent(size)
-            self.send(stream, parts, sum(map(len, parts)), head)
+            else:
+                then(*found)
 
         writing = stream.call = Writing()
         writing.begin(self._long.threads, write, written)
+
+    def send_written(
+        self,
+        stream: ServerStream,
+        head: bytes,
+        record: CallRecord | None,
+        parts: list[Buffer],
+        size: int,
+    ) -> None:
+        """Send parts that are behind their prefix."""
+        if record is not None:
+            record.sent(size)
+        self.send(stream, parts, sum(map(len, parts)), head)
 
     def send(
         self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
@@ -318,7 +336,8 @@ class FastPathCall(InferCall):
         try:
             if is_written_slowly(response):
                 work = partial(self._long_parts, response)
-                fast_path.write_in_thread(stream, work, _HEAD, self.record)
+                then = partial(fast_path.send_written, stream, _HEAD, self.record)
+                fast_path.write_in_thread(stream, work, then)
                 return
             parts, size = self._encode(response)
         except ENDS:
@@ -357,30 +376,30 @@ class CompressedCall(FastPathCall):
         """Send a response, compressed if its client accepts that, or its error."""
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
-        encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
-        head = _HEADS[encoding]
         try:
             if is_written_slowly(response):
-                work = partial(self._write_all, response, encoding)
-                fast_path.write_in_thread(stream, work, head, self.record)
+                fast_path.write_in_thread(stream, partial(self._encode, response), self._compress)
                 return
             parts, size = self._encode(response)
-            if encoding and not is_compressed_at_once(size):
-                work = partial(_compressed, encoding, parts, size)
-                fast_path.write_in_thread(stream, work, head, self.record)
-                return
-            packed = compressed(encoding, parts, size)
+            self._compress(parts, size)
         except ENDS:
             raise
         except BaseException as error:
             fast_path.refuse(stream, error)
-            return
-        if self.record is not None:
-            self.record.sent(size)
-        fast_path.send(stream, packed, sum(map(len, packed)), head)
 
-    def _write_all(self, response: InferResponse, encoding: str) -> Written:
-        return _compressed(encoding, *self._encode(response))
+    def _compress(self, parts: list[Buffer], size: int) -> None:
+        """Compress the parts of a response, where that pays and there is memory, and send them."""
+        stream, fast_path = self._stream, self._fast_path
+        encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
+        then = partial(fast_path.send_written, stream, _HEADS[encoding], self.record)
+        account = stream.owner.account
+        if not encoding or is_compressed_at_once(size):
+            then(compressed(encoding, parts, size), size)
+        elif stream.open and account.spare(COMPRESSED_TIMES * size):
+            work = partial(_compressed, encoding, parts, size)
+            fast_path.write_in_thread(stream, work, then, account, COMPRESSED_TIMES * size)
+        else:
+            then(compressed("", parts, size), size)
 
 
 def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from xlaserve.process.children import start_deaf
+from xlaserve.process.endings import end_session
 from xlaserve.process.silence import Stopped
 from xlaserve.python_models.process.pipe import Pipe
 from xlaserve.python_models.process.printing import ProcessLog, log_printed
@@ -104,6 +105,8 @@ class RunningProcess:
         if not reason:
             self.wait(_END_SECONDS)
         self.kill()
+        # Its number is its own until it is waited for, and so is that of its session.
+        end_session(self._process.pid)
         with self._ending:
             self._process.wait()
         return reason or _status(self._process.returncode)

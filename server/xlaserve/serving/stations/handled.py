@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 
-from xlaserve.errors import Decoupled
+from xlaserve.errors import BudgetExhausted, Decoupled
 from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
@@ -59,6 +59,7 @@ class Handed:
         if isinstance(self._runner.model, Slotted):
             many = call.takes_many and not call.wants_whole
             call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
+            self._hold_text(call, self._runner.model.text_bytes(call.inputs))
         elif self._is_decoupled and not call.takes_many:
             raise Decoupled(self._instance.model)
         self._queue.submit(call)
@@ -66,6 +67,27 @@ class Handed:
             self._unending.add(call)
         if call.parent is not None:
             self._waits.watch(call, self._runner)
+
+    def _hold_text(self, call: InferCall, size: int) -> None:
+        """Charge the text of a call until its model begins; raises BudgetExhausted."""
+        account = call.peer.account
+        if account is None or not size:
+            return
+        if not account.reserve(size):
+            raise BudgetExhausted("the tokens of a prompt", size, account.ledger.limit)
+        held, also = [size], call.on_begun
+
+        def release() -> None:
+            if held:
+                account.release(held.pop())
+
+        def begun() -> None:
+            self._runner.post(release)
+            if also is not None:
+                also()
+
+        call.hold(release)
+        call.on_begun = begun
 
     def retire(self) -> Sequence[InferCall]:
         """Start nothing more; return the queued calls."""
@@ -97,6 +119,8 @@ class CopiesRunner:
         self._is_ruled = is_ruled
         self._slots_ahead = model.ahead if isinstance(model, Slotted) else 0
         self._outbox = outbox
+        self.post = outbox.post
+        """Has something called on the event loop; in any thread."""
         self._now_ns = now_ns
         self._replicas = Replicas(model.replicas)
         self.lanes = model.replicas * model.concurrency

@@ -245,25 +245,27 @@ class CompilerProcesses:
 
     def _started(self, task: "_Task") -> "_Process | None":
         """Start a compiler process; on failure, fail the task and return None."""
-        try:
-            process = _Process(self._command, variables(), self._tell)
-        except OSError as error:
-            task.fail(Refused(f"no process can be started: {error}"))
-            return None
-        try:
-            if not task.begin(process.of):
-                process.of.stop()
+        for attempt in range(_ATTEMPTS):
+            try:
+                process = _Process(self._command, variables(), self._tell)
+            except OSError as error:
+                task.fail(Refused(f"no process can be started: {error}"))
                 return None
-            process.wait_until_ready()
-        except ProcessEndedError as error:
-            task.tell(error)
-            process.of.stop()
-            if error.was_stopped:
-                return self._started(task)
-            task.fail(Refused(f"a process does not start: {error}"))
-            return None
-        self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
-        return process
+            try:
+                if not task.begin(process.of):
+                    process.of.stop()
+                    return None
+                process.wait_until_ready()
+            except ProcessEndedError as error:
+                task.tell(error)
+                process.of.stop()
+                if not error.is_foreign or attempt + 1 == _ATTEMPTS:
+                    task.fail(Refused(f"a process does not start: {error}"))
+                    return None
+            else:
+                self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
+                return process
+        return None
 
     def _kept(self, process: "_Process") -> "_Process | None":
         held = process.of.resident_bytes
@@ -393,7 +395,7 @@ class _Task:
             if self._is_cancelled:
                 return True
             is_too_large = self._is_too_large
-        if self.job.trial is not None and not ended.was_stopped:
+        if self.job.trial is not None and (is_too_large or is_last or not ended.is_foreign):
             # Another attempt would take as long.
             if is_too_large:
                 reason = f"it took more than {most_bytes} bytes"

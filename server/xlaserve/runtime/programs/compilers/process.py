@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import Signals
 
+from xlaserve.language.confining import FROM_OUTSIDE
 from xlaserve.process import last_words
 from xlaserve.process.children import start_deaf
 from xlaserve.process.silence import Stopped
@@ -39,13 +40,13 @@ class ProcessEndedError(Exception):
         *,
         is_late: bool = False,
         is_limit: bool = False,
-        was_stopped: bool = False,
+        is_foreign: bool = False,
         doing: str = "",
         said: str = "",
     ) -> None:
         super().__init__(reason)
-        self.was_stopped = was_stopped
-        """Whether it was killed for being stopped (SIGSTOP): another one may succeed."""
+        self.is_foreign = is_foreign
+        """Whether somebody has stopped or killed it: another one may succeed."""
         self.said = said
         """Its output on stderr."""
         self.is_late = is_late
@@ -160,7 +161,7 @@ class CompilerProcess:
             return ProcessEndedError(text, is_late=True, is_limit=True)
         if stopped.is_over:
             text = f"it was stopped for {stopped.seconds:.0f} seconds (SIGSTOP)"
-            return ProcessEndedError(text, was_stopped=True)
+            return ProcessEndedError(text, is_foreign=True)
         return None
 
     def forget_errors(self) -> None:
@@ -206,6 +207,7 @@ class CompilerProcess:
         return ProcessEndedError(
             f"its compilation ended the process that compiles ({how}){last}",
             is_limit=status == -Signals.SIGXCPU,
+            is_foreign=-status in FROM_OUTSIDE,
             doing=doing,
             said="\n".join(said),
         )
