@@ -22,7 +22,6 @@ from xlaserve.grpc.compression import (
     is_compressed_at_once,
 )
 from xlaserve.grpc.edge import translate
-from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.grpc.http2.headers import encode_fields
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem
 from xlaserve.grpc.http2.stream import Buffer, Route, ServerStream
@@ -39,7 +38,6 @@ from xlaserve.grpc.infer.long_messages import (
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.protobuf.codec import refusal_of
 from xlaserve.serving.call import NOBODY, Peer
-from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.engine import Engine
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.infer_call import InferCall
@@ -225,7 +223,8 @@ class InferFastPath:
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:
-            self.send(stream, [answer], len(answer))
+            self.send(call, stream, [answer], len(answer))
+            call.tell()
         return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
@@ -238,10 +237,10 @@ class InferFastPath:
 
     def write_in_thread(
         self,
+        call: "FastPathCall",
         stream: ServerStream,
         write: Callable[[], Written],
         head: bytes,
-        record: CallRecord | None,
     ) -> None:
         """Serialize and send parts in a thread, unless the stream is closed."""
 
@@ -249,22 +248,37 @@ class InferFastPath:
             writing.end()
             stream.call = None
             if isinstance(found, BaseException):
-                self.refuse(stream, found)
-                return
-            parts, size = found
-            if record is not None:
-                record.sent(size)
-            self.send(stream, parts, sum(map(len, parts)), head)
+                self.refuse_instead(call, stream, found)
+            else:
+                parts, size = found
+                sent = self.send(call, stream, parts, sum(map(len, parts)), head)
+                if sent and call.record is not None:
+                    call.record.sent(size)
+            call.end()
 
-        writing = stream.call = Writing()
+        writing = stream.call = Writing(call)
+        call.is_told_later = True
         writing.begin(self._long.threads, write, written)
 
+    # Positional, since a call by keywords takes twice as long.
     def send(
-        self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
-    ) -> None:
-        """Send a message with its prefix, or an error for lack of memory."""
-        if not stream.output.answer(stream, head, parts, size, _OK):
-            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+        self,
+        call: InferCall,
+        stream: ServerStream,
+        parts: Sequence[Buffer],
+        size: int,
+        head: bytes = _HEAD,
+    ) -> bool:
+        """Send a message with its prefix; false, and an error is sent, for lack of memory."""
+        if stream.output.answer(stream, head, parts, size, _OK):
+            return True
+        self.refuse_instead(call, stream, stream.owner.account.refusal("the answer", size))
+        return False
+
+    def refuse_instead(self, call: InferCall, stream: ServerStream, error: BaseException) -> None:
+        """Send an error in place of the answer that ended a call."""
+        call.outcome = error
+        self.refuse(stream, error)
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
@@ -318,23 +332,22 @@ class FastPathCall(InferCall):
         try:
             if is_written_slowly(response):
                 work = partial(self._long_parts, response)
-                fast_path.write_in_thread(stream, work, _HEAD, self.record)
+                fast_path.write_in_thread(self, stream, work, _HEAD)
                 return
             parts, size = self._encode(response)
         except ENDS:
             raise
         except BaseException as error:
-            fast_path.refuse(stream, error)
+            fast_path.refuse_instead(self, stream, error)
             return
-        record = self.record
-        if record is not None:
-            # As `CallRecord.sent`, for the one answer; a method would double the cost.
-            record.bytes_out = size
-            record.written_ns = perf_counter_ns()
         parts.insert(0, PREFIX.pack(0, size))
         if self.kept is not None and fast_path.repeats is not None:
             self.written = b"".join(parts) if size <= JOINED_BYTES else None
-        fast_path.send(stream, parts, size + PREFIX_BYTES)
+        record = self.record
+        if fast_path.send(self, stream, parts, size + PREFIX_BYTES) and record is not None:
+            # As `CallRecord.sent`, for the one answer; a method would double the cost.
+            record.bytes_out = size
+            record.written_ns = perf_counter_ns()
 
     def _encode(self, response: InferResponse) -> tuple[Parts, int]:
         fast_path = self._fast_path
@@ -362,22 +375,22 @@ class CompressedCall(FastPathCall):
         try:
             if is_written_slowly(response):
                 work = partial(self._write_all, response, encoding)
-                fast_path.write_in_thread(stream, work, head, self.record)
+                fast_path.write_in_thread(self, stream, work, head)
                 return
             parts, size = self._encode(response)
             if encoding and not is_compressed_at_once(size):
                 work = partial(_compressed, encoding, parts, size)
-                fast_path.write_in_thread(stream, work, head, self.record)
+                fast_path.write_in_thread(self, stream, work, head)
                 return
             packed = compressed(encoding, parts, size)
         except ENDS:
             raise
         except BaseException as error:
-            fast_path.refuse(stream, error)
+            fast_path.refuse_instead(self, stream, error)
             return
-        if self.record is not None:
+        sent = fast_path.send(self, stream, packed, sum(map(len, packed)), head)
+        if sent and self.record is not None:
             self.record.sent(size)
-        fast_path.send(stream, packed, sum(map(len, packed)), head)
 
     def _write_all(self, response: InferResponse, encoding: str) -> Written:
         return _compressed(encoding, *self._encode(response))
