@@ -177,13 +177,24 @@ LINES: Mapping[str, tuple[str, str]] = {
 }
 
 
+PLAIN: Mapping[str, tuple[str, str]] = {
+    "lines": ("application/jsonlines", "[]\n%s"),
+    "a list": ("application/json", "%s"),
+    "instances": ("application/json", '{"instances": %s}'),
+}
+
+
 @pytest.mark.parametrize("which", LINES)
-async def test_a_line_of_very_many_elements_is_refused(which: str, server: RunningServer) -> None:
-    line, what = LINES[which]
+@pytest.mark.parametrize("form", PLAIN)
+async def test_plain_lists_of_very_many_elements_are_refused(
+    form: str, which: str, server: RunningServer
+) -> None:
+    lists, what = LINES[which]
+    kind, body = PLAIN[form]
     answer = await ask(
         *(str(server.http), "POST", "/models/m/invoke"),
-        ("Content-Type", "application/jsonlines"),
-        body=b"[]\n" + line.encode(),
+        ("Content-Type", kind),
+        body=(body % lists).encode(),
     )
 
     assert answer.status == 400
@@ -210,8 +221,11 @@ async def test_tensors_of_very_many_elements_are_read(
         "invoke": ("/models/m/invoke", "application/json", {"inputs": [tensor]}),
         "lines": ("/models/m/invoke", "application/jsonlines", elements),
     }[door]
+    text = json.dumps(body)
+    if door == "infer":
+        text = text.replace('"data"', '"d\\u0061t\\u0061"')  # the same key
     answer = await ask(
-        *(str(server.http), "POST", path), ("Content-Type", kind), body=json.dumps(body).encode()
+        *(str(server.http), "POST", path), ("Content-Type", kind), body=text.encode()
     )
 
     if door == "lines":

@@ -190,3 +190,68 @@ async def test_metrics_of_a_model_come_and_go_with_it(start: Any, root: Path) ->
     assert 'texts_total{kind="short",model="m",version="1"} 2\n' in shown
     assert 'longest_text{model="m",version="1"} 7.5\n' in shown
     assert "texts_total" not in gone
+
+
+async def test_a_warm_up_may_call_other_models(start: Any, root: Path) -> None:
+    sample = """model_warmup { name: "sample" batch_size: 1 inputs { key: "x" value {
+        data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } }"""
+    write_function(root, "inner", "return {'y': x + 1}")
+    call(root, "outer", "return self.context.infer_and_wait('inner', {'x': x})", more=sample)
+    async with start(load="inner") as client:
+        await client.grpc.load_model("outer")
+        answer = await client.infer("outer", x=ones)
+
+    assert [2, 2] == answer["y"].tolist()
+
+
+ROWS = """
+max_batch_size: 2
+input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [ 1 ] }]
+dynamic_batching { max_queue_delay_microseconds: 30000000 }
+"""
+HOLDS = """
+import asyncio, builtins
+
+class Model(PythonModel):
+    async def infer(self, inputs):
+        builtins._began.append(len(inputs["x"]))
+        while not builtins._goes_on.is_set():
+            await asyncio.sleep(0.01)
+        return {"y": inputs["x"] + 1}
+"""
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+async def test_a_call_for_a_batch_goes_on_while_a_request_of_it_does(
+    start: Any, root: Path, monkeypatch: pytest.MonkeyPatch, leaves: int
+) -> None:
+    """Whichever of them leaves, the first or another, the rest has its answer by the same call."""
+    write(root, "holds", HOLDS, ROWS.partition("dynamic")[0])
+    write(
+        root,
+        "outer",
+        SYNC.format(body="return self.context.infer_and_wait('holds', {'x': x})"),
+        ROWS,
+    )
+    began, goes_on = list[int](), threading.Event()
+    monkeypatch.setattr(builtins, "_began", began, raising=False)
+    monkeypatch.setattr(builtins, "_goes_on", goes_on, raising=False)
+    async with start() as client, asyncio.timeout(60):
+        row = np.ones((1, 1), np.float32)
+        asked = []
+        registry = client.server.application.registry
+        for number in range(2):
+            asked.append(asyncio.ensure_future(client.infer("outer", x=row * number)))
+            while registry.requests <= number:
+                await asyncio.sleep(0.01)
+        while not began:
+            await asyncio.sleep(0.01)
+        asked[leaves].cancel()
+        while registry.requests > 2:  # the one that stays, and the call
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        answer = await asked[1 - leaves]
+
+    assert [2] == began
+    assert [[2.0 - leaves]] == answer["y"].tolist()

@@ -423,3 +423,31 @@ async def test_an_answer_without_a_model_is_kept_until_there_is_one(
 
     assert [[-1.0, -2.0]] * 2 == without
     assert [2.0, 4.0] == with_it
+
+
+GOES_BY_READINESS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        times = 1 if pb_utils.is_model_ready("inner") else -1
+        given = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            given.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * times)]))
+        return given
+"""
+
+
+async def test_an_answer_that_goes_by_the_readiness_of_a_model_is_kept_as_long_as_that(
+    client: Client, root: Path
+) -> None:
+    write(root, "looks", GOES_BY_READINESS, PYTHON + CACHED, begin="")
+    await client.grpc.load_model("looks")
+    found = []
+    for change in (client.grpc.unload_model, client.grpc.load_model) * 2:
+        found += [await answer(client, "looks") for _ in range(2)]
+        await change("inner")
+
+    assert [[1.0, 2.0]] * 2 + [[-1.0, -2.0]] * 2 == found[:4]
+    assert found[:4] == found[4:]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,51 @@ async def until_ready(session: aiohttp.ClientSession, status: int) -> None:
         await asyncio.sleep(0.02)
 
 
-HOLDS = "import re\nre.match('(a|a)+b', 'a' * 64)"
-"""The body of a model that never lets the lock of the interpreter go."""
+HOLDS = """
+import mmap
+import re
+from pathlib import Path
+with Path({sign!r}).open("r+b") as file:
+    sign = mmap.mmap(file.fileno(), 1)
+match, text = re.compile("(a|a)+b").match, "a" * 64
+sign[0] = 1
+match(text)
+"""
+"""The body of a model that never lets the lock of the interpreter go once it has given a sign.
+
+Nothing between the two lets it go: no thread of the process takes a connection any more.
+"""
 
 
-async def stop(session: aiohttp.ClientSession, pid: int) -> None:
-    """Stop a process."""
-    os.kill(pid, signal.SIGSTOP)
+@dataclass(frozen=True)
+class Harmed:
+    """A worker that is to answer no more."""
+
+    pid: int
+    session: aiohttp.ClientSession
+    sign: Path
+    """The file in which its model says that it hangs."""
+    tasks: asyncio.TaskGroup
 
 
-async def hang(session: aiohttp.ClientSession, pid: int) -> None:
-    """Have a process execute what ends with it alone."""
-    with pytest.raises(aiohttp.ClientError):
-        await session.post("/v2/models/holds/infer", json=several.who())
+async def stop(harmed: Harmed) -> None:
+    """Stop a process, and return once it is."""
+    os.kill(harmed.pid, signal.SIGSTOP)
+    state = Path(f"/proc/{harmed.pid}/stat")
+    while state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
+        await asyncio.sleep(0.01)
+
+
+async def hang(harmed: Harmed) -> None:
+    """Have a process execute what ends with it alone, and return once it does."""
+
+    async def ask() -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await harmed.session.post("/v2/models/holds/infer", json=several.who())
+
+    harmed.tasks.create_task(ask())
+    while harmed.sign.read_bytes() != b"\1":
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -65,32 +98,35 @@ async def hang(session: aiohttp.ClientSession, pid: int) -> None:
 )
 async def test_a_worker_that_does_not_answer_is_not_ready_then_replaced(
     tmp_path: Path,
-    harm: Callable[[aiohttp.ClientSession, int], Coroutine[Any, Any, None]],
+    harm: Callable[[Harmed], Coroutine[Any, Any, None]],
     reason: str,
 ) -> None:
     """The other one answers meanwhile, on connections that it has and on new ones."""
-    models = several.repository(tmp_path)
-    python_models.write_function(models, "holds", HOLDS, several.CONFIG)
+    sign = tmp_path / "sign"
+    sign.write_bytes(b"\0")
+    models = several.repository(tmp_path / "models")
+    body = HOLDS.format(sign=str(sign))
+    python_models.write_function(models, "holds", body, several.CONFIG)
     async with (
         several.several(models, *ANSWER) as running,
         asyncio.timeout(MOST_SECONDS),
         several.one_each(running.http) as sessions,
+        asyncio.TaskGroup() as tasks,
     ):
         by_pid = {await several.asked(one, running.http): one for one in sessions}
         victim, other = (several.workers(running)[number] for number in (0, 1))
-        harming = asyncio.ensure_future(harm(by_pid[victim], victim))
-        # As many as the worker that is stopped would get, which takes none of them.
-        opened = asyncio.ensure_future(several.connections_of(running.http, 4))
+        await harm(Harmed(victim, by_pid[victim], sign, tasks))
+        # As many as the worker that is harmed would get, which takes none of them.
+        opened = tasks.create_task(several.connections_of(running.http, 4))
         await until_ready(by_pid[other], 400)
         answered = await several.asked(by_pid[other], running.http)
         of_new = await opened
         await several.replaced(running, 0, victim)
-        await harming
         await until_ready(by_pid[other], 200)
         died = [record for record in running.log if record["event"] == "worker died"]
 
     assert other == answered
-    assert {other} == set(of_new)
+    assert victim not in of_new
     assert [0] == [record["of"] for record in died]
     assert died[0]["reason"].startswith(reason)
 

@@ -21,6 +21,7 @@ from xlaserve.grpc.identifiers import split_binary_lists
 from xlaserve.grpc.injection import Injection
 from xlaserve.grpc.methods import Method, Row
 from xlaserve.grpc.request_headers import NOT_FOUND, Headers
+from xlaserve.net.ledger import Account
 from xlaserve.serving.call import Call, Operation, Peer, outside_call
 from xlaserve.serving.call import Headers as CallHeaders
 from xlaserve.serving.call_record import CallRecord
@@ -39,6 +40,11 @@ class Accepted(Protocol):
     @property
     def opened_ns(self) -> int:
         """Return the arrival of the headers by the clock of the engine; 0 for now."""
+        ...
+
+    @property
+    def account(self) -> Account:
+        """Return the account of its connection."""
         ...
 
     def keep(self) -> int:

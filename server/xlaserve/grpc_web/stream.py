@@ -3,13 +3,10 @@
 from functools import partial
 from typing import NoReturn
 
-from grpclib import GRPCError
-from grpclib.const import Status
 from grpclib.protocol import Peer
 from h2.errors import ErrorCodes
 from h2.exceptions import StreamClosedError
 
-from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.grpc.http2.limits import Http2Limits
 from xlaserve.grpc.http2.messages import PREFIX, Problem
 from xlaserve.grpc.http2.stream import Buffer
@@ -19,6 +16,7 @@ from xlaserve.grpc_web.frames import Messages, from_text, to_text, trailers
 from xlaserve.http.connection.exchange import Exchange
 from xlaserve.http.connection.sending import Stream
 from xlaserve.http.threads import OffLoop
+from xlaserve.net.ledger import Account
 
 _OF_HTTP = frozenset({":status", "content-type"})
 """Headers of gRPC that HTTP/1.1 has in another form."""
@@ -75,6 +73,11 @@ class WebStream:
         self._has_ended = False
 
     # --- as methods with many requests call it ---
+
+    @property
+    def account(self) -> Account:
+        """Return the account of its connection."""
+        return self._exchange.held.account
 
     def keep(self) -> int:
         """Return 0: the whole body is counted until the request ends."""
@@ -155,8 +158,7 @@ class WebStream:
         held, answer = self._exchange.held, self._answer
         if answer is None or self._transport.is_closing():
             self._raise_closed()
-        if not held.begin_part(2 * len(data) if self._is_text else len(data)):
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+        held.begin_part(2 * len(data) if self._is_text else len(data))
         try:
             if self._is_text:
                 data = await self._threads.run(len(data), partial(to_text, data))

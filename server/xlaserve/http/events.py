@@ -100,8 +100,11 @@ class EventCall(InferCall):
             self.grow(size, "the answer")
         except BudgetExhausted as error:
             # The last answer has ended the call already.
+            self.outcome = error
             (self.refuse if self.has_ended else self.fail)(error)
             return
+        # By who sends it: see `events`, or by the gates of its request.
+        self.is_told_later = last and self.parent is None
         self._waiting.append(_Answer(response, last, size))
         self._waiting_bytes += size
         self._tell()
@@ -215,12 +218,15 @@ async def events(
                 event = await _event(response, encode, last=last)
                 with call.holding(event):
                     has_begun = True
+                    if last:
+                        call.end()
                     yield event
     except ENDS:
         raise
     except BaseException as error:
         if not has_begun or isinstance(error, ConnectionError):
             raise
+        call.end(error)
         answer = translate(error, method=method, path=path)
         yield b"event: error\ndata: %b\n\n" % b"".join(answer.parts)
 

@@ -5,7 +5,6 @@ from traceback import clear_frames
 from typing import TypeAlias, TypeVar
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import BudgetExhausted
 from xlaserve.net.ledger import Account
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class OffLoop:
         try:
             more = made if isinstance(made, int) else await self._threads.run(made)
             if more:
-                _reserve(account, more)
+                account.take("the answer", more)
                 taken += more
             return await self._threads.run(call)
         except BaseException as error:
@@ -62,8 +61,3 @@ class OffLoop:
             raise
         finally:
             account.release(taken)
-
-
-def _reserve(account: Account, count: int) -> None:
-    if not account.reserve(count):
-        raise BudgetExhausted("the answer", count, account.ledger.limit)

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 
+from xlaserve.errors import BudgetExhausted
+
 _PASSING_PART = 64
 """The part of the limit below which a request passes those who wait."""
 _WAITING_PART = 8
@@ -218,6 +220,15 @@ class Account:
         self.hold(count, kind)
         self.ledger.peak = max(self.ledger.peak, self.ledger.held)
         return True
+
+    def take(self, what: str, count: int) -> None:
+        """Reserve bytes ahead; raises BudgetExhausted."""
+        if not self.reserve(count):
+            raise self.refusal(what, count)
+
+    def refusal(self, what: str, count: int) -> BudgetExhausted:
+        """Return the error of something without memory."""
+        return BudgetExhausted(what, count, self.ledger.limit)
 
     def spare(self, count: int) -> bool:
         """Count bytes that one can do without; false, and no refusal, where there is no memory."""

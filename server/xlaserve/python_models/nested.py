@@ -1,7 +1,7 @@
 """Calls of Python models to other models, as parts of the call being computed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -34,16 +34,23 @@ class Nested(InferCall):
 
     def __init__(self, parent: InferCall | None, asked: Asked) -> None:
         self.asked_model = asked.model
+        self.waiting: Sequence[InferCall] = ()
+        """The calls whose answer needs it: a batch asks once for all of its requests."""
         if parent is None:
             return
         self.parent = parent
         self.headers, self.peer = parent.headers, parent.peer
-        self.principal, self.deadline = parent.principal, parent.deadline
-        self.is_volatile = parent.is_volatile  # code may pass on what it was given
-        if parent.nested is None:
-            parent.nested = set()
-            parent.hold(partial(_cancel_all, parent))
-        parent.nested.add(self)
+        self.principal = parent.principal
+        self.waiting = _together(parent)
+        deadlines = [one.deadline for one in self.waiting]
+        self.deadline = None if None in deadlines else max(filter(None, deadlines))
+        # Code may pass on what it was given.
+        self.is_volatile = any(one.is_volatile for one in self.waiting)
+        for one in self.waiting:
+            if one.nested is None:
+                one.nested = set()
+                one.hold(partial(_cancel_all, one))
+            one.nested.add(self)
 
     def expire_within(self, seconds: float) -> None:
         """Give it so many seconds at most."""
@@ -65,9 +72,10 @@ class Nested(InferCall):
     def release(self) -> None:
         """Release what it holds, and leave its parent."""
         super().release()
-        parent: Any = self.parent
-        if parent is not None and parent.nested is not None:
-            parent.nested.discard(self)
+        for one in self.waiting:
+            if one.nested is not None:
+                one.nested.discard(self)
+        self.waiting = ()
 
 
 class _One(Nested):
@@ -181,7 +189,9 @@ class NestedCalls:
             waiting.update(_models_of(parent))
             task = asyncio.current_task()
             assert task is not None
-            parent.hold(partial(_cancel_change, change, task, answer))
+            together = _together(parent)
+            for one in together:
+                one.hold(partial(_cancel_change, change, task, answer, together))
         try:
             assert self._make_change is not None
             with self._gates.passing(call):
@@ -195,21 +205,23 @@ class NestedCalls:
         else:
             _settle(answer)
 
-    def is_ready(self, model: str, version: str = "") -> bool:
+    def is_ready(self, model: str, version: str, within: object) -> bool:
         """Tell whether a model would answer now."""
         found: Future[bool] = Future()
 
         def look() -> None:
+            instance: object = None
             try:
-                self._engine.resolve(model, version)
+                instance = self._engine.resolve(model, version)[1]
             except (ModelNotFound, ModelNotReady):
-                found.set_result(False)
+                pass  # that, too, the answer goes by
             except ENDS:
                 raise
             except BaseException as error:
                 found.set_exception(error)
-            else:
-                found.set_result(True)
+                return
+            note(_call_of(within), [use_of(model, version, instance)])
+            found.set_result(instance is not None)
 
         return self._post(look) and found.result()
 
@@ -221,7 +233,7 @@ class NestedCalls:
         return False
 
     def _begin(self, call: Nested, asked: Asked) -> None:
-        if call.parent is not None and call.parent.has_ended:
+        if call.parent is not None and _nobody_waits(call.waiting):
             call.cancel()
             return
         if asked.seconds:
@@ -265,8 +277,23 @@ def _settle(answer: "Future[None]", error: BaseException | None = None) -> None:
         answer.set_exception(error)
 
 
-def _cancel_change(change: Change, task: "asyncio.Task[None]", answer: "Future[None]") -> None:
-    if not answer.done():
+def _together(call: InferCall) -> Sequence[InferCall]:
+    """Return the calls that one run of code answers, this one among them."""
+    others = [one for ref in call.companions if isinstance(one := ref(), InferCall)]
+    return others or [call]
+
+
+def _nobody_waits(calls: Sequence[InferCall]) -> bool:
+    return all(one.has_ended for one in calls)
+
+
+def _cancel_change(
+    change: Change,
+    task: "asyncio.Task[None]",
+    answer: "Future[None]",
+    waiting: Sequence[InferCall],
+) -> None:
+    if not answer.done() and _nobody_waits(waiting):
         # A load whose code does not end is cancelled some time later.
         _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
         task.cancel()
@@ -274,7 +301,8 @@ def _cancel_change(change: Change, task: "asyncio.Task[None]", answer: "Future[N
 
 def _cancel_all(parent: InferCall) -> None:
     for call in tuple(parent.nested or ()):
-        call.cancel("the call that it is part of has ended")
+        if not isinstance(call, Nested) or _nobody_waits(call.waiting):
+            call.cancel("the call that it is part of has ended")
 
 
 def _request(asked: Asked) -> InferRequest:

@@ -141,8 +141,8 @@ class Calls(Protocol):
         """Load or unload a model, with the permissions and limits that every client has."""
         ...
 
-    def is_ready(self, model: str, version: str = "") -> bool:
-        """Tell whether a model would answer now."""
+    def is_ready(self, model: str, version: str, within: object) -> bool:
+        """Tell whether a model would answer now, as part of a request."""
         ...
 
 

@@ -172,6 +172,8 @@ class UnsentRequest:
     is_writable = True
     tensor_parameters = NO_TENSOR_PARAMETERS
     sender = NO_SENDER
+    call = None
+    """Calls of other models are part of no client's call."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, cast
 from xlaserve.errors import InvalidRequest
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters
-from xlaserve.serving.call import Call, Outcome, end_together
+from xlaserve.serving.call import Call, Outcome, end_together, report, tell_together
 from xlaserve.serving.infer_call import Executed, InferCall, Relayed, Tensors
 from xlaserve.serving.inference import DetailedResponse, InferOutput, InferResponse, PlacedOutput
 from xlaserve.serving.observability.failures import Failures
@@ -25,13 +25,7 @@ def answer_now(call: InferCall, executed: Executed) -> None:
     """
     response = respond(call, executed.outputs)
     call.executed = executed
-    call.end(executed)
-    try:
-        call.write(response, last=True)
-    except ENDS:
-        raise
-    except BaseException as error:
-        _report(error)
+    call.conclude(response, executed)
 
 
 def respond(
@@ -92,8 +86,7 @@ def answer_with(
         except InvalidRequest as error:
             _refuse([call], error)
             return
-    call.end(how)
-    _write(call, response)
+    call.conclude(response, how)
 
 
 def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
@@ -102,9 +95,11 @@ def answer_last(call: InferCall, executed: Executed, response: InferResponse | N
     Does nothing where it has ended.
     """
     if not call.has_ended:
-        _end([call], executed)
+        call.place = None  # it has left already
+        call.executed = executed
         found = call.found
-        _write(call, response or InferResponse(found.model, found.number, call.id, ()))
+        response = response or InferResponse(found.model, found.number, call.id, ())
+        call.conclude(response, executed)
 
 
 def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
@@ -125,7 +120,10 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
         _refuse(calls, error)
         return
     wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]
-    _end([call for call, _ in wanted], result)
+    for call, _ in wanted:
+        call.place = None  # it has left already
+        call.executed = result
+        call.close(result)
     for call, response in wanted:
         # A callback may cancel calls that are answered after it.
         if not call.is_cancelled:
@@ -134,24 +132,20 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
             except ENDS:
                 raise
             except BaseException as error:
-                _report(error)
+                call.outcome = error
+                report(error)
+    tell_together([call for call, _ in wanted], result)
 
 
 def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
     wanted = [call for call in calls if not call.has_ended]
-    _end(wanted, error)
+    for call in wanted:
+        call.place = call.executed = None  # it has left already
+    if wanted:
+        end_together(wanted, error)
     for call in wanted:
         if not call.is_cancelled:
             _tell(partial(call.refuse, error))
-
-
-def _end(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
-    executed = result if isinstance(result, Executed) else None
-    for call in calls:
-        call.place = None  # it has left already
-        call.executed = executed
-    if calls:
-        end_together(calls, result)
 
 
 def _responses(calls: Sequence[InferCall], outputs: Tensors, rows: int) -> Iterator[InferResponse]:
@@ -191,29 +185,13 @@ def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[
     return tuple(by_name[spec.name] for spec in specs)
 
 
-def _write(call: InferCall, response: InferResponse) -> None:
-    try:
-        call.write(response, last=True)
-    except ENDS:
-        raise
-    except BaseException as error:
-        _report(error)
-
-
 def _tell(tell: Callable[[], None]) -> None:
     try:
         tell()
     except ENDS:
         raise
     except BaseException as error:
-        _report(error)
-
-
-def _report(error: BaseException) -> None:
-    # The others of its batch are told all the same.
-    asyncio.get_running_loop().call_exception_handler(
-        {"message": "An answer could not be delivered", "exception": error}
-    )
+        report(error)
 
 
 class Counting:
@@ -256,7 +234,11 @@ class Counting:
             statistics.succeeded(first, outcome, ended, self._now())
         else:
             together = cast(Sequence[InferCall], calls)
-            statistics.succeeded_together(together, outcome.rows, outcome, ended, self._now())
+            executions = 0 if outcome.is_counted else 1
+            outcome.is_counted = True
+            statistics.succeeded_together(
+                together, outcome.rows, outcome, ended, self._now(), executions=executions
+            )
 
     def _note_failures(self, calls: Sequence[Call], error: BaseException) -> None:
         now = self._now()

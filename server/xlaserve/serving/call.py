@@ -9,6 +9,10 @@ ends, and before anybody is told.
     NEW or BEGUN --fail, cancel, expire--> ENDED
 
 Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
+
+Observers see what the client got: a call that is answered is `close`d, its answer is written, and
+then its observers are told its `outcome`. Who writes it may make that an error; who writes it later
+sets `is_told_later`, and `end`s it once more when it is written, or cannot be.
 """
 
 import asyncio
@@ -23,6 +27,7 @@ from typing import Any, Protocol, TypeAlias
 
 from xlaserve.concurrency.completion import settle
 from xlaserve.errors import DeadlineExceeded
+from xlaserve.errors.panics import ENDS
 from xlaserve.net.ledger import Account
 from xlaserve.serving.access.principal import Principal
 from xlaserve.serving.call_record import CallRecord
@@ -163,7 +168,7 @@ class Observer(Protocol):
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
-        """See calls that ended together, before their clients are answered."""
+        """See calls that ended together, before their clients can ask anything else."""
         ...
 
 
@@ -218,6 +223,11 @@ class Call:
     """Whether a model was found that answers it: an inference."""
     has_begun = False
     has_ended = False
+    outcome: "Outcome" = None
+    """What its observers are told once it has ended; who cannot write its answer makes it an
+    error."""
+    is_told_later = False
+    """Whether its observers are told when its answer is written, which is not at once."""
     is_cancelled = False
     """Whether the answer is no longer wanted: nothing more is written."""
     holds_anything = False
@@ -272,9 +282,10 @@ class Call:
         """Write an answer; the last one ends the call. Does nothing once the call has ended."""
         if self.has_ended:
             return
-        if last:
-            self.end()
-        self.write(response, last=last)
+        if not last:
+            self.write(response, last=False)
+            return
+        self.conclude(response, None)
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error for its client."""
@@ -332,13 +343,50 @@ class Call:
     # --- the end ---
 
     def end(self, outcome: Outcome = None) -> None:
-        """End the call without writing; the caller writes the answer by other means."""
+        """End the call without writing; the caller writes the answer by other means.
+
+        One that is told later is told now, with an error as its outcome where that is one.
+        """
         if not self.has_ended:
-            self.has_ended = True
-            if self.holds_anything:
-                self.release()
+            self.close(outcome)
+            self.tell()
+        elif self.is_told_later:
+            if isinstance(outcome, BaseException):
+                self.outcome = outcome
+            self.tell()
+
+    def conclude(self, response: Any, outcome: Outcome) -> None:
+        """End the call with its last answer, then tell its observers what became of it.
+
+        In the pass of the event loop in which it is written, so that its client asks later.
+        """
+        self.has_ended = True
+        self.outcome = outcome
+        if self.holds_anything:
+            self.release()
+        try:
+            self.write(response, last=True)
+        except ENDS:
+            raise
+        except BaseException as error:
+            self.outcome = error
+            report(error)
+        if not self.is_told_later:
             for observer in self._observers:
-                observer.ended((self,), outcome)
+                observer.ended((self,), self.outcome)
+
+    def close(self, outcome: Outcome) -> None:
+        """End a call whose answer is to be written; who has it written tells its observers."""
+        self.has_ended = True
+        self.outcome = outcome
+        if self.holds_anything:
+            self.release()
+
+    def tell(self) -> None:
+        """Tell the observers how it ended."""
+        self.is_told_later = False
+        for observer in self._observers:
+            observer.ended((self,), self.outcome)
 
     def release(self) -> None:
         """Release the call's resources; called once, by `end` or `end_together`."""
@@ -359,11 +407,31 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
     anything is written.
     """
     for call in calls:
-        call.has_ended = True
-        if call.holds_anything:
-            call.release()
+        call.close(outcome)
+        call.is_told_later = False
     for observer in calls[0]._observers:
         observer.ended(calls, outcome)
+
+
+def report(error: BaseException) -> None:
+    """Have the log say why somebody was not told the end of a call; others are."""
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "An answer could not be delivered", "exception": error}
+    )
+
+
+def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
+    """Tell the observers of calls that were closed with an outcome, and have been written by now.
+
+    Those whose answer could not be written are told by themselves, with what became of it.
+    """
+    alike = [call for call in calls if call.outcome is outcome and not call.is_told_later]
+    for observer in alike[0]._observers if alike else ():
+        observer.ended(alike, outcome)
+    if len(alike) < len(calls):
+        for call in calls:
+            if call.outcome is not outcome:
+                call.tell()
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)

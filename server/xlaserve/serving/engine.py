@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import BudgetExhausted, MissingInputs, XlaserveError
+from xlaserve.errors import MissingInputs, XlaserveError
 from xlaserve.errors.panics import ENDS
 from xlaserve.net.ledger import Account
 from xlaserve.runtime.loaded import ModelInfo, Value
@@ -78,6 +78,7 @@ class Engine:
         current = current_call.get()
         if isinstance(current, AwaitedInfer) and current.is_new:
             call = current
+            call.is_told_later = True  # by `Gates.passing`: its handler writes the answer
         else:
             call = AwaitedInfer.within(current)
         self.begin(call, request)
@@ -264,9 +265,7 @@ class Engine:
 
     def _reserve_shared(self, call: InferCall, account: Account, size: int) -> None:
         """Reserve memory for inputs that are copied until a call ends; raises BudgetExhausted."""
-        if not account.reserve(size):
-            limit = account.ledger.limit
-            raise BudgetExhausted("the inputs in shared memory", size, limit)
+        account.take("the inputs in shared memory", size)
         call.hold(partial(account.release, size))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
@@ -293,8 +292,7 @@ class Engine:
         """Reserve memory for images of this size, and decode them."""
         account = call.peer.account
         if account is not None and not account.reserve(size):
-            limit = account.ledger.limit
-            deliver([call], BudgetExhausted("the decoded images", size, limit))
+            deliver([call], account.refusal("the decoded images", size))
             return
         if account is not None:
             call.hold(partial(account.release, size))

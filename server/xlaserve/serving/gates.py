@@ -128,6 +128,7 @@ class Gates:
             yield
         except asyncio.CancelledError as error:
             call.cancel(str(error))
+            call.end(error)  # where it had an answer that was not written yet
             raise
         except BaseException as error:
             call.end(error)

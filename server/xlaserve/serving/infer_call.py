@@ -34,6 +34,8 @@ class Executed(msgspec.Struct, gc=False):
     ended_ns: int
     rows: int = 0
     """Rows of all its calls, cancelled ones included."""
+    is_counted: bool = False
+    """Whether an observer has counted it, with some of its calls; others may be told later."""
 
 
 class Relayed(msgspec.Struct, gc=False):

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from xlaserve.errors import BudgetExhausted
 from xlaserve.serving.call import Call
 from xlaserve.serving.inference import InferInput
 from xlaserve.tensors import Tensor
@@ -54,8 +53,7 @@ def reserve_made(call: Call, size: int) -> None:
     account = call.peer.account
     if account is None or not size:
         return
-    if not account.reserve(size):
-        raise BudgetExhausted("the tensors", size, account.ledger.limit)
+    account.take("the tensors", size)
     call.hold(partial(account.release, size))
 
 

@@ -49,7 +49,7 @@ class Repeats:
         return None if cache is None else cls(residents, gates, cache)
 
     def answer(self, call: InferCall, message: object) -> bytes | None:
-        """End a call that was admitted, and return its answer as it was written before.
+        """Close a call that was admitted, and return its answer as it was written before.
 
         None, with nothing changed, for a call that is to be read. Raises as the gates of a model.
         """
@@ -82,7 +82,7 @@ class Repeats:
         self._cache.touch(written.entry)
         ended = self._clock()
         call.executed = Executed({}, ended, ended)
-        call.end(Relayed(hit_ns=ended - begun))
+        call.close(Relayed(hit_ns=ended - begun))
         return written.answer
 
     def learn(self, call: InferCall, message: object, version: str, answer: bytes) -> None:

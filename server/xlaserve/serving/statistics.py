@@ -42,6 +42,7 @@ class FailureReason(StrEnum):
 REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
     {
         errors.Overloaded: FailureReason.REJECTED,
+        errors.BudgetExhausted: FailureReason.REJECTED,
         errors.ShuttingDown: FailureReason.REJECTED,
         # Only a step of an ensemble can be these: the model of the request was there.
         errors.ModelNotFound: FailureReason.REJECTED,
@@ -283,10 +284,13 @@ class VersionStatistics:
         run: Run,
         ended: int,
         now_ns: int,
+        *,
+        executions: int = 1,
     ) -> None:
         """Count requests that were answered by one execution.
 
-        `batch_rows` has the rows of those, too, that went away meanwhile.
+        `batch_rows` has the rows of those, too, that went away meanwhile. `executions` is 0 for
+        the later ones of an execution that is counted.
         """
         count, begun_ns = len(requests), run.begun_ns
         infer_ns = run.ended_ns - begun_ns
@@ -299,8 +303,8 @@ class VersionStatistics:
         batch.queue_ns += count * begun_ns - submitted
         batch.input_ns += submitted - started
         batch.infer_ns += count * infer_ns
-        batch.executions += 1
-        batch.executed_ns += infer_ns
+        batch.executions += executions
+        batch.executed_ns += executions * infer_ns
         self._inference_count += sum([request.rows for request in requests])
         self._last_ns = now_ns
         shortest = bisect_left(REQUEST_BOUNDS_NS, ended - max(starts))

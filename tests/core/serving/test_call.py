@@ -72,7 +72,7 @@ def test_a_call_ends_once(first: str, second: str) -> None:
 
 @pytest.mark.parametrize("way", ENDS)
 def test_an_end_releases_everything_before_anybody_is_told(way: str) -> None:
-    """As the client may ask again at once."""
+    """As the client may ask again at once; observers are told of an answer what became of it."""
     observer = NotingObserver()
     call = admitted(observer)
     released: list[tuple[str, int]] = []
@@ -82,7 +82,7 @@ def test_an_end_releases_everything_before_anybody_is_told(way: str) -> None:
     ENDS[way](call)
 
     assert [("slot", 0), ("bytes", 0)] == released
-    assert [0] == observer.told_before
+    assert [way == "answer"] == observer.told_before
 
 
 def test_a_release_that_ends_its_call_ends_it_no_second_time() -> None:

@@ -81,6 +81,7 @@ def test_a_message_that_came_before_is_answered_as_then() -> None:
 
     assert b"answer" == world.repeats.answer(call, b"request")
     assert call.has_ended
+    call.tell()
     assert (2, "m", "3") == (call.rows, call.model, call.found.number)
     totals = world.residents.version.statistics.totals()
     assert (1, 1, 0) == (totals.success.count, totals.cache_hit.count, totals.fail.count)

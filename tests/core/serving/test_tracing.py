@@ -162,3 +162,13 @@ async def test_parts_are_noted_where_the_whole_is(rate: int) -> None:
     assert [["part"]] * (2 - rate) == [
         [inner.name for inner in span.parts] for span in world.spans.kept
     ]
+
+
+async def test_a_model_of_its_own_count_goes_by_a_new_rate_of_all_at_once() -> None:
+    world = World(1000)
+    world.tracing.update("own", {"trace_count": ["5"]})
+    world.ask("own")
+    world.tracing.update("", {"trace_rate": ["1"]})
+    world.ask("own")
+
+    assert ["own"] == await world.traced()

@@ -123,7 +123,7 @@ class _NoCalls:
         """Fail."""
         raise ModelNotFound(change.model)
 
-    def is_ready(self, model: str, version: str = "") -> bool:
+    def is_ready(self, model: str, version: str, within: object) -> bool:
         """Tell that no other model would answer."""
         return False
 

@@ -4,7 +4,6 @@ import asyncio
 from typing import cast
 
 from grpclib import GRPCError
-from grpclib.const import Status
 from grpclib.protocol import Peer
 from grpclib.protocol import Stream as GrpclibStreamType
 from h2.errors import ErrorCodes
@@ -27,6 +26,7 @@ from xlaserve.grpc.http2.states import State
 from xlaserve.grpc.http2.stream import Buffer, ServerStream
 from xlaserve.grpc.problems import refuse
 from xlaserve.grpc.request_headers import Headers
+from xlaserve.net.ledger import Account
 
 
 class GrpclibConnection:
@@ -108,6 +108,11 @@ class GrpclibStream:
             self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
 
     # --- as methods with many requests call it: see `Accepted` ---
+
+    @property
+    def account(self) -> Account:
+        """Return the account of its connection."""
+        return self._stream.owner.account
 
     def keep(self) -> int:
         """Return the charge of the last message, and keep it."""
@@ -233,7 +238,7 @@ class GrpclibStream:
         if not stream.open:
             raise StreamClosedError(self.id)
         if not stream.send_data((sent,), len(sent), end=end_stream):
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+            raise self.account.refusal("the answer", len(sent))
         if stream.unsent:
             self._sent = asyncio.get_running_loop().create_future()
             stream.on_sent = self._wake_sender
@@ -259,8 +264,6 @@ class GrpclibStream:
 
 
 _NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE))
-
-NO_ROOM_FOR_ANSWERS = "too many bytes wait for clients to read them (max_held_bytes), try again"
 
 
 class GrpclibRoute:

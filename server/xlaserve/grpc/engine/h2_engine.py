@@ -16,7 +16,6 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, PingFrame
 
 from xlaserve.grpc.calls import FieldsView
-from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.grpc.handler import RequestHandler
 from xlaserve.grpc.http2.control_frames import ROUND_TRIP
 from xlaserve.grpc.http2.limits import Http2Limits
@@ -277,6 +276,11 @@ class _Stream(Stream):
     _expecting: asyncio.TimerHandle | None = None
     """While it sends: looks whether the client reads."""
 
+    @property
+    def account(self) -> Account:
+        """Return the account of its connection."""
+        return self.connection.account
+
     def keep(self) -> int:
         """Return the charge of the last message, and keep it."""
         kept, self._held = self._held, 0
@@ -322,7 +326,7 @@ class _Stream(Stream):
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
         account = self.connection.account
         if not account.reserve(len(data), Kind.ANSWERS):
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+            raise account.refusal("the answer", len(data))
         self._expect_progress()
         try:
             await super().send_data(data, end_stream)

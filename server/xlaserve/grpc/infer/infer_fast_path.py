@@ -23,7 +23,6 @@ from xlaserve.grpc.compression import (
     is_compressed_at_once,
 )
 from xlaserve.grpc.edge import translate
-from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.grpc.http2.headers import encode_fields
 from xlaserve.grpc.http2.messages import PREFIX, PREFIX_BYTES, Problem
 from xlaserve.grpc.http2.stream import Buffer, Route, ServerStream
@@ -41,7 +40,6 @@ from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.protobuf.codec import refusal_of
 from xlaserve.net.ledger import Account
 from xlaserve.serving.call import NOBODY, Peer
-from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.engine import Engine
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.infer_call import InferCall
@@ -227,7 +225,8 @@ class InferFastPath:
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:
-            self.send(stream, [answer], len(answer))
+            self.send(call, stream, [answer], len(answer))
+            call.tell()
         return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
@@ -240,6 +239,7 @@ class InferFastPath:
 
     def write_in_thread(
         self,
+        call: "FastPathCall",
         stream: ServerStream,
         write: Callable[[], Written],
         then: Callable[[list[Buffer], int], None],
@@ -257,32 +257,44 @@ class InferFastPath:
             writing.end()
             stream.call = None
             if isinstance(found, BaseException):
-                self.refuse(stream, found)
+                self.refuse_instead(call, stream, found)
             else:
                 then(*found)
+            # Not where `then` has begun another part of the work.
+            if stream.call is None:
+                call.end()
 
-        writing = stream.call = Writing()
+        writing = stream.call = Writing(call)
+        call.is_told_later = True
         writing.begin(self._long.threads, write, written)
 
     def send_written(
-        self,
-        stream: ServerStream,
-        head: bytes,
-        record: CallRecord | None,
-        parts: list[Buffer],
-        size: int,
+        self, call: InferCall, stream: ServerStream, head: bytes, parts: list[Buffer], size: int
     ) -> None:
         """Send parts that are behind their prefix."""
-        if record is not None:
-            record.sent(size)
-        self.send(stream, parts, sum(map(len, parts)), head)
+        sent = self.send(call, stream, parts, sum(map(len, parts)), head)
+        if sent and call.record is not None:
+            call.record.sent(size)
 
+    # Positional, since a call by keywords takes twice as long.
     def send(
-        self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
-    ) -> None:
-        """Send a message with its prefix, or an error for lack of memory."""
-        if not stream.output.answer(stream, head, parts, size, _OK):
-            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+        self,
+        call: InferCall,
+        stream: ServerStream,
+        parts: Sequence[Buffer],
+        size: int,
+        head: bytes = _HEAD,
+    ) -> bool:
+        """Send a message with its prefix; false, and an error is sent, for lack of memory."""
+        if stream.output.answer(stream, head, parts, size, _OK):
+            return True
+        self.refuse_instead(call, stream, stream.owner.account.refusal("the answer", size))
+        return False
+
+    def refuse_instead(self, call: InferCall, stream: ServerStream, error: BaseException) -> None:
+        """Send an error in place of the answer that ended a call."""
+        call.outcome = error
+        self.refuse(stream, error)
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
@@ -336,24 +348,23 @@ class FastPathCall(InferCall):
         try:
             if is_written_slowly(response):
                 work = partial(self._long_parts, response)
-                then = partial(fast_path.send_written, stream, _HEAD, self.record)
-                fast_path.write_in_thread(stream, work, then)
+                then = partial(fast_path.send_written, self, stream, _HEAD)
+                fast_path.write_in_thread(self, stream, work, then)
                 return
             parts, size = self._encode(response)
         except ENDS:
             raise
         except BaseException as error:
-            fast_path.refuse(stream, error)
+            fast_path.refuse_instead(self, stream, error)
             return
-        record = self.record
-        if record is not None:
-            # As `CallRecord.sent`, for the one answer; a method would double the cost.
-            record.bytes_out = size
-            record.written_ns = perf_counter_ns()
         parts.insert(0, PREFIX.pack(0, size))
         if self.kept is not None and fast_path.repeats is not None:
             self.written = b"".join(parts) if size <= JOINED_BYTES else None
-        fast_path.send(stream, parts, size + PREFIX_BYTES)
+        record = self.record
+        if fast_path.send(self, stream, parts, size + PREFIX_BYTES) and record is not None:
+            # As `CallRecord.sent`, for the one answer; a method would double the cost.
+            record.bytes_out = size
+            record.written_ns = perf_counter_ns()
 
     def _encode(self, response: InferResponse) -> tuple[Parts, int]:
         fast_path = self._fast_path
@@ -378,26 +389,27 @@ class CompressedCall(FastPathCall):
         stream.call = None
         try:
             if is_written_slowly(response):
-                fast_path.write_in_thread(stream, partial(self._encode, response), self._compress)
+                work = partial(self._encode, response)
+                fast_path.write_in_thread(self, stream, work, self._compress)
                 return
             parts, size = self._encode(response)
             self._compress(parts, size)
         except ENDS:
             raise
         except BaseException as error:
-            fast_path.refuse(stream, error)
+            fast_path.refuse_instead(self, stream, error)
 
     def _compress(self, parts: list[Buffer], size: int) -> None:
         """Compress the parts of a response, where that pays and there is memory, and send them."""
         stream, fast_path = self._stream, self._fast_path
         encoding = answer_encoding(stream.head.fields) if fast_path.compress_answers else ""
-        then = partial(fast_path.send_written, stream, _HEADS[encoding], self.record)
+        then = partial(fast_path.send_written, self, stream, _HEADS[encoding])
         account = stream.owner.account
         if not encoding or is_compressed_at_once(size):
             then(compressed(encoding, parts, size), size)
         elif stream.open and account.spare(COMPRESSED_TIMES * size):
             work = partial(_compressed, encoding, parts, size)
-            fast_path.write_in_thread(stream, work, then, account, COMPRESSED_TIMES * size)
+            fast_path.write_in_thread(self, stream, work, then, account, COMPRESSED_TIMES * size)
         else:
             then(compressed("", parts, size), size)
 

@@ -12,9 +12,8 @@ from grpclib import GRPCError
 from grpclib.const import Status
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import InvalidRequest, ShuttingDown
+from xlaserve.errors import BudgetExhausted, InvalidRequest, ShuttingDown
 from xlaserve.errors.panics import ENDS
-from xlaserve.grpc.engine.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.grpc.infer.infer_codec import DecodedInfer, InferCodec
 from xlaserve.grpc.infer.infer_fast_path import refusal_for
 from xlaserve.grpc.infer.long_messages import LONG_BYTES, is_read_quickly
@@ -130,14 +129,13 @@ class StreamedInfer(InferCall):
         except BaseException as error:
             self._refuse_instead(error)
             return
+        if not self._stream.has_sent(self, message, last=last):
+            if not self._stream.reserve(len(message)):
+                self._refuse_instead(self._stream.refusal(len(message)))
+                return
+            self._enqueue(message, len(message))
         if self.record is not None:
             self.record.sent(len(message))
-        if self._stream.has_sent(self, message, last=last):
-            return
-        if self._stream.reserve(len(message)):
-            self._enqueue(message, len(message))
-        else:
-            self._refuse_instead(GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, error: BaseException) -> None:
         """Send an error in its turn: in the stream, or as its end."""
@@ -151,6 +149,7 @@ class StreamedInfer(InferCall):
 
     def _refuse_instead(self, error: BaseException) -> None:
         if self.has_ended:
+            self.outcome = error
             self.refuse(error)
         else:
             self.fail(error)
@@ -351,6 +350,10 @@ class InferStream:
             return False
         self._answer_bytes += count
         return True
+
+    def refusal(self, count: int) -> BudgetExhausted:
+        """Return the error of an answer without memory."""
+        return self._stream.accepted.account.refusal("the answer", count)
 
     def wake(self) -> None:
         """Have answers sent."""

@@ -11,6 +11,7 @@ from xlaserve.grpc.http2.stream import Buffer
 from xlaserve.grpc.infer.infer_codec import DecodedInfer
 from xlaserve.grpc.infer.typed_contents import MOST_FIELDS
 from xlaserve.grpc.protobuf.wire import read_size
+from xlaserve.serving.call import Call
 from xlaserve.serving.infer_call import InferCall
 from xlaserve.serving.inference import InferRequest, InferResponse
 from xlaserve.serving.made_arrays import made_bytes
@@ -102,11 +103,12 @@ class LongMessages:
 class Writing:
     """An answer that a thread writes, for its stream to cancel."""
 
-    __slots__ = ("_job",)
+    __slots__ = ("_call", "_job")
 
     awaits_client = False
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._job: HostJob | None = None
 
     def begin(
@@ -126,6 +128,7 @@ class Writing:
         """Cancel it, unless a thread has started: then its result is dropped."""
         if self._job is not None:
             self._job.cancel()
+        self._call.end(asyncio.CancelledError(reason))
 
 
 def read_long(decode: Callable[[Buffer], DecodedInfer], message: Buffer) -> Read:

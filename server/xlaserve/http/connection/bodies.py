@@ -103,7 +103,7 @@ class BodyReader:
             if not timeout.expired():
                 raise
             if held.is_waiting:
-                raise held.refusal("the body", length or 0) from None
+                raise held.account.refusal("the body", length or 0) from None
             if self._is_draining:
                 raise ShuttingDown from None
             raise BodyTimeout(self._limits.timeout_seconds) from None

@@ -348,8 +348,7 @@ class FastPath(Lifecycle):
     def _write_parts(self, plan: Plan, answer: HttpResponse, *, is_last: bool) -> None:
         transport, size = self._transport, answer.size
         if size > JOINED_BYTES:
-            answer = self._owner.held.begin_answer(answer, size, plan.method, plan.path)
-            size = answer.size
+            self._owner.held.begin_admitted(size)
         head = response_head(answer, size, is_last=is_last)
         if size <= JOINED_BYTES:
             transport.write(b"".join((head, *answer.parts)))

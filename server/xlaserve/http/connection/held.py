@@ -5,10 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from xlaserve.concurrency.completion import settle
-from xlaserve.errors import BudgetExhausted
-from xlaserve.http.edge import translate
-from xlaserve.http.messages import JOINED_BYTES, HttpResponse
-from xlaserve.http.routing import MakeError, all_plain
+from xlaserve.http.messages import JOINED_BYTES
 from xlaserve.net.ledger import Account, Kind
 
 _READ_BYTES = 256 << 10
@@ -81,7 +78,7 @@ class Held:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         wait = self.account.wait(count, partial(settle, granted, None))
         if wait is None:
-            raise self.refusal("the body", count)
+            raise self.account.refusal("the body", count)
         self.is_waiting = True
         try:
             await granted
@@ -94,11 +91,7 @@ class Held:
         if count < 0:
             self.account.release(-count)
         elif not self.account.reserve(count):
-            raise self.refusal(what, count)
-
-    def refusal(self, what: str, count: int) -> BudgetExhausted:
-        """Return the error of a request without memory."""
-        return BudgetExhausted(what, count, self.account.ledger.limit)
+            raise self.account.refusal(what, count)
 
     def end_request(self) -> None:
         """Release the request's charge: its answer is complete."""
@@ -140,30 +133,20 @@ class Held:
 
     # --- the answer ---
 
-    def begin_answer(
-        self,
-        answer: HttpResponse,
-        size: int,
-        method: str,
-        path: str,
-        shape_of: Callable[[str], MakeError] = all_plain,
-    ) -> HttpResponse:
-        """Return an answer that is to be written, or what is said where there is no memory.
+    def begin_part(self, size: int) -> None:
+        """Charge an answer, or a part of it, until `end_answer`; raises BudgetExhausted.
 
         One that is short is counted only where it has to wait.
         """
-        if not self.begin_part(size):
-            refusal = self.refusal("the answer", size)
-            return translate(refusal, method=method, path=path, shape=shape_of(path))
-        return answer
-
-    def begin_part(self, size: int) -> bool:
-        """Charge a part of an answer until `end_answer`; false without memory."""
         if size > JOINED_BYTES:
             if not self.account.reserve(size, Kind.ANSWERS):
-                return False
+                raise self.account.refusal("the answer", size)
             self._answers = True
-        return True
+
+    def begin_admitted(self, size: int) -> None:
+        """Charge an answer until `end_answer` whose call was told that there is memory for it."""
+        self.account.hold(size, Kind.ANSWERS)
+        self._answers = True
 
     def end_answer(self) -> None:
         """Note that the transport has all of an answer, possibly buffered."""

@@ -188,8 +188,6 @@ class HttpServer:
                 # Of an answer that was begun nothing can be taken back.
                 request.connection.abort()
                 return
-            answer = await self._packed(request, answer)
-            answer = held.begin_answer(answer, answer.size, method, path, shape_of)
         finally:
             held.end_request()
         try:
@@ -213,13 +211,14 @@ class HttpServer:
         with _counted(call), self._gates.passing(call):
             origin = self._origins.check(headers, call.peer)
             if match.route is None:
-                return _noted(call, _not_kept(self._no_route(method, path, match.allowed)))
+                unknown = _not_kept(self._no_route(method, path, match.allowed))
+                return await self._begun(call, request, unknown)
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
             if cross_site and origin is None and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
             elsewhere = _elsewhere(match.route, path)
             if elsewhere is not None:
-                return _noted(call, _not_kept(elsewhere))
+                return await self._begun(call, request, _not_kept(elsewhere))
             asked = self._asked(match.names, request, call)
             self._learn(match.route, asked, request)
             answer = await match.route.handle(asked)
@@ -229,7 +228,20 @@ class HttpServer:
             if match.route.prepare is None:
                 # The fast path writes no such header: no cache keeps answers to POST unasked.
                 answer = _not_kept(answer)
-            return _noted(call, answer)
+            return await self._begun(call, request, answer)
+
+    async def _begun(self, call: Call, request: Request, answer: HttpResponse) -> HttpResponse:
+        """Return an answer as its client accepts it, and have memory for it.
+
+        Raises BudgetExhausted, which is what becomes of its call then.
+        """
+        size = answer.size
+        answer = await self._packed(request, answer)
+        request.connection.held.begin_part(answer.size)
+        if call.record is not None:
+            call.record.status = answer.status
+            call.record.sent(size)
+        return answer
 
     def _no_route(self, method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
         """Answer 404, or the allowed methods: for OPTIONS a success."""
@@ -373,14 +385,6 @@ def _counted(call: Call) -> Iterator[None]:
     except BaseException as error:
         attach(call.record, error)
         raise
-
-
-def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
-    """Return an answer after reporting its status and size to the call's observers."""
-    if call.record is not None:
-        call.record.status = answer.status
-        call.record.sent(answer.size)
-    return answer
 
 
 def _not_kept(answer: HttpResponse) -> HttpResponse:

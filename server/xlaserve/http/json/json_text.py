@@ -1,5 +1,7 @@
 """Unparsed JSON text: where its strings are, and how deep it is nested."""
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,8 @@ MOST_ELEMENTS = 300_000
 MOST_ARRAYS = 20_000
 """Arrays of such a body: one takes as long as some 20 numbers."""
 
-_DATA = b'"data"'
+_DATA = re.compile(rb'"(?:d|\\u0064)(?:a|\\u0061)(?:t|\\u0074)(?:a|\\u0061)"')
+"""That key, whichever of its letters are escaped."""
 _DATA_MARK = b"\x01"
 """Stands for that key: an octet that no JSON has."""
 _LEVEL_OF_DATA = 3
@@ -86,7 +89,7 @@ def check_elements_around_data(text: Buffer) -> None:
     reads them makes no object of each element. Nobody makes objects of other arrays at that place.
     """
     if _may_have_too_many(text):
-        plain = _unquoted(bytes(text).replace(_DATA, _DATA_MARK), _NO_TENSORS)
+        plain = _unquoted(_DATA.sub(_DATA_MARK, bytes(text)), _NO_TENSORS)
         _check_counts(_without_data(plain))
 
 

@@ -120,7 +120,10 @@ def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
     if large is not None:
         return spec.datatype, large
     try:
-        value = _VALUE.decode(_INSTANCES.decode(body).instances if is_object(body) else body)
+        text = bytes(_INSTANCES.decode(body).instances) if is_object(body) else bytes(body)
+        if len(text) > LARGE_BYTES and not _is_tensor(spec.datatype, text):
+            check_elements(text)
+        value = _VALUE.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"expected a list in JSON, or one as 'instances': {error}") from error
     except RecursionError:
@@ -188,7 +191,7 @@ def _read_long_lines(datatype: Datatype, lines: Sequence[bytes]) -> Tensor | Non
 
 
 def _is_tensor(datatype: Datatype, line: bytes) -> bool:
-    """Tell whether the lists of a line are those of a tensor that has elements."""
+    """Tell whether the lists of a text are those of a tensor that has elements."""
     try:
         return 0 not in list_sizes(datatype, line.strip())
     except TensorDataError:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.json.json_tensors import JsonRules
-from xlaserve.http.messages import Answered, HttpResponse
+from xlaserve.http.messages import JOINED_BYTES, Answered, HttpResponse
 from xlaserve.http.threads import INLINE_BYTES, OffLoop
 from xlaserve.http.v2.infer_request import read_infer_request
 from xlaserve.http.v2.infer_response import most_json_bytes, output_bytes, write_infer_answer
@@ -100,6 +100,8 @@ class FastInfer:
         )
 
 
+_SURELY_SHORT_BYTES = JOINED_BYTES // 32
+"""Tensors up to this size are short answers: an element takes at most six times as much in JSON."""
 _OF_MODEL = "POST /v2/models/{model}/infer"
 _OF_VERSION = "POST /v2/models/{model}/versions/{version}/infer"
 
@@ -130,13 +132,17 @@ class FastInferCall(InferCall):
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Send the answer; a large one is serialized in a thread."""
-        if output_bytes(response) > INLINE_BYTES:
+        size = output_bytes(response)
+        if size > INLINE_BYTES:
+            self.is_told_later = True
             self._writing = self._fast_infer.answer_later(self.request, response, self.peer.account)
             self._writing.add_done_callback(self._written)
             return
         answer: HttpResponse | BaseException
         try:
             answer = write_infer_answer(self.request, response, self._fast_infer.json_rules)
+            if size > _SURELY_SHORT_BYTES:
+                self._admit(answer)
             record = self.record
             if record is not None:
                 # As `CallRecord.sent`, for the one answer; a method would double the cost.
@@ -145,7 +151,7 @@ class FastInferCall(InferCall):
         except ENDS:
             raise
         except BaseException as error:
-            answer = error
+            self.outcome = answer = error
         if self.is_waited_for:
             if isinstance(answer, BaseException):
                 attach(self.record, answer)
@@ -162,18 +168,28 @@ class FastInferCall(InferCall):
         super().cancel(reason)
         if self._writing is not None:
             self._writing.cancel()
+            self.end(asyncio.CancelledError(reason))
 
     def _written(self, writing: "asyncio.Task[HttpResponse]") -> None:
         if self.is_cancelled:
             return
         try:
             answer = writing.result()
+            self._admit(answer)
         except BaseException as error:  # whatever it is, the client waits
             self._tell(error)
+            self.end(error)
         else:
             if self.record is not None:
                 self.record.sent(answer.size)
             self._tell(answer)
+            self.end()
+
+    def _admit(self, answer: HttpResponse) -> None:
+        """Have memory for an answer, which its connection charges next; raises BudgetExhausted."""
+        account, size = self.peer.account, answer.size
+        if account is not None and size > JOINED_BYTES and not account.allows(size):
+            raise account.refusal("the answer", size)
 
     def _tell(self, answer: HttpResponse | BaseException) -> None:
         if self.is_waited_for:

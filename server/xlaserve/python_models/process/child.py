@@ -148,9 +148,10 @@ class ChildCalls:
         }
         return self._ask("change", said, files)
 
-    def is_ready(self, model: str, version: str = "") -> bool:
+    def is_ready(self, model: str, version: str, within: object) -> bool:
         """Tell whether a model would answer now."""
-        found = self._ask("is_ready", {"model": model, "version": version}, {})
+        said = {"model": model, "version": version, "within": _number(within)}
+        found = self._ask("is_ready", said, {})
         return bool(found.result())
 
     def reply(self, number: int, outputs: Arrays) -> None:

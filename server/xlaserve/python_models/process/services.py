@@ -94,7 +94,8 @@ class Services:
 
     def on_is_ready(self, header: Header, tensors: Arrays) -> None:
         """Tell whether a model would answer."""
-        ready = self._host.calls.is_ready(header["model"], header["version"])
+        within = self._within(header)
+        ready = self._host.calls.is_ready(header["model"], header["version"], within)
         self._send({"kind": "called", "call": header["call"], "value": ready}, {})
 
     def on_log(self, header: Header, tensors: Arrays) -> None:

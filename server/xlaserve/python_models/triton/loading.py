@@ -16,7 +16,7 @@ class ModelLoading:
 
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
         """Tell whether a model would answer now."""
-        return self._calls.is_ready(model_name, str(model_version))
+        return self._calls.is_ready(model_name, str(model_version), current_request())
 
     def load_model(
         self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None

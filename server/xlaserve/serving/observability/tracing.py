@@ -181,7 +181,11 @@ class Tracing:
             self._models[model] = new
         else:
             self._all = new
-        self._left.pop(model, None)
+        # Models with settings of their own may have the rate of all.
+        if model:
+            self._left.pop(model, None)
+        else:
+            self._left.clear()
         self._observe()
         _log.info(
             "trace setting changed", model=model, **{k: list(v or ()) for k, v in change.items()}

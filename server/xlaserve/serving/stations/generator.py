@@ -7,7 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from xlaserve.errors import BudgetExhausted, DeadlineExceeded, Decoupled, ExecutionStalled
+from xlaserve.errors import DeadlineExceeded, Decoupled, ExecutionStalled
 from xlaserve.errors.panics import ENDS, answerable
 from xlaserve.runtime.loaded import Answer, Answers, Generating
 from xlaserve.runtime.stepping import Stepping
@@ -140,8 +140,7 @@ class Generator:
         account, size = call.peer.account, self.instance.info.state_bytes
         if not size or account is None:
             return
-        if not account.reserve(size):
-            raise BudgetExhausted("the state of the model", size, account.ledger.limit)
+        account.take("the state of the model", size)
         call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:

@@ -18,9 +18,6 @@ class Relay(InferCall):
     execution is counted, and its failure is not: each call that waits fails by itself.
     """
 
-    how = Relayed()
-    """How it was answered without an execution of its own: a cache hit or miss."""
-
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id
         self.headers, self.peer, self.principal = call.headers, call.peer, call.principal
@@ -35,6 +32,11 @@ class Relay(InferCall):
         self.uses = set()
         self._observers = (OnlyExecutions(counting),)
         self._completed = completed
+
+    @property
+    def how(self) -> Relayed:
+        """Return how it was answered without an execution of its own: a cache hit or miss."""
+        return self.outcome if type(self.outcome) is Relayed else Relayed()
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Hand the answer on."""
@@ -62,7 +64,3 @@ class OnlyExecutions:
         """See calls that ended together."""
         if type(outcome) is Executed:
             self._counting.ended(calls, outcome)
-        elif type(outcome) is Relayed:
-            for call in calls:
-                if isinstance(call, Relay):
-                    call.how = outcome

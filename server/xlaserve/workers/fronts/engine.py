@@ -73,6 +73,7 @@ class FrontCall(InferCall):
         except BaseException as error:
             if not last:
                 self.cancel("its answer cannot be said")
+            self.outcome = error
             self.refuse(error)
 
     def _send(self, response: InferResponse, *, last: bool) -> None:
