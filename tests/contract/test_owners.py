@@ -63,8 +63,7 @@ TESTS = {
         "test_an_event_names_neither_hidden_models_nor_other_callers"
     ),
     "models, sums and failures on the page": (
-        "contract/test_tenants.py::"
-        "test_what_one_tenant_does_changes_nothing_that_the_other_reads"
+        "contract/test_tenants.py::test_what_one_tenant_does_changes_nothing_that_the_other_reads"
     ),
     "files that a configuration names": "contract/test_configurations_of_clients.py::",
 }

@@ -340,21 +340,30 @@ async def look(place: Place, tenant: Tenant) -> dict[tuple[str, str, str], Any]:
     return found
 
 
+async def errors(place: Place, tenant: Tenant) -> Any:
+    """Return the failed requests for one of its models, which a look never fails for."""
+    path = f"/page/models/{tenant.model('one')}"
+    return (await place.asking.send("GET", path, tenant.token)).json["errors"]
+
+
 async def test_what_one_tenant_does_changes_nothing_that_the_other_reads(place: Place) -> None:
     """Not a count, a size, a time or an event: inferences, failures, loads and unloads."""
-    before = await look(place, ZORGO)
+    before, failed = await look(place, ZORGO), await errors(place, ZORGO)
     client = place.client(GAMMA)
     for name in ("one", "refuses", "nothing"):
         for _ in range(3):
             body = json.dumps(client.json("/infer", "")).encode()
             path = f"/v2/models/{GAMMA.model(name)}/infer"
             await client.send("POST", path, GAMMA.token, body)
+    body = json.dumps(client.json("/infer", "")).encode()
+    await client.send("POST", f"/v2/models/{ZORGO.model('one')}/infer", GAMMA.token, body)
     await place.change(GAMMA, "unload", GAMMA.model("spare"))
     await place.change(GAMMA, "load", GAMMA.model("story"))
-    after = await look(place, ZORGO)
+    after, failed_then = await look(place, ZORGO), await errors(place, ZORGO)
     await place.change(GAMMA, "load", GAMMA.model("spare"))
 
     assert before.keys() == after.keys()
+    assert failed == failed_then
     changed = [one for key in before for one in differences(key, before[key], after[key])]
     assert [] == changed, changed[:20]
 
