@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -138,7 +138,7 @@ class Place:
         assert 200 == answer.status, answer
 
 
-FORMS = {
+FORMS: Mapping[str, dict[str, Any]] = {
     "triton": {},
     "mlserver, TLS": {"v2_dialect": V2Dialect.MLSERVER, "tls": True},
     "kserve": {"v2_dialect": V2Dialect.KSERVE},
