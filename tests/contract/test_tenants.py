@@ -359,7 +359,7 @@ async def test_what_one_tenant_does_changes_nothing_that_the_other_reads(place: 
     await client.send("POST", f"/v2/models/{ZORGO.model('one')}/infer", GAMMA.token, body)
     await place.change(GAMMA, "unload", GAMMA.model("spare"))
     await place.change(GAMMA, "load", GAMMA.model("story"))
-    after, failed_then = await look(place, ZORGO), await errors(place, ZORGO)
+    failed_then, after = await errors(place, ZORGO), await look(place, ZORGO)
     await place.change(GAMMA, "load", GAMMA.model("spare"))
 
     assert before.keys() == after.keys()
