@@ -4,43 +4,30 @@
 hidden name is answered with is what an unknown one is, to the byte, and neither is looked up.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import count
 from multiprocessing import shared_memory
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import h2.events
-import numpy as np
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
 from support import identity_models, tiny_embedding
-from support.conditions import MOST_SECONDS
-from support.http import Answer, Connection, connect, message
+from support.doors import HTTP, NOTHING_BEHIND, OPERATIONS, ROUTES, Asking, Seen, cells
 from support.server import RunningServer, serving
-from support.wire import connect as connect_grpc
-from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.app.server import Application
 from xlaserve.errors.access import Unauthenticated
-from xlaserve.grpc.methods import ROWS
-from xlaserve.http.routing import Route
 from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
 from xlaserve.serving.access.tokens import digest_of, new_token
 from xlaserve.serving.call import Operation
-from xlaserve.settings import Settings
-from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
@@ -54,11 +41,10 @@ ONE, WORDS = "a-one", "a-words"
 MODELS = (ONE, WORDS, "b-one")
 REGION = "region-1"
 ABSENT = {ONE: "a-non", WORDS: "a-wordz", REGION: "region-0"}
-GRPC, WEB, HTTP = "gRPC", "gRPC-Web", "HTTP"
 REFUSALS = ("401", "403", "16", "7")
 UNAUTHENTICATED, PERMISSION_DENIED, NOT_FOUND, UNIMPLEMENTED = "16", "7", "5", "12"
-WEB_TYPE = ("Content-Type", "application/grpc-web+proto")
 OTHERWISE: dict[str, str] = {
+    **NOTHING_BEHIND,
     # An embedding model completes nothing, which is said of one that may be seen.
     "POST /v1/completions": "400",
     "POST /v1/chat/completions": "400",
@@ -66,223 +52,37 @@ OTHERWISE: dict[str, str] = {
     "POST /openai/v1/responses": "400",
     "POST /openai/v1/completions": "400",
     "POST /openai/v1/chat/completions": "400",
-    # There is no CUDA here, and so no region of it.
-    "/inference.GRPCInferenceService/CudaSharedMemoryRegister": UNIMPLEMENTED,
-    "POST /v2/cudasharedmemory/region/{region}/register": "501",
-    "/inference.GRPCInferenceService/CudaSharedMemoryStatus": NOT_FOUND,
-    "GET /v2/cudasharedmemory/region/{region}/status": "404",
-    "POST /v2/repository/{repository}/index": "501",
-    "POST /v2/repository/{repository}/models/{model}/load": "501",
-    "POST /v2/repository/{repository}/models/{model}/unload": "501",
-    "/mmesh.ModelRuntime/modelSize": NOT_FOUND,
 }
-"""Statuses of doors that have nothing behind them here, by which a caller is seen to be let in."""
-_numbers = count()
-
-
-def every_route() -> list[Route]:
-    settings = Settings.read({}, repository=Path(__file__).parent)
-    return list(Application(settings).http_routes().routes)
-
-
-ROUTES = {f"{route.method} {route.path}": route for route in every_route()}
-OPERATIONS: dict[str, Operation] = {
-    **{path: row.operation for path, row in ROWS.items()},
-    **{name: route.operation for name, route in ROUTES.items()},
-}
-"""Every door that the server has, by its own tables."""
+"""Statuses of doors by which a caller is seen to be let in."""
 CELLS = [
     pytest.param(row, door, protocol, id=f"{row.deed} {row.thing} {door} {protocol}")
-    for row in DOORS
-    for path in row.paths
-    for door in OPERATIONS
-    if fnmatchcase(door, path.replace("[", "[[]"))
-    # A mesh speaks gRPC alone.
-    for protocol in ((HTTP,) if " " in door else (GRPC,) if "/mmesh" in door else (GRPC, WEB))
+    for row, door, protocol in cells()
 ]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An answer, without what differs by the moment."""
+class Place(Asking):
+    """The server of the doors; `server` is where a test looks into it."""
 
-    status: str
-    text: str
-    data: bytes
-
-    def without(self, name: str) -> "Seen":
-        """Return it without the name that was asked for."""
-        return Seen(self.status, self.text.replace(name, ""), self.data.replace(name.encode(), b""))
-
-
-@dataclass(frozen=True)
-class Place:
-    server: RunningServer
-    key: str
-    """Of memory that may be registered."""
+    server: RunningServer | None = None
 
     @property
-    def http(self) -> str:
-        assert self.server.http is not None
-        return self.server.http
-
-    async def send(
-        self, method: str, path: str, token: str, body: bytes = b"", *more: tuple[str, str]
-    ) -> Answer:
-        shown = [("authorization", f"Bearer {token}")] if token else []
-        async with connect(self.http) as client:
-            text = message(method, path, *shown, *more, body=body)
-            answer = await client.ask(text, head=method == "HEAD")
-            if "transfer-encoding" not in answer.headers or method == "HEAD":
-                return answer
-            body = await chunks(client, first=path.endswith("/Watch"))
-            return Answer(answer.status, answer.headers, body)
-
-    async def over_http(self, row: Doors, door: str, token: str, name: str) -> Seen:
-        method, _, path = door.partition(" ")
-        names = {"model": name, "version": "1", "repository": "r", "region": name}
-        body = b"" if method == "GET" else json.dumps(self._json(row, door, name)).encode()
-        answer = await self.send(method, path.format_map(names), token, body)
-        headers = {k: v for k, v in answer.headers.items() if k not in ("date", "content-length")}
-        return Seen(str(answer.status), str(headers), answer.body)
-
-    async def over_grpc(self, row: Doors, door: str, token: str, name: str) -> Seen:
-        shown = [("authorization", f"Bearer {token}")] if token else []
-        async with connect_grpc(self.server.url) as wire:
-            stream = wire.open(request_headers(door, *shown))
-            body = framed(self._message(row, door, name))
-            wire.h2.send_data(stream, body, end_stream=True)
-            wire.flush()
-            if door.endswith("/Watch") and token:
-                told: Any = await wire.until(h2.events.DataReceived, stream)
-                return Seen("0", "", told.data)
-            await wire.until(h2.events.StreamEnded, stream)
-            mine = [e for e in wire.events if getattr(e, "stream_id", None) == stream]
-            data = b"".join(e.data for e in mine if isinstance(e, h2.events.DataReceived))
-            block: Any = [e for e in mine if hasattr(e, "headers")][-1]
-            fields = dict(block.headers)
-            return Seen(fields["grpc-status"], fields.get("grpc-message", ""), data)
-
-    async def over_web(self, row: Doors, door: str, token: str, name: str) -> Seen:
-        body = framed(self._message(row, door, name))
-        answer = await self.send("POST", door, token, body, WEB_TYPE)
-        data, mark, trailers = answer.body.rpartition(b"\x80\0\0")
-        if not mark:
-            assert door.endswith("/Watch"), answer
-            return Seen("0", "", answer.body)
-        lines = trailers[2:].decode().splitlines()
-        fields = dict(line.split(":", 1) for line in lines)
-        return Seen(fields["grpc-status"], fields.get("grpc-message", ""), data)
+    def registry(self) -> Registry:
+        assert self.server is not None
+        return self.server.application.registry
 
     async def prepare(self, door: str) -> None:
         """Have every model loaded, and the region that a door is for, whatever was asked before."""
         for name in MODELS:
-            if not self.server.application.registry.ready(name):
+            if not self.registry.ready(name):
                 path = f"/v2/repository/models/{name}/load"
                 assert 200 == (await self.send("POST", path, OPERATOR, b"{}")).status
         if "sharedmemory" in door.lower():
             path = f"/v2/systemsharedmemory/region/{REGION}"
             await self.send("POST", f"{path}/unregister", OPERATOR, b"{}")
             if not door.lower().endswith("memoryregister") and not door.endswith("/register"):
-                body = json.dumps(self._region).encode()
+                body = json.dumps(self.region).encode()
                 assert 200 == (await self.send("POST", f"{path}/register", OPERATOR, body)).status
-
-    async def ask(self, row: Doors, door: str, protocol: str, token: str, name: str) -> Seen:
-        how = {GRPC: self.over_grpc, WEB: self.over_web, HTTP: self.over_http}[protocol]
-        return await how(row, door, token, name)
-
-    def _json(self, row: Doors, door: str, name: str) -> Any:
-        tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
-        for ending, body in (
-            ("/infer", {"inputs": [tensor]}),
-            ("/invoke", {"inputs": [tensor]}),
-            ("/invocations", {"inputs": [tensor]}),
-            ("/generate", {"x": 1.5}),
-            ("/generate_stream", {"x": 1.5}),
-            ("/v1/completions", {"model": name, "prompt": "a"}),
-            ("/chat/completions", {"model": name, "messages": [{"role": "user", "content": "a"}]}),
-            ("/v1/responses", {"model": name, "input": "a"}),
-            ("/v1/embeddings", {"model": name, "input": "a"}),
-            ("POST /v2/trace/setting", {"trace_rate": "7"}),
-            ("/trace/setting", {}),
-            ("POST /v2/logging", {"log_verbose_level": 0}),
-            ("POST /models", {"model_name": f"u-{next(_numbers)}", "url": self._url}),
-            ("systemsharedmemory/region/{region}/register", self._region),
-        ):
-            if door.endswith(ending):
-                return body
-        if door.endswith("cudasharedmemory/region/{region}/register"):
-            return {"raw_handle": {"b64": "A" * 88}, "device_id": 0, "byte_size": 64}
-        return {}
-
-    @property
-    def _region(self) -> dict[str, Any]:
-        return {"key": self.key, "offset": 0, "byte_size": 16}
-
-    @property
-    def _url(self) -> str:
-        return str(self.server.application.settings.repository / ONE)
-
-    def _message(self, row: Doors, door: str, name: str) -> bytes:
-        method = door.rpartition("/")[2]
-        is_of_all = row.rule in (Rule.LIST, Rule.FOR_ALL, Rule.OF_THE_SERVER)
-        if door.startswith("/mmesh"):
-            return bytes(_OF_MESH.get(method, UnloadModelRequest(model_id="mesh")))
-        if "reflection" in door:
-            return b"\x3a\x01*"  # list_services
-        request: Any
-        if "health" in door:
-            request = health_pb2.HealthCheckRequest(service="" if is_of_all else name)
-        elif "Infer" in method:
-            request = infer_request(name)
-        elif "Setting" in method:
-            request = setting_request(method, "" if is_of_all else name)
-        else:
-            request = getattr(pb, f"{method}Request")()
-            field = ROWS[door].model or ("name" if "SharedMemory" in method else "")
-            if field and row.rule is not Rule.LIST:
-                setattr(request, field, name)
-            if method == "SystemSharedMemoryRegister":
-                request.key, request.byte_size = self.key, 16
-        return bytes(request.SerializeToString())
-
-
-_OF_MESH: dict[str, Any] = {
-    "loadModel": LoadModelRequest(model_id="mesh", model_type="identity", model_path=ONE),
-    "predictModelSize": LoadModelRequest(model_id="mesh", model_type="identity", model_path=ONE),
-    "modelSize": UnloadModelRequest(model_id="none"),
-}
-
-
-def setting_request(method: str, model: str) -> Any:
-    """Return a change of what is of all models, and none of one model's."""
-    if method == "LogSettings":
-        logging = pb.LogSettingsRequest()
-        logging.settings["log_verbose_level"].uint32_param = 0
-        return logging
-    trace = pb.TraceSettingRequest(model_name=model)
-    if not model:
-        trace.settings["trace_rate"].value.append("7")
-    return trace
-
-
-def infer_request(model: str) -> Any:
-    request = pb.ModelInferRequest(
-        model_name=model, raw_input_contents=[np.ones(2, np.float32).tobytes()]
-    )
-    request.inputs.add(name="x", datatype="FP32", shape=[2])
-    return request
-
-
-async def chunks(client: Connection, *, first: bool) -> bytes:
-    """Read a body in chunks: the first one of a stream that goes on, or all."""
-    found = b""
-    async with asyncio.timeout(MOST_SECONDS):
-        while size := int(await client.reader.readline(), 16):
-            found += (await client.reader.readexactly(size + 2))[:-2]
-            if first:
-                break
-    return found
 
 
 def rules() -> str:
@@ -321,7 +121,8 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     memory = shared_memory.SharedMemory(create=True, size=16)
     try:
         async with running as server:
-            yield Place(server, memory.name)
+            assert server.http is not None
+            yield Place(server.url, server.http, memory.name, ONE, models, server=server)
     finally:
         memory.close()
         memory.unlink()
@@ -401,7 +202,7 @@ async def test_a_door_is_open_to_whom_the_table_says(
         assert [] == found
         assert hidden.status not in REFUSALS
         if row.rule is Rule.OF_A_MODEL:
-            assert place.server.application.registry.ready(name), "somebody else has changed it"
+            assert place.registry.ready(name), "somebody else has changed it"
         elif "{region}" not in door and protocol == HTTP:
             assert name.encode() not in hidden.data
 
@@ -506,7 +307,7 @@ ODD = [
 async def test_no_other_spelling_of_a_name_reaches_the_model(place: Place, name: str) -> None:
     """Neither for b, who may not see it, nor, by any but its own name, for the operator."""
     await place.prepare("")
-    used = place.server.application.registry.resolve(ONE)[0].statistics
+    used = place.registry.resolve(ONE)[0].statistics
     before = used.totals().inference_count
     quoted = quote(name, safe="%")
     statuses = set()
@@ -514,13 +315,13 @@ async def test_no_other_spelling_of_a_name_reaches_the_model(place: Place, name:
         row, door = next((r, d) for r in DOORS for d in r.paths if d.endswith("/ModelInfer"))
         statuses.add((await place.over_grpc(row, door, token, name)).status)
         for path, body in (
-            (f"/v2/models/{quoted}/infer", place._json(row, "/infer", name)),
+            (f"/v2/models/{quoted}/infer", place.json("/infer", name)),
             (f"/v2/repository/models/{quoted}/load", {}),
             (f"/v2/repository/models/{quoted}/unload", {}),
         ):
             answer = await place.send("POST", path, token, json.dumps(body).encode())
             statuses.add(str(answer.status))
         assert before == used.totals().inference_count
-        assert place.server.application.registry.ready(ONE)
+        assert place.registry.ready(ONE)
 
     assert not statuses & {"0", "200", "500", "13"}

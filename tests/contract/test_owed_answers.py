@@ -38,6 +38,9 @@ from xlaserve.language.turns import CallerThread
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import LoopThread, PlainThread, wait_for
 from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen
+from xlaserve.runtime.programs.compilation_cache import Entry
+from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
+from xlaserve.runtime.programs.program_store import ProgramStore
 from xlaserve.workers.fronts import texts
 from xlaserve.workers.link import Link
 from xlaserve.workers.messages import Do, Question
@@ -178,6 +181,8 @@ def write(root: Path) -> None:
     python_models.write(root, "grows", grows, python_models.VECTORS)
     awaited = CODE.format(how="async def", body=bodies["code"])
     python_models.write(root, "awaited", awaited, tensors)
+    apart = 'parameters { key: "execution" value { string_value: "process" } }'
+    python_models.write(root, "apart", CODE.format(how="def", body=bodies["code"]), tensors + apart)
     identity_models.write(root, "spare", "FP32")
     asked = {"asks": "is_model_ready('double')", "changes": "load_model('double')"}
     for name, does in asked.items():
@@ -259,6 +264,13 @@ def prompted(place: Place) -> Awaitable[str]:
 def with_grammar(place: Place) -> Awaitable[str]:
     more = {"regex": f"ab|b{{{next(place.numbers)}}}", "max_tokens": 2}
     return place.infer("story", "tokens", np.array([48], np.int32), parameters=more)
+
+
+async def in_process(place: Place) -> str:
+    """Ask code in a process, once there is one: what was lost is started again."""
+    while (answered := await place.infer("apart")).startswith("StatusCode.UNAVAILABLE"):
+        await asyncio.sleep(0.01)
+    return answered
 
 
 async def loaded(place: Place) -> str:
@@ -362,6 +374,12 @@ DOORS: Mapping[str, Door] = {
     "a load": Door("xlaserve.runtime.loaders:_loaded", loaded),
     "code": Door("OF code:made", infer("code"), f"model 'code': {SAID}"),
     "code, awaited": Door("OF awaited:made", infer("awaited"), f"model 'awaited': {SAID}"),
+    "written to a process": Door("xlaserve.python_models.process.copies:on_host", in_process),
+    "read from a process": Door(
+        "xlaserve.python_models.process.copies:ProcessCopy._on_answer",
+        in_process,
+        "its process was lost while it executed this request",
+    ),
     "nested": Door(
         "xlaserve.python_models.nested:_request", infer("nested"), f"model 'nested': {SAID}"
     ),
@@ -437,6 +455,9 @@ class Threads:
         self.device = DeviceThreads("cpu:0")
         self.turns = CallerThread("turns")
         self.looks = FilesLook()
+        self.compilers = CompilerProcesses(Limits(1, 1 << 30, 60, 60))
+        nowhere: Any = None
+        self.programs = ProgramStore("s3://a/b", nowhere, seconds=60, max_bytes=1 << 20)
         self.plain, self.loop = PlainThread("plain"), LoopThread("loop")
 
     def close(self) -> None:
@@ -445,8 +466,43 @@ class Threads:
         self.device.close()
         self.turns.close()
         self.looks.close()
+        self.compilers.close()
+        self.programs.close(60)
         self.plain.close()
         self.loop.close()
+
+    async def compiled(self, call: Callable[[], Any]) -> Any:
+        """Return what a compiler process makes of a job, which is what the call returns."""
+
+        def do(task: Any, process: Any) -> None:
+            task.succeed(call())
+
+        self.compilers._do = do  # type: ignore[method-assign]
+        job: Any = None
+        return await asyncio.to_thread(self.compilers.compile, job, bytes, lambda: None)
+
+    async def found(self, call: Callable[[], Any]) -> Any:
+        """Return the program that a store has; none where looking for it fails."""
+        self.programs._asked = lambda names, control: call()  # type: ignore[method-assign]
+        found = await asyncio.to_thread(self.programs._looked, "cpu", ["a"])
+        if self.programs._away_until:
+            self.programs._away_until = 0.0
+            raise RuntimeError(SAID)
+        return found[0]
+
+    async def kept(self, call: Callable[[], Any]) -> Any:
+        """Return once the thread that writes programs has none; raise what it could not write."""
+
+        def put(upload: Any) -> None:
+            call()
+
+        self.programs._put = put  # type: ignore[method-assign]
+        self.programs.last_problem = ""
+        self.programs.put("cpu", "a", Entry({}, {}, b""))
+        assert await asyncio.to_thread(self.programs.flush, 60)
+        if self.programs.last_problem:
+            raise RuntimeError(SAID)
+        return "good"
 
     async def dispatched(self, call: Callable[[], Any], *, fetches: bool) -> Any:
         """Return or raise what the device gives, in either of its threads."""
@@ -509,8 +565,11 @@ WORK: Mapping[str, Work] = {
     "a task of a loop": Threads.in_loop,
     "is_ready": Threads.is_ready,
     "a look at files": Threads.looked,
+    "a compiler": Threads.compiled,
+    "a program found": Threads.found,
+    "a program kept": Threads.kept,
 }
-RAW = ("wait_for", "a call", "a task of a loop")
+RAW = ("wait_for", "a call", "a task of a loop", "a compiler")
 """What hands over what was raised as it is, to threads of a pool that do not."""
 
 
@@ -526,6 +585,22 @@ async def test_a_thread_hands_over_exceptions_alone_and_goes_on(work: str) -> No
         threads.close()
 
     assert "good" == again
+
+
+async def test_a_load_hears_that_its_process_cannot_be_started(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is raised in the thread that starts it; the next load starts one."""
+    await place.grpc.unload_model("apart")
+    start = "xlaserve.python_models.process.copies:RunningProcess"
+    called = panics_once(start, place, monkeypatch)
+    async with asyncio.timeout(60):
+        failed = await told(place.grpc.load_model("apart"))
+        again = await told(place.grpc.load_model("apart"))
+
+    assert [start] == called
+    assert "its process cannot be started: Panic" in failed
+    assert "OK" == again
 
 
 class Heard:
@@ -573,6 +648,7 @@ async def test_a_front_end_goes_on_without_a_text(monkeypatch: pytest.MonkeyPatc
 OF_PROCESSES = {
     "a reply": test_a_process_answers_its_parent,
     "a change": test_a_process_answers_its_parent,
+    "a process that starts": test_a_load_hears_that_its_process_cannot_be_started,
     "a text of a front end": test_a_front_end_goes_on_without_a_text,
 }
 

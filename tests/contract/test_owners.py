@@ -62,6 +62,9 @@ TESTS = {
         "transport/rest/test_events_page.py::"
         "test_an_event_names_neither_hidden_models_nor_other_callers"
     ),
+    "models, sums and failures on the page": (
+        "contract/test_tenants.py::test_what_one_tenant_does_changes_nothing_that_the_other_reads"
+    ),
     "files that a configuration names": "contract/test_configurations_of_clients.py::",
 }
 """The test of each thing that is of a caller, or of a model."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -106,10 +107,13 @@ def _header(line: str) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[Connection]:
-    """Open a connection to host:port for the length of a block."""
+async def connect(address: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Connection]:
+    """Open a connection to host:port for the length of a block; over TLS it is localhost's."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 26)
+    name = None if tls is None else "localhost"
+    reader, writer = await asyncio.open_connection(
+        host, int(port), limit=1 << 26, ssl=tls, server_hostname=name
+    )
     try:
         yield Connection(reader, writer)
     finally:

@@ -92,7 +92,6 @@ UNGUARDED: Mapping[str, str] = {
     "generation.slots:Slots._recover": "which error to tell; all else is raised",
     "python_models.loaded:close_all": "the end of a load that has failed",
     "python_models.outputs:OutputCheck._converted": "a fault of an output; all else is raised",
-    "python_models.process.copies:ProcessCopy._life": "a fault of a process, which is ended anyway",
     "workers.control:Control.change.made": "settled in its `finally`, whatever is raised",
     "workers.fronts.front_end:FrontEnd._has_read": "what comes over a bridge, which is closed",
     "grpc.services.services:ServicesCodec.decode": "what is no message; all else is raised",
@@ -140,6 +139,14 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
     "python_models.threads:LoopThread.__init__": ("a task of a loop", "code, awaited"),
     "python_models.threads:LoopThread.start.begin": ("code, awaited",),
     "python_models.threads:wait_for": ("wait_for",),
+    "python_models.process.copies:ProcessCopy.__init__": (
+        "written to a process",
+        "read from a process",
+        "a process that starts",
+    ),
+    "runtime.programs.compilers.pool:CompilerProcesses._enqueue": ("a compiler",),
+    "runtime.programs.program_store:ProgramStore._looked": ("a program found",),
+    "runtime.programs.program_store:ProgramStore.put": ("a program kept",),
     "workers.fronts.texts:Texts.read": ("a text of a front end",),
     "workers.link:Link._task": ("a reply", "a change"),
     "workers.link:Link._do": ("a change",),
@@ -193,20 +200,12 @@ NOT_ANSWERED: Mapping[str, str] = {
     "concurrency.batches:BatchThread._hand_over": "spans and lines that nobody waits for",
     "concurrency.joining:ended": "the end of a pool, waited for within a limit",
     "concurrency.limited:LimitedCall.whenever": f"{_OF_OTHERS}the thread of the call",
-    "runtime.programs.compilers.pool:CompilerProcesses._enqueue": (
-        "each task is failed with what is raised"
-    ),
     "runtime.programs.compilers.process:CompilerProcess._watched": (
         "ends the process that it watches"
     ),
     "importers.onnx.watching:Watch.__init__": "ends the process that it watches",
-    "runtime.programs.program_store:ProgramStore._looked": (
-        "a program, which is compiled without it"
-    ),
-    "runtime.programs.program_store:ProgramStore.put": "a program, which the next one compiles",
     "python_models.process.child:ChildCalls._ask": f"{_OF_OTHERS}the server's Services",
     "python_models.process.child:Child.run": "says what its code raised, or ends the process",
-    "python_models.process.copies:ProcessCopy.__init__": "ends the process, whose requests fail",
     "python_models.readiness:PresentReadiness.ask": "has its answer when it is made",
     "python_models.process.running:RunningProcess.__init__": "lines of the log",
     "python_models.triton.messages:InferenceRequest.async_exec": f"{_OF_OTHERS}nested calls",

@@ -90,10 +90,10 @@ def _dashboard(core: Core, shown: Shown) -> Iterable[Route]:
         grpc_endpoint=settings.grpc_endpoint,
     )
     rows = [
-        *HistoryRoutes(core.history, others).table(),
+        *HistoryRoutes(core.history, others, permits).table(),
         *EventRoutes(core.events, permits).table(),
         *model_page.table(),
-        *HostingRoutes(hosting, others).table(),
+        *HostingRoutes(hosting, others, permits).table(),
     ]
     return rows + page_routes(
         [*shown.routes, *rows],

@@ -13,7 +13,7 @@ from xlaserve.cli.asking.connection import TOKEN_FILE, token_in
 from xlaserve.cli.printable import printable
 from xlaserve.errors import InvalidRequest
 from xlaserve.serving.access.models import OF_MODELS, ModelNames
-from xlaserve.serving.access.rules import ANY_SUBJECT, IMPLIED, Caller, Rules
+from xlaserve.serving.access.rules import ANY_SUBJECT, Caller, Rules
 from xlaserve.serving.access.rules_file import read_rules
 from xlaserve.serving.access.tokens import digest_of
 from xlaserve.serving.call import Operation
@@ -55,7 +55,8 @@ def check(
     rows = [
         (one, operation)
         for one in found
-        for operation in _allowed(one)
+        for operation in Operation
+        if operation in one.may
         if not model or _covers(one, operation, model)
     ]
     if not rows:
@@ -90,12 +91,6 @@ def _chosen(rules: Rules, name: str, token_file: Path | None) -> Sequence[Caller
         raise InvalidRequest(f"--as: expected a caller of the rules ({known}), got '{name}'")
     anyone = (one for one in rules.callers if one.anyone and one not in callers)
     return [*callers, *anyone]
-
-
-def _allowed(caller: Caller) -> Sequence[Operation]:
-    """Return what a caller may do, in the order of the operations."""
-    allowed = caller.allow.union(*(IMPLIED.get(one, ()) for one in caller.allow))
-    return [one for one in Operation if one in allowed]
 
 
 def _covers(caller: Caller, operation: Operation, model: str) -> bool:

@@ -4,26 +4,26 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from xlaserve.errors import (
-    BudgetExhausted,
-    InvalidRequest,
-    LoadCancelled,
+    InvalidModel,
+    LoadFailed,
     ModelNotFound,
-    Overloaded,
-    ShuttingDown,
-    StillStarting,
-    TooLarge,
+    OutOfFiles,
+    OutOfMemory,
+    OutOfSpace,
+    TooManyAbandoned,
     XlaserveError,
 )
+from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.residence.lifecycle import State
 from xlaserve.serving.access.sight import seen_now, without_names
 
-NOT_OF_THE_MODEL = (
-    *(LoadCancelled, ShuttingDown, StillStarting),
-    *(InvalidRequest, TooLarge, Overloaded, BudgetExhausted),
+OF_THE_MODEL = (
+    *(LoadFailed, InvalidModel, ModelFailed),
+    *(OutOfMemory, OutOfSpace, OutOfFiles, TooManyAbandoned),
 )
-"""Failures that say nothing of a model: its load was ended, or its client asked for what cannot be,
-as a name that no model may have."""
+"""Failures that say why a model does not answer. Any other is of the request that asked for the
+load, such as a limit or a permission of its caller, and no reason for others to read."""
 
 MOST_MODELS = 1000
 """Models whose failures are kept: clients choose names. The oldest go first."""
@@ -84,12 +84,10 @@ class FailedLoads:
         """Load a model, and keep the reason of a failure without a version; raises like `load`."""
         try:
             await load()
-        except NOT_OF_THE_MODEL:
-            raise
         except XlaserveError as error:
             if error.is_noted or isinstance(error, ModelNotFound):
                 self.forget(model)
-            else:
+            elif isinstance(error, OF_THE_MODEL):
                 self.note(model, str(error))
             raise
         except ENDS:

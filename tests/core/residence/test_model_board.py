@@ -11,7 +11,8 @@ from support.others import PlayedOthers
 
 from xlaserve.concurrency.others import NOBODY, Others, Question
 from xlaserve.errors import InvalidBody, ModelNotFound
-from xlaserve.http.dashboard.model_page import ModelPageRoutes, Permits, permit_everything
+from xlaserve.http.dashboard.model_page import ModelPageRoutes
+from xlaserve.http.dashboard.permits import Permits, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.residence.reports.model_board import GeneratorReading, ModelBoard, ModelReading
 from xlaserve.serving.access.sight import Sees, everything, nothing

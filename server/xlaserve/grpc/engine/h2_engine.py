@@ -19,7 +19,7 @@ from xlaserve.grpc.calls import FieldsView
 from xlaserve.grpc.handler import RequestHandler
 from xlaserve.grpc.http2.control_frames import ROUND_TRIP
 from xlaserve.grpc.http2.limits import Http2Limits
-from xlaserve.grpc.http2.messages import Problem
+from xlaserve.grpc.http2.messages import PREFIX_BYTES, Problem
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.request_headers import (
     Headers,
@@ -33,6 +33,9 @@ from xlaserve.net.ledger import Account, Kind
 from xlaserve.serving.call import outside_call
 
 _LAST_POSSIBLE_STREAM = 2**31 - 1
+_NOT_COMPRESSED = (
+    "compressed messages are not taken with http2_engine h2, send them with grpc-encoding identity"
+)
 
 
 class Owner(Protocol):
@@ -319,9 +322,13 @@ class _Stream(Stream):
         self._held = size
         self.waiting = True
         try:
-            return await super().recv_data(size)
+            data = await super().recv_data(size)
         finally:
             self.waiting = False
+        # A message of five bytes that begins so is malformed, whatever it is taken for.
+        if size == PREFIX_BYTES and data[:1] == b"\x01":
+            raise GRPCError(Status.UNIMPLEMENTED, _NOT_COMPRESSED)
+        return data
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
         account = self.connection.account

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 
 from xlaserve.errors import InvalidParameter
-from xlaserve.http.dashboard.model_page import Permits, permit_everything
+from xlaserve.http.dashboard.permits import Permits, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, QueryParameter, Route
 from xlaserve.serving.access.sight import Sees, everything, without_names
 from xlaserve.serving.call import Operation
-from xlaserve.serving.observability.events import MAX_NAME, NOBODY, Event, Events, chosen, cut
+from xlaserve.serving.observability.events import MAX_NAME, Event, Events, chosen, cut
 
 MAX_EVENTS = 1000
 """Limit of events per answer: the last matching ones."""
@@ -123,7 +123,7 @@ def visible(events: Sequence[Event], sees: Sees, owner: str = "") -> Sequence[Ev
             number=number,
             text=without_names(event.text, sees),
             for_model=event.for_model if sees(event.for_model) else "",
-            asker=event.asker if event.asker.principal == owner else NOBODY,
+            asker=event.asker.seen_by(owner),
         )
         for event, number in zip(found, times, strict=True)
     ]

@@ -8,10 +8,18 @@ from typing import Annotated
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.dashboard.permits import Permits, models_shown, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.reports.fold_history import fold_histories
-from xlaserve.residence.reports.history import History, HistorySnapshot, Sample, VersionSample
+from xlaserve.residence.reports.history import (
+    History,
+    HistorySnapshot,
+    Sample,
+    VersionSample,
+    history_in_sight,
+)
+from xlaserve.serving.access.sight import everything
 from xlaserve.serving.call import Operation
 from xlaserve.serving.observability.failures import Failure
 from xlaserve.serving.observability.loop_lag import LAG_BOUNDS
@@ -113,7 +121,10 @@ class HourOfServer(msgspec.Struct):
 class HistoryRoutes:
     """The handler of the history."""
 
-    def __init__(self, history: History, others: Others = NOBODY) -> None:
+    def __init__(
+        self, history: History, others: Others = NOBODY, permits: Permits = permit_everything
+    ) -> None:
+        self._permits = permits
         self._history = history
         self._others = others
         others.answer(Question.HISTORY, self._own)
@@ -140,6 +151,9 @@ class HistoryRoutes:
         history = own
         if len(asked.answers) > 1:
             history = await asyncio.to_thread(fold_histories, list(asked.answers.values()))
+        sees = models_shown(self._permits, request.call)
+        if sees is not everything:
+            history = await asyncio.to_thread(history_in_sight, history, sees)
         hour = []
         for number, (before, after) in enumerate(pairwise(history.hour)):
             if number % _AT_A_TIME == _AT_A_TIME - 1:

@@ -5,9 +5,16 @@ from types import MappingProxyType
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.http.dashboard.permits import Permits, models_shown, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
-from xlaserve.residence.platforms.hosting import HostingBoard, HostingReading, fold_hosting
+from xlaserve.residence.platforms.hosting import (
+    HostingBoard,
+    HostingReading,
+    fold_hosting,
+    hosted_in_sight,
+)
+from xlaserve.serving.access.sight import everything
 from xlaserve.serving.call import Operation
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
@@ -16,7 +23,13 @@ _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options"
 class HostingRoutes:
     """The handler of a platform's loaded models."""
 
-    def __init__(self, board: HostingBoard, others: Others = NOBODY) -> None:
+    def __init__(
+        self,
+        board: HostingBoard,
+        others: Others = NOBODY,
+        permits: Permits = permit_everything,
+    ) -> None:
+        self._permits = permits
         self._board = board
         self._others = others
         others.answer(Question.HOSTING, self._own)
@@ -40,6 +53,9 @@ class HostingRoutes:
         own = await self._board.read()
         asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
         reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own
+        sees = models_shown(self._permits, request.call)
+        if sees is not everything:
+            reading = hosted_in_sight(reading, sees)
         return HttpResponse(parts=[msgspec.json.encode(reading)], headers=_FRESH)
 
     async def _own(self, about: About) -> HostingReading:

@@ -1,14 +1,15 @@
 """One model as JSON, for its page: everything that the server knows of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
 from xlaserve.http.dashboard.history_page import Error, error_of
+from xlaserve.http.dashboard.permits import Permits, models_shown, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.v2.statistics import ModelStatistics, statistics_json
@@ -22,20 +23,13 @@ from xlaserve.residence.reports.model_board import (
     TensorReading,
     VersionReading,
     executed_rows,
+    of_model_in_sight,
 )
-from xlaserve.serving.access.sight import Sees, everything
+from xlaserve.serving.access.sight import everything
 from xlaserve.serving.call import Call, Operation
-from xlaserve.serving.observability.events import Origin
+from xlaserve.serving.observability.events import MAX_NAME, Origin, cut
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
-
-Permits: TypeAlias = Callable[[Call, Operation], Sees]
-"""Returns the models for which the client of a call has a permission."""
-
-
-def permit_everything(call: Call, operation: Operation) -> Sees:
-    """Permit everything: without rules."""
-    return everything
 
 
 class Permissions(msgspec.Struct):
@@ -182,11 +176,16 @@ class ModelPageRoutes:
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Return one model; raises ModelNotFound or StillStarting for a missing one."""
         about = {"model": request.names["model"]}
+        sees = models_shown(self._permits, request.call)
+        if not sees(about["model"]):
+            raise self._catalog.absent(about["model"])
         own = await self._own(about)
         asked = await self._others.ask(Question.MODEL, about, own, ModelReading)
         reading = fold_model(asked.answers) if self._others.are_there else own
         if not reading.is_known and not await self._catalog.could_load(reading.name):
             raise self._catalog.absent(reading.name)
+        if sees is not everything:
+            reading = of_model_in_sight(reading, sees, cut(request.call.owner, MAX_NAME))
         may = self._may(request.call, reading.name)
         reason = reading.reason or self._catalog.why_not_loaded(reading.name)
         answer = _page(reading, may, self._grpc_endpoint, asked.missing, reason)

@@ -9,7 +9,7 @@ import msgspec
 
 from xlaserve.concurrency.others import NOBODY, Others
 from xlaserve.http.dashboard import docs_page, openapi, protos
-from xlaserve.http.dashboard.model_page import Permits, permit_everything
+from xlaserve.http.dashboard.permits import Permits, permit_everything
 from xlaserve.http.dashboard.status_page import SECURITY, Status, StatusRoutes
 from xlaserve.http.messages import JSON_TYPE, HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, QueryParameter, Route

@@ -11,13 +11,13 @@ import msgspec
 
 from xlaserve.concurrency.in_turns import AT_A_TIME, in_turns
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
-from xlaserve.http.dashboard.model_page import Permits, permit_everything
+from xlaserve.http.dashboard.permits import Permits, models_shown, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.residence.reports.fold_status import fold_readings
 from xlaserve.residence.reports.monitor import StatusRow
-from xlaserve.residence.reports.status_board import Reading, StatusBoard
+from xlaserve.residence.reports.status_board import Reading, StatusBoard, status_in_sight
 from xlaserve.residence.server import ServerDescription
-from xlaserve.serving.access.sight import Sees, nothing
+from xlaserve.serving.access.sight import Sees, everything, nothing
 from xlaserve.serving.call import Operation
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
@@ -153,6 +153,9 @@ class StatusRoutes:
         if self._others.are_there:
             asked = await self._others.ask(Question.STATUS, about, own, Reading)
             reading = await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+        sees = models_shown(self._permits, request.call)
+        if sees is not everything:
+            reading = status_in_sight(reading, sees)
         manages = self._permits(request.call, Operation.MANAGE)
         written = self._written
         if written is None or written.reading is not reading or written.manages is not manages:

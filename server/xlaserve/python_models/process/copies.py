@@ -15,6 +15,7 @@ import structlog
 
 from xlaserve.errors import InvalidModel
 from xlaserve.errors.code import ModelFailed, ProcessAbsent, ProcessLost
+from xlaserve.errors.panics import answerable
 from xlaserve.python_models.copies import UNLOAD_SECONDS, Freed
 from xlaserve.python_models.inputs import on_host
 from xlaserve.python_models.process.beginning import Beginning
@@ -27,6 +28,8 @@ from xlaserve.python_models.readiness import PresentReadiness
 from xlaserve.runtime.calls import Arrays
 from xlaserve.runtime.handling import AnswerParameters, ModelRequest
 from xlaserve.tensors import Tensor
+
+_log: Any = structlog.get_logger("python")
 
 _LOOK_SECONDS = 0.25
 _NOTED_BYTES = 1 << 20
@@ -64,7 +67,7 @@ class ProcessCopy:
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
         self._name = beginning.model
-        self._log: Any = structlog.get_logger("python").bind(model=self._name)
+        self._log: Any = _log.bind(model=self._name)
         self.loaded: Future[Mapping[str, Any]] = Future()
         """The model as the process describes it, once it is loaded."""
         self._numbers = itertools.count()
@@ -167,6 +170,10 @@ class ProcessCopy:
             process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
+        except BaseException as error:
+            # The thread of a load waits for what this one says, whatever is raised here.
+            self._log.exception("the process of a model cannot be started")
+            return f"its process cannot be started: {type(error).__name__}"
         self._process, self._is_stopped = process, False
         if self._is_closing:
             process.kill()
@@ -187,7 +194,7 @@ class ProcessCopy:
             reason = str(found)
         except PipeError:
             pass
-        except Exception:
+        except BaseException:
             self._log.exception("the process of a model sent what cannot be")
             reason = "it sent what cannot be"
         finally:
@@ -351,38 +358,29 @@ class ProcessCopy:
     def _send_requests(
         self, pipe: Pipe, number: int, requests: Mapping[int, ModelRequest], *, together: bool
     ) -> None:
-        described, tensors = [], {}
-        for key, request in requests.items():
-            inputs = on_host(request.inputs)
-            said = {
-                "id": request.id,
-                "rows": request.rows,
-                "outputs": list(request.outputs),
-                "parameters": dict(request.parameters),
-                "tensor_parameters": [dict(one) for one in request.tensor_parameters],
-                "inputs": list(inputs),
-            }
-            described.append((key, said))
-            tensors.update({f"{key} {name}": array for name, array in inputs.items()})
-        header = {
-            "kind": "requests",
-            "group": number,
-            "requests": described,
-            "together": together,
-        }
         try:
+            described, tensors = _of_requests(requests)
+            header = {
+                "kind": "requests",
+                "group": number,
+                "requests": described,
+                "together": together,
+            }
             pipe.send(header, tensors)
         except MessageTooLarge as error:
-            self._refuse(pipe, number, error)
+            self._refuse(number, ModelFailed(self._name, str(error)))
         except PipeError:
             pipe.close()  # the reader fails them
+        # A client sent what cannot be written; nothing was sent, and the thread serves the others.
+        except BaseException as error:
+            self._refuse(number, answerable(error))
 
-    def _refuse(self, pipe: Pipe, number: int, error: PipeError) -> None:
+    def _refuse(self, number: int, error: Exception) -> None:
         with self._lock:
             group = self._groups.pop(number, None)
         if group is not None:
             for request in group.requests.values():
-                request.fail(ModelFailed(self._name, str(error)), whole=group.is_together)
+                request.fail(error, whole=group.is_together)
             group.freed()
 
     def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:
@@ -416,6 +414,26 @@ class ProcessCopy:
             del send
 
 
+def _of_requests(
+    requests: Mapping[int, ModelRequest],
+) -> tuple[list[tuple[int, dict[str, Any]]], dict[str, Tensor]]:
+    """Return requests as a message has them, and their tensors by number and name."""
+    described, tensors = [], {}
+    for key, request in requests.items():
+        inputs = on_host(request.inputs)
+        said = {
+            "id": request.id,
+            "rows": request.rows,
+            "outputs": list(request.outputs),
+            "parameters": dict(request.parameters),
+            "tensor_parameters": [dict(one) for one in request.tensor_parameters],
+            "inputs": list(inputs),
+        }
+        described.append((key, said))
+        tensors.update({f"{key} {name}": array for name, array in inputs.items()})
+    return described, tensors
+
+
 def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     try:
         pipe.send(said, tensors)
@@ -424,3 +442,6 @@ def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         pipe.close()
     except PipeError:
         return
+    except BaseException:
+        _log.exception("a message to the process of a model cannot be written")
+        pipe.close()

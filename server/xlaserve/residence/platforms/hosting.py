@@ -10,6 +10,7 @@ from xlaserve.residence.lifecycle import State
 from xlaserve.residence.platforms.multi_model import MultiModelContainer
 from xlaserve.residence.platforms.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.residence.registry import Model, Registry
+from xlaserve.serving.access.sight import Sees
 
 MAX_HOSTED = 1000
 """Limit of models per reading: the largest are kept."""
@@ -157,6 +158,21 @@ def fold_hosting(
         models=sorted(models.values(), key=lambda one: (-one.held_bytes, one.name))[:MAX_HOSTED],
         loading=list(dict.fromkeys(load for one in readings for load in one.loading)),
         missing=dict(missing),
+    )
+
+
+def hosted_in_sight(reading: HostingReading, sees: Sees) -> HostingReading:
+    """Return the part of a caller of some models: what the others hold is no business of its."""
+    models = [one for one in reading.models if sees(one.name)]
+    return replace(
+        reading,
+        limits=None,
+        untold_bytes=0,
+        used_bytes=sum(one.held_bytes for one in models),
+        total_bytes=None,
+        model_count=len(models),
+        models=models,
+        loading=[one for one in reading.loading if sees(one.name)],
     )
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from xlaserve.concurrency.in_turns import in_turns
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.registry import Registry, Version
-from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.serving.access.sight import Sees
+from xlaserve.serving.observability.failures import Failure, Failures, of_anybody
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
@@ -192,6 +193,34 @@ class History:
         if not self.hour or sample.at - self.hour[-1].at >= HOUR_SECONDS - RECENT_SECONDS / 2:
             _append(self.hour, sample, self._known_of_hour)
             self._known_of_hour = known_now
+
+
+def history_in_sight(history: HistorySnapshot, sees: Sees) -> HistorySnapshot:
+    """Return the part of a caller of some models; of the event loop and the queues it has none."""
+    return history._replace(
+        recent=[_sample_in_sight(one, sees) for one in history.recent],
+        hour=[_sample_in_sight(one, sees) for one in history.hour],
+        failures=[of_anybody(one) for one in history.failures if one.model and sees(one.model)],
+    )
+
+
+def _sample_in_sight(sample: Sample, sees: Sees) -> Sample:
+    # Their order would tell which of the others had more requests.
+    models = sorted(one for one in sample.models if sees(one.name))
+    return Sample(
+        sample.at,
+        sum(one.success for one in models),
+        sum(one.fail for one in models),
+        tuple(map(sum, zip(_NO_REQUESTS, *(one.buckets for one in models), strict=True))),
+        {},
+        sum(one.size_bytes or 0 for one in models),
+        {},
+        models,
+        lag=(),
+        lag_seconds=0.0,
+        pending=0,
+        oldest_seconds=0.0,
+    )
 
 
 def _append(samples: deque[Sample], sample: Sample, known: _Known) -> None:

@@ -1,8 +1,11 @@
 """The contents of a model's page: its versions, their memory, and its dependents."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
+
+from xlaserve.errors.access import HIDDEN
 from xlaserve.model_config.buckets import declared
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.residence.dependents import Dependents
@@ -13,8 +16,9 @@ from xlaserve.row_proofs.verdict import Independence
 from xlaserve.runtime.generator.counts import CountsTokens
 from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.runtime.metadata_parameters import of_input, of_output
+from xlaserve.serving.access.sight import Sees, without_names
 from xlaserve.serving.observability.events import Origin
-from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.serving.observability.failures import Failure, Failures, of_anybody
 from xlaserve.tensors import TensorSpec
 
 ANALYSIS = "analysis"
@@ -163,6 +167,28 @@ class ModelBoard:
             tuple(failure for failure in self._failures.last if failure.model == name),
             self._registry.failed.reason(name),
         )
+
+
+def of_model_in_sight(reading: ModelReading, sees: Sees, owner: str) -> ModelReading:
+    """Return a model for a caller of some models, without others and without other callers."""
+    return replace(
+        reading,
+        dependents=tuple(name for name in reading.dependents if sees(name)),
+        versions=tuple(_version_in_sight(one, sees, owner) for one in reading.versions),
+        failures=tuple(map(of_anybody, reading.failures)),
+        reason=without_names(reading.reason, sees),
+    )
+
+
+def _version_in_sight(version: VersionReading, sees: Sees, owner: str) -> VersionReading:
+    loaded, origin = version.loaded, version.origin
+    if loaded is not None:
+        steps = tuple(name if sees(name) else HIDDEN for name in loaded.steps)
+        loaded = replace(loaded, steps=steps)
+    if origin is not None:
+        origin = msgspec.structs.replace(origin, asker=origin.asker.seen_by(owner))
+    reason = without_names(version.reason, sees)
+    return replace(version, reason=reason, origin=origin, loaded=loaded)
 
 
 def _number(version: Version) -> int:

@@ -14,6 +14,7 @@ from xlaserve.residence.control import ModelControl
 from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.monitor import StatusRow, rows_of_model
+from xlaserve.serving.access.sight import Sees, without_names
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.settings.choices import ModelControlMode
 
@@ -162,6 +163,27 @@ class StatusBoard:
             ]
             self._listed_until = self._clock() + REPOSITORY_SECONDS
         return self._listed
+
+
+def status_in_sight(reading: Reading, sees: Sees) -> Reading:
+    """Return the part of a caller of some models, with their memory and requests alone."""
+    rows = [
+        replace(row, reason=without_names(row.reason, sees))
+        for row in reading.rows
+        if sees(row.name)
+    ]
+    totals = _Totals()
+    totals.add(rows)
+    return replace(
+        reading,
+        used_bytes=sum(row.size_bytes or 0 for row in rows),
+        total_bytes=None,
+        totals=totals.sum(),
+        ready_models=len({row.name for row in rows if row.state == State.READY.public}),
+        model_count=len({row.name for row in rows}),
+        matching=len(rows),
+        rows=rows,
+    )
 
 
 async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> list[StatusRow]:

@@ -18,7 +18,7 @@ from xlaserve.serving.access.models import CallerSight, ModelNames
 from xlaserve.serving.access.principal import KnownBy
 from xlaserve.serving.access.quotas import Admits, Quotas
 from xlaserve.serving.access.restrictions import Restrictions
-from xlaserve.serving.access.rules import IMPLIED, Found, Rules
+from xlaserve.serving.access.rules import Found, Rules
 from xlaserve.serving.access.rules_file import read_rules
 from xlaserve.serving.access.sight import Sees, everything, nothing
 from xlaserve.serving.access.signed_tokens import Verifier
@@ -325,9 +325,8 @@ def _permissions(found: Sequence[Found], standing: Standing) -> dict[Operation, 
     """Return the combined permissions of callers, each with its own models."""
     allowing: dict[Operation, dict[int, Found]] = {}
     for number, one in enumerate(found):
-        for operation in one.caller.allow:
-            for included in (operation, *IMPLIED.get(operation, ())):
-                allowing.setdefault(included, {})[number] = one
+        for operation in one.caller.may:
+            allowing.setdefault(operation, {})[number] = one
     known = ModelNames(name for one in found for name in one.caller.models or ())
     return {
         operation: _Permission(

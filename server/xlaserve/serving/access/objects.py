@@ -376,6 +376,7 @@ BESIDE: tuple[Beside, ...] = (
     Beside("steps of an ensemble, in errors, states and reasons", Owner.MODEL, "no names"),
     Beside("models that the code of a model calls, in errors", Owner.MODEL, "no names"),
     Beside("events", Owner.MODEL, "none of hidden models, and no other caller's name or address"),
+    Beside("models, sums and failures on the page", Owner.MODEL, "none of hidden models"),
     Beside("files that a configuration names", Owner.MODEL, "those in the model's own directory"),
     Beside("traces, lines of the access log", Owner.SERVER, "files that no door reads"),
 )

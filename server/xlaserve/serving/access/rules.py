@@ -47,6 +47,11 @@ class Caller:
     """Its allowed endpoints; empty for all."""
     quota: Quota | None = None
 
+    @property
+    def may(self) -> frozenset[Operation]:
+        """Return every operation that it may do: the allowed ones, and those that they include."""
+        return self.allow.union(*(IMPLIED.get(one, ()) for one in self.allow))
+
     def known_by_peer(self, peer: Peer) -> KnownBy | None:
         """Return which property of a connection identifies this caller; None for none."""
         if peer.tls_identity is not None and not self.tls.isdisjoint(

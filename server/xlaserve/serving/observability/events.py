@@ -54,6 +54,10 @@ class Asker(msgspec.Struct, frozen=True, omit_defaults=True):
     protocol: str = ""
     """gRPC, gRPC-Web, REST, ModelMesh or SageMaker."""
 
+    def seen_by(self, owner: str) -> "Asker":
+        """Return it for itself, and nobody for other callers."""
+        return self if self.principal == owner else NOBODY
+
 
 NOBODY = Asker()
 

@@ -37,6 +37,11 @@ class Failure(NamedTuple):
     """Error text sent to its client; empty if none was."""
 
 
+def of_anybody(failure: Failure) -> Failure:
+    """Return a failure without what its client sent or was told: that may be another caller."""
+    return failure._replace(version="", id="", text="")
+
+
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]
 """Names the reason of a call's error at an endpoint."""
 
@@ -74,13 +79,16 @@ class Failures:
         if reason not in self._counts and len(self._counts) >= MAX_REASONS:
             reason = OTHER
         self._counts[reason] = self._counts.get(reason, 0) + 1
+        # One that its caller may not see is of no model: those who may see that read its failures.
+        is_seen = call.sight is None or call.sight.shows(call.model)
+        model, version = (call.model, call.version) if is_seen else ("", "")
         self._last.append(
             Failure(
                 now_ns,
                 reason,
                 call.operation.value,
-                call.model[:_MAX_NAME],
-                call.version[:_MAX_NAME],
+                model[:_MAX_NAME],
+                version[:_MAX_NAME],
                 getattr(call, "id", "")[:_MAX_NAME],
                 str(error)[:_MAX_TEXT] if isinstance(error, XlaserveError) else "",
             )

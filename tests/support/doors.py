@@ -1,0 +1,264 @@
+"""Every door of the server, and a client that asks at each: generated from the server's tables."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import h2.events
+import numpy as np
+from grpc_health.v1 import health_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from support.conditions import MOST_SECONDS
+from support.http import Answer, Connection, connect, message
+from support.wire import connect as connect_grpc
+from support.wire import framed, request_headers
+from xlaserve.app.server import Application
+from xlaserve.grpc.methods import ROWS
+from xlaserve.http.routing import Route
+from xlaserve.serving.access.objects import DOORS, Doors, Rule
+from xlaserve.serving.call import Operation
+from xlaserve.settings import Settings
+from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+GRPC, WEB, HTTP = "gRPC", "gRPC-Web", "HTTP"
+WEB_TYPE = ("Content-Type", "application/grpc-web+proto")
+_numbers = count()
+
+
+def every_route() -> list[Route]:
+    settings = Settings.read({}, repository=Path(__file__).parent)
+    return list(Application(settings).http_routes().routes)
+
+
+ROUTES = {f"{route.method} {route.path}": route for route in every_route()}
+OPERATIONS: dict[str, Operation] = {
+    **{path: row.operation for path, row in ROWS.items()},
+    **{name: route.operation for name, route in ROUTES.items()},
+}
+"""Every door that the server has, by its own tables."""
+
+
+NOTHING_BEHIND = {
+    # There is no CUDA here, and so no region of it.
+    "/inference.GRPCInferenceService/CudaSharedMemoryRegister": "12",
+    "POST /v2/cudasharedmemory/region/{region}/register": "501",
+    "/inference.GRPCInferenceService/CudaSharedMemoryStatus": "5",
+    "GET /v2/cudasharedmemory/region/{region}/status": "404",
+    "POST /v2/repository/{repository}/index": "501",
+    "POST /v2/repository/{repository}/models/{model}/load": "501",
+    "POST /v2/repository/{repository}/models/{model}/unload": "501",
+    "/mmesh.ModelRuntime/modelSize": "5",
+}
+"""Statuses of doors that have nothing behind them in a test, to whoever is let in."""
+
+
+def protocols(door: str) -> tuple[str, ...]:
+    """Return the protocols of a door: a mesh speaks gRPC alone."""
+    return (HTTP,) if " " in door else (GRPC,) if "/mmesh" in door else (GRPC, WEB)
+
+
+def cells() -> Iterator[tuple[Doors, str, str]]:
+    """Yield each row of the table of objects with each of its doors and protocols."""
+    for row in DOORS:
+        for path in row.paths:
+            for door in OPERATIONS:
+                if fnmatchcase(door, path.replace("[", "[[]")):
+                    for protocol in protocols(door):
+                        yield row, door, protocol
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An answer, without what differs by the moment."""
+
+    status: str
+    text: str
+    data: bytes
+
+    def without(self, name: str) -> "Seen":
+        """Return it without the name that was asked for."""
+        return Seen(self.status, self.text.replace(name, ""), self.data.replace(name.encode(), b""))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A client of one server, of whatever token it is given."""
+
+    url: str
+    http: str
+    key: str
+    """Of memory that may be registered."""
+    model: str
+    """A model of the repository, as the url of a load names it."""
+    directory: Path
+    id: str = ""
+    """Of its inferences; none where it is empty."""
+    value: float = 1.5
+    """What it infers."""
+    version: str = "1"
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+    """For gRPC, and for HTTP/1.1."""
+
+    async def send(
+        self, method: str, path: str, token: str, body: bytes = b"", *more: tuple[str, str]
+    ) -> Answer:
+        """Ask over HTTP; a body in chunks is read too, of a stream that goes on the first one."""
+        shown = [("authorization", f"Bearer {token}")] if token else []
+        async with connect(self.http, self.tls and self.tls[1]) as client:
+            text = message(method, path, *shown, *more, body=body)
+            answer = await client.ask(text, head=method == "HEAD")
+            if "transfer-encoding" not in answer.headers or method == "HEAD":
+                return answer
+            body = await _chunks(client, first=path.endswith("/Watch"))
+            return Answer(answer.status, answer.headers, body)
+
+    async def ask(self, row: Doors, door: str, protocol: str, token: str, name: str) -> Seen:
+        """Ask at a door for an object of a name."""
+        how = {GRPC: self.over_grpc, WEB: self.over_web, HTTP: self.over_http}[protocol]
+        return await how(row, door, token, name)
+
+    async def over_http(self, row: Doors, door: str, token: str, name: str) -> Seen:
+        method, _, path = door.partition(" ")
+        names = {"model": name, "version": self.version, "repository": "r", "region": name}
+        body = b"" if method == "GET" else json.dumps(self.json(door, name)).encode()
+        answer = await self.send(method, path.format_map(names), token, body)
+        headers = {k: v for k, v in answer.headers.items() if k not in ("date", "content-length")}
+        return Seen(str(answer.status), str(headers), answer.body)
+
+    async def over_grpc(self, row: Doors, door: str, token: str, name: str) -> Seen:
+        shown = [("authorization", f"Bearer {token}")] if token else []
+        async with connect_grpc(self.url, self.tls and self.tls[0]) as wire:
+            stream = wire.open(request_headers(door, *shown))
+            body = framed(self._message(row, door, name))
+            wire.h2.send_data(stream, body, end_stream=True)
+            wire.flush()
+            if door.endswith("/Watch") and token:
+                told: Any = await wire.until(h2.events.DataReceived, stream)
+                return Seen("0", "", told.data)
+            await wire.until(h2.events.StreamEnded, stream)
+            mine = [e for e in wire.events if getattr(e, "stream_id", None) == stream]
+            data = b"".join(e.data for e in mine if isinstance(e, h2.events.DataReceived))
+            block: Any = [e for e in mine if hasattr(e, "headers")][-1]
+            fields = dict(block.headers)
+            return Seen(fields["grpc-status"], fields.get("grpc-message", ""), data)
+
+    async def over_web(self, row: Doors, door: str, token: str, name: str) -> Seen:
+        body = framed(self._message(row, door, name))
+        answer = await self.send("POST", door, token, body, WEB_TYPE)
+        data, mark, trailers = answer.body.rpartition(b"\x80\0\0")
+        if not mark:
+            assert door.endswith("/Watch"), answer
+            return Seen("0", "", answer.body)
+        lines = trailers[2:].decode().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        return Seen(fields["grpc-status"], fields.get("grpc-message", ""), data)
+
+    @property
+    def region(self) -> dict[str, Any]:
+        """Return what is registered."""
+        return {"key": self.key, "offset": 0, "byte_size": 16}
+
+    def json(self, door: str, name: str) -> Any:
+        """Return the body of a request at a door of HTTP."""
+        tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [self.value, 2]}
+        said: dict[str, Any] = {"id": self.id} if self.id else {}
+        infer = {"inputs": [tensor], **said}
+        for ending, body in (
+            ("/infer", infer),
+            ("/invoke", infer),
+            ("/invocations", infer),
+            ("/generate", {"x": self.value, **said}),
+            ("/generate_stream", {"x": self.value, **said}),
+            ("/v1/completions", {"model": name, "prompt": "a0"}),
+            ("/chat/completions", {"model": name, "messages": [{"role": "user", "content": "0"}]}),
+            ("/v1/responses", {"model": name, "input": "0"}),
+            ("/v1/embeddings", {"model": name, "input": "a"}),
+            ("POST /v2/trace/setting", {"trace_rate": "7"}),
+            ("/trace/setting", {}),
+            ("POST /v2/logging", {"log_verbose_level": 0}),
+            ("POST /models", {"model_name": f"u-{next(_numbers)}", "url": self._url}),
+            ("systemsharedmemory/region/{region}/register", self.region),
+        ):
+            if door.endswith(ending):
+                return body
+        if door.endswith("cudasharedmemory/region/{region}/register"):
+            return {"raw_handle": {"b64": "A" * 88}, "device_id": 0, "byte_size": 64}
+        return {}
+
+    @property
+    def _url(self) -> str:
+        return str(self.directory / self.model)
+
+    def _message(self, row: Doors, door: str, name: str) -> bytes:
+        method = door.rpartition("/")[2]
+        is_of_all = row.rule in (Rule.LIST, Rule.FOR_ALL, Rule.OF_THE_SERVER)
+        if door.startswith("/mmesh"):
+            return self._of_mesh(method)
+        if "reflection" in door:
+            return b"\x3a\x01*"  # list_services
+        request: Any
+        if "health" in door:
+            request = health_pb2.HealthCheckRequest(service="" if is_of_all else name)
+        elif "Infer" in method:
+            request = self.infer_request(name)
+        elif "Setting" in method:
+            request = setting_request(method, "" if is_of_all else name)
+        else:
+            request = getattr(pb, f"{method}Request")()
+            field = ROWS[door].model or ("name" if "SharedMemory" in method else "")
+            if field and row.rule is not Rule.LIST:
+                setattr(request, field, name)
+            if method == "SystemSharedMemoryRegister":
+                request.key, request.byte_size = self.key, 16
+        return bytes(request.SerializeToString())
+
+    def _of_mesh(self, method: str) -> bytes:
+        load = LoadModelRequest(model_id="mesh", model_type="identity", model_path=self.model)
+        other: dict[str, Any] = {
+            "loadModel": load,
+            "predictModelSize": load,
+            "modelSize": UnloadModelRequest(model_id="none"),
+        }
+        return bytes(other.get(method, UnloadModelRequest(model_id="mesh")))
+
+    def infer_request(self, model: str) -> Any:
+        """Return the message of an inference."""
+        tensor = np.array([self.value, 2], np.float32)
+        request = pb.ModelInferRequest(
+            model_name=model, id=self.id, raw_input_contents=[tensor.tobytes()]
+        )
+        request.inputs.add(name="x", datatype="FP32", shape=[2])
+        return request
+
+
+def setting_request(method: str, model: str) -> Any:
+    """Return a change of what is of all models, and none of one model's."""
+    if method == "LogSettings":
+        logging = pb.LogSettingsRequest()
+        logging.settings["log_verbose_level"].uint32_param = 0
+        return logging
+    trace = pb.TraceSettingRequest(model_name=model)
+    if not model:
+        trace.settings["trace_rate"].value.append("7")
+    return trace
+
+
+async def _chunks(client: Connection, *, first: bool) -> bytes:
+    """Read a body in chunks: the first one of a stream that goes on, or all."""
+    found = b""
+    async with asyncio.timeout(MOST_SECONDS):
+        while size := int(await client.reader.readline(), 16):
+            found += (await client.reader.readexactly(size + 2))[:-2]
+            if first:
+                break
+    return found
