@@ -11,6 +11,9 @@ from acceptance.everything import NAMES
 from acceptance.figures import Outcome
 from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
 
+_SAID = ("seconds", "programs", "first", "processes", "results")
+"""Options that a row may take."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check rows; return 1 where a figure does not meet its criterion."""
@@ -26,6 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="KINDS",
         help=f"kinds of clients that M4 leaves out, with commas: {', '.join(NAMES)}",
     )
+    parser.add_argument("--programs", type=int, default=0, help="number of those of R1 and R2")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of them")
+    parser.add_argument("--processes", type=int, default=0, help="else as many as processors")
+    parser.add_argument(
+        "--results", type=Path, help="folder of their results, to go on where a run stopped"
+    )
     parser.add_argument("--folder", type=Path, help="keep what the servers write here")
     given = parser.parse_args(arguments)
     size = Size.SHORT if given.short else Size.LONG if given.long else Size.WHOLE
@@ -38,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strangers := set(without) - set(NAMES):
         parser.error(f"there is no kind of client {', '.join(sorted(strangers))}")
     chosen = [row for row in rows if not wanted or row.id in wanted]
-    said = {"seconds": given.seconds, "without": without}
+    said = {"without": without} | {name: getattr(given, name) for name in _SAID}
     outcomes = [_checked(row, size, said, given.folder) for row in chosen]
     failing = [row.id for row, outcome in zip(chosen, outcomes, strict=True) if not outcome.holds]
     print(f"{len(chosen)} rows, below their criterion: {', '.join(failing) or 'none'}", flush=True)
