@@ -258,7 +258,8 @@ ROWS = (
         "R1",
         FUZZ,
         "5 000 random programs that move the elements of a batch",
-        "0 outputs are proved and depend on more than their row; 10 % of the others are refused",
+        "0 outputs are proved and depend on more than their row; at most 10 % of the independent "
+        "ones are refused",
         partial(row_programs.judge, family="moves", first=100_000),
         {Size.SHORT: {"programs": 8, "most_percent": 100.0}, Size.LONG: {"programs": 50_000}},
         ("tests/models/rows/test_moves.py",),
@@ -268,7 +269,8 @@ ROWS = (
         "R2",
         FUZZ,
         "5 000 random programs of what jax.numpy and jax.lax have",
-        "0 outputs are proved and depend on more than their row; 10 % of the others are refused",
+        "0 outputs are proved and depend on more than their row; at most 10 % of the independent "
+        "ones are refused",
         partial(row_programs.judge, family="broad", first=200_000),
         {Size.SHORT: {"programs": 8, "most_percent": 100.0}, Size.LONG: {"programs": 50_000}},
         ("tests/models/rows/test_programs.py",),
