@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 INPUTS = ((5, 6), "float32"), ((3, 6), "float32"), ((2,), "float32")
 """Behind the batch."""
@@ -394,10 +395,109 @@ def _doubled(p: Moves) -> str | None:
     return f"{place}" if made else None
 
 
+def _sliced_at(p: Moves) -> str | None:
+    """A slice whose place is computed, and is clamped: of a table, the size, or the data."""
+    place, shape = p.pick()
+    axis = p.axis(shape)
+    size = shape[axis]
+    taken = p.random.choice([(0, 1), (0, 2), size, (1, 0), (size[0], 0)])
+    if not _is_at_most(taken, size):
+        return None
+    start, kind = p.bound(size), p.random.choice([0, 1, 1, 2])
+    new = (*shape[:axis], taken, *shape[axis + 1 :])
+
+    def cut(xp: Any, b: Any, values: list[Array]) -> Array:
+        at = _place(xp, _at(start, b), kind, values)
+        return _Dynamic(xp).slice(values[place], at, _at(taken, b), axis)
+
+    return f"{place} at {axis} {start} ({kind}), {taken}" if p.put(new, cut) else None
+
+
+def _put_at(p: Moves) -> str | None:
+    """A slice of one value put into another, at a place that is computed."""
+    place, shape = p.pick()
+    axis = p.axis(shape)
+    fit = [
+        other
+        for other, found in enumerate(p.shapes)
+        if len(found) == len(shape)
+        and (*found[:axis], *found[axis + 1 :]) == (*shape[:axis], *shape[axis + 1 :])
+        and _is_at_most(found[axis], shape[axis])
+    ]
+    other = p.random.choice(fit)
+    start, kind = p.bound(shape[axis]), p.random.choice([0, 1, 1, 2])
+
+    def put(xp: Any, b: Any, values: list[Array]) -> Array:
+        at = _place(xp, _at(start, b), kind, values)
+        return _Dynamic(xp).update(values[place], values[other], at, axis)
+
+    return f"{other} into {place} at {axis} {start} ({kind})" if p.put(shape, put) else None
+
+
+def _taken_flat(p: Moves) -> str | None:
+    """Elements of a flattened value, at numbers of two counts together."""
+    place, shape = p.pick()
+    elements: Size | None = (0, 1)
+    for size in shape:
+        elements = elements and _times(elements, size)
+    if elements is None:
+        return None
+    width = p.random.choice([1, 2, 3, 6])
+    stride = p.random.choice([elements[0], elements[0], width, 1, 2, 6])
+    start = p.random.choice([0, 0, 0, 1, 2])
+    step, kind = p.random.choice([1, 1, 2, -1]), p.random.choice([0, 0, 1, 2, 3])
+
+    def take(xp: Any, b: Any, values: list[Array]) -> Array:
+        at = xp.arange(b)[:, None] * stride + xp.arange(width)[None] * step + start
+        count = _at(elements, b)
+        if kind == 1:
+            at = at % count
+        if kind == 2:
+            at = xp.where(at < 0, at + count, at)
+        if kind == 3:
+            at = at // width * width + at % width
+        return xp.take(values[place].reshape(-1), at, mode="clip")
+
+    made = p.put(((1, 0), (0, width)), take)
+    return f"{place} {start}+{stride}*i+{step}*j, {kind}" if made else None
+
+
+def _place(xp: Any, start: Any, kind: int, values: list[Array]) -> Any:
+    """Return a place: a number, one behind a comparison, or one that a row decides."""
+    at = xp.asarray(start)
+    if kind == 1:
+        at = xp.where(at < 0, at + 1, at)
+    if kind == 2:
+        at = at + (values[0].reshape(-1)[0] > 5000)
+    return at
+
+
+class _Dynamic:
+    """Slices at places that are clamped, of numpy or of JAX."""
+
+    def __init__(self, xp: Any) -> None:
+        self._is_plain = xp is np
+
+    def slice(self, value: Array, at: Any, size: Any, axis: int) -> Array:
+        if not self._is_plain:
+            return lax.dynamic_slice_in_dim(value, at, size, axis)
+        at = min(max(int(at), 0), value.shape[axis] - size)
+        return value[(slice(None),) * axis + (slice(at, at + size),)]
+
+    def update(self, value: Array, part: Array, at: Any, axis: int) -> Array:
+        if not self._is_plain:
+            return lax.dynamic_update_slice_in_dim(value, part, at, axis)
+        at = min(max(int(at), 0), value.shape[axis] - part.shape[axis])
+        found = value.copy()
+        found[(slice(None),) * axis + (slice(at, at + part.shape[axis]),)] = part
+        return found
+
+
 STEPS = (
     _merged, _merged, _split, _split, _transposed, _transposed, _joined, _joined, _joined_flat,
     _joined_flat, _sliced, _sliced, _strided, _split_apart, _padded, _padded_and_cut, _taken,
-    _taken, _taken_of_each, _turned, _repeated, _counted, _added, _doubled,
+    _taken, _taken_of_each, _turned, _repeated, _counted, _added, _doubled, _sliced_at,
+    _put_at, _taken_flat,
 )  # fmt: skip
 
 

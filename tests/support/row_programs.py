@@ -8,7 +8,7 @@ What is proved of one must hold when it runs.
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +26,12 @@ Step = Callable[["Program", Array], Array]
 class Program:
     """A function `(x, n) -> outputs` that is the same for the same seed."""
 
-    def __init__(self, seed: int, steps: int = 7) -> None:
+    def __init__(
+        self, seed: int, steps: int = 7, of: Sequence[tuple[str, Step]] | None = None
+    ) -> None:
         self._seed = seed
         self._steps = steps
+        self._of = of or STEPS
         self.random = random.Random(seed)
         self.batch: Any = None
         self.indices: Array = None
@@ -40,7 +43,7 @@ class Program:
         self.random = random.Random(self._seed)
         self.batch, self.indices, self.pool, self.taken = x.shape[0], n, [x], []
         while len(self.taken) < self._steps:
-            name, step = self.random.choice(STEPS)
+            name, step = self.random.choice(self._of)
             value = self.random.choice(self.pool[-3:])
             try:
                 made = step(self, value)

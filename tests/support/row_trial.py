@@ -1,13 +1,27 @@
-"""Runs what was proved: the hard trial of the product, on an artifact of a test."""
+"""Runs what was proved: the hard trial of the product, and a harder one of each output."""
 
-from collections.abc import Sequence
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.export import Exported
+from jax.extend.backend import get_backend
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jaxlib import xla_client
 
+from support.rows import Inputs
+from xlaserve.row_proofs import refining
 from xlaserve.row_proofs.neighbours import find_difference
+from xlaserve.row_proofs.tolerances import TOLERANCES
 from xlaserve.tensors import Tensor, TensorSpec, datatype_of
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def leak(exported: Exported, seed: int = 0) -> str:
@@ -32,3 +46,174 @@ def _spec(name: str, shape: Sequence[object], dtype: "np.dtype[np.generic]") -> 
     return TensorSpec(
         name, datatype, tuple(size if isinstance(size, int) else -1 for size in shape)
     )
+
+
+# --- a trial of each output --------------------------------------------------------------------
+
+WATCHED = 3
+SIZES = (2, 3, 5, 8)
+"""Batches besides that of one row."""
+COMPILED_SIZES = (3, 8)
+"""Of these where a program has to be compiled for each."""
+
+_NUMBERS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    2.0,
+    0.5,
+    1e-30,
+    1e-45,
+    1e30,
+    3e38,
+    -3e38,
+    np.inf,
+    -np.inf,
+    np.nan,
+)
+_INTEGERS = (0, 1, 2, 3, 5, 7, -1, -2, 8, 100, 2**31 - 1, -(2**31), 2**30)
+_COMPILED = frozenset({"fft", "cholesky", "triangular_solve", "rng_bit_generator", "custom_call"})
+"""Operations that the reference interpreter of StableHLO has not."""
+_QUICKLY = [("xla_backend_optimization_level", "0"), ("xla_llvm_disable_expensive_passes", True)]
+
+Run: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
+
+
+def dependences(
+    refinery: refining.Refinery,
+    kinds: Inputs,
+    seed: int,
+    *,
+    is_compiled: bool = False,
+    counts: bool = False,
+) -> tuple[list[str], bool]:
+    """Return what rows of each output were seen to depend on, and whether XLA compiled it.
+
+    The reference interpreter of StableHLO computes each element in the same way at every size: what
+    differs depends on more than its row. What it has not, XLA computes, and then only what is
+    beyond rounding counts. A program that `counts` up to an integer of its input is given no large
+    one. Inside of `refining.parsing()`.
+    """
+    modules = {rows: refinery.refined(refinery.open_module(rows, "cpu")) for rows in (1, *SIZES)}
+    first = refining.parse(modules[1])
+    is_compiled = is_compiled or _has_to_be_compiled(str(first))
+    sizes = COMPILED_SIZES if is_compiled else SIZES
+    make = _compiled if is_compiled else _interpreted
+    runs = {rows: make(modules[rows]) for rows in (1, *sizes)}
+    found: list[str] = []
+    for number, values in enumerate(_VALUES):
+        random = np.random.default_rng([seed, number])
+        watched = [_drawn(random, values, WATCHED, *kind) for kind in kinds]
+        if is_compiled and values == "hostile":
+            # What overflows is no number in one kernel, and infinite in another.
+            continue
+        if counts:
+            watched = [_countable(one) for one in watched]
+        alone = [runs[1]([one[n : n + 1] for one in watched]) for n in range(WATCHED)]
+        found = found or [""] * len(alone[0])
+        for batch, places, beside in _batches(random, watched, kinds, sizes):
+            given = [_countable(one) for one in batch] if counts else batch
+            outputs = runs[len(given[0])](given)
+            for place, n in places:
+                for output, whole in enumerate(outputs):
+                    if not _is_same(alone[n][output][0], whole[place], is_exact=not is_compiled):
+                        found[output] = found[output] or (
+                            f"{values}: row {place} of {len(whole)}, {beside}: "
+                            f"{alone[n][output][0].ravel()[:6]} alone, {whole[place].ravel()[:6]}"
+                        )
+        if all(found):
+            break
+    return found, is_compiled
+
+
+_VALUES = ("small integers", "small integers", "normal", "hostile")
+
+
+def _has_to_be_compiled(text: str) -> bool:
+    names = set(re.findall(r"\b(chlo|stablehlo)\.(\w+)", text))
+    return any(dialect == "chlo" or name in _COMPILED for dialect, name in names)
+
+
+def _countable(numbers: Array) -> Array:
+    return numbers if numbers.dtype.kind == "f" else numbers.clip(-100, 20)
+
+
+def _drawn(
+    random: np.random.Generator, values: str, rows: int, shape: Sequence[int], dtype: str
+) -> Array:
+    whole = (rows, *shape)
+    if dtype == "int32":
+        if values != "hostile":
+            return random.integers(0, 8, whole).astype(np.int32)
+        return random.choice(np.asarray(_INTEGERS, np.int64), whole).astype(np.int32)
+    if values == "normal":
+        return random.standard_normal(whole).astype(np.float32)
+    if values == "hostile":
+        return random.choice(np.asarray(_NUMBERS), whole).astype(np.float32)
+    return random.integers(-4, 5, whole).astype(np.float32)
+
+
+def _batches(
+    random: np.random.Generator,
+    watched: Sequence[Array],
+    kinds: Inputs,
+    sizes: Sequence[int],
+) -> Iterator[tuple[list[Array], list[tuple[int, int]], str]]:
+    """Yield batches, places with the numbers of the rows that lie there, and what is beside."""
+    for size in sizes:
+        for beside in ("small integers", "hostile", "zeros", "copies"):
+            places = [int(place) for place in random.permutation(size)[:WATCHED]]
+            which = [int(n) for n in random.permutation(WATCHED)[: len(places)]]
+            batch = []
+            for one, kind in zip(watched, kinds, strict=True):
+                if beside == "copies":
+                    whole = np.repeat(one[which[:1]], size, axis=0)
+                elif beside == "zeros":
+                    whole = np.zeros((size, *kind[0]), one.dtype)
+                else:
+                    whole = _drawn(random, beside, size, *kind)
+                whole[places] = one[which]
+                batch.append(whole)
+            yield batch, list(zip(places, which, strict=True)), beside
+
+
+def _interpreted(module: bytes) -> Run:
+    parsed = refining.parse(module)
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        given = [ir.DenseElementsAttr.get(np.ascontiguousarray(one)) for one in inputs]
+        return [_read(one) for one in stablehlo.eval_module(parsed, given)]
+
+    return run
+
+
+def _read(found: Any) -> Array:
+    shape = tuple(found.type.shape)
+    if found.is_splat:
+        value = found.get_splat_value().value
+        kind = np.float32 if isinstance(value, float) else np.int64
+        return np.full(shape, value, kind)
+    return np.asarray(found).reshape(shape)
+
+
+def _compiled(module: bytes) -> Run:
+    backend: Any = get_backend("cpu")
+    options = xla_client.CompileOptions()
+    options.env_option_overrides = _QUICKLY
+    executable = backend.compile_and_load(module, backend.local_devices()[:1], options)
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        given = [jax.device_put(one) for one in inputs]
+        return [np.asarray(one) for one in executable.execute(given)]
+
+    return run
+
+
+def _is_same(alone: Array, there: Array, *, is_exact: bool) -> bool:
+    if alone.shape != there.shape:
+        return False
+    if is_exact or alone.dtype.kind != "f":
+        return bool(np.array_equal(alone, there, equal_nan=alone.dtype.kind == "f"))
+    least = TOLERANCES["FP16"]
+    return bool(np.allclose(alone, there, rtol=least, atol=least, equal_nan=True))

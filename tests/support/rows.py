@@ -46,10 +46,15 @@ def verdict_of(
 
 def findings_of(found: Exported) -> list[Finding | None]:
     """Return why each output of a function is not proved; None where it is."""
-    asked = proof.Asked(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
     with jax.enable_x64(True), refining.parsing():
-        refinery = refining.Refinery(found, {}, asked.batch)
-        rows = proof.PAIRS[0]
+        return findings_in(refining.Refinery(found, {}, "b"), found)
+
+
+def findings_in(refinery: refining.Refinery, found: Exported) -> list[Finding | None]:
+    """Return the same inside of `refining.parsing()`, of an artifact that a refinery is of."""
+    asked = proof.Asked(found, 0, [str(n) for n in range(len(found.out_avals))], {}, ())
+    reason = "is not the same at both sizes"
+    for rows in proof.PAIRS:
         modules = [refinery.open_module(size, "cpu") for size in rows]
         parsed = [refining.parse(refinery.refined(module)) for module in modules]
         try:
@@ -60,7 +65,9 @@ def findings_of(found: Exported) -> list[Finding | None]:
                 or size_arithmetic.question(modules[0], asked.batched, number)
                 for number, value in enumerate(values)
             ]
-        except (program.Mismatch, Unfollowed) as reason:
-            return [Finding(False, "", str(reason) or "is not the same at both sizes")] * len(
-                found.out_avals
-            )
+        except program.Mismatch:
+            continue
+        except Unfollowed as unfollowed:
+            reason = str(unfollowed)
+            break
+    return [Finding(False, "", reason)] * len(found.out_avals)

@@ -12,6 +12,9 @@ from acceptance.everything import NAMES
 from acceptance.figures import Outcome
 from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
 
+_SAID = ("seconds", "programs", "first", "processes", "results")
+"""Options that a row may take."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check rows; return 1 where a figure does not meet its criterion."""
@@ -30,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kinds", default="", help=f"the only children of D9, with commas: {', '.join(CHILDREN)}"
     )
+    parser.add_argument("--programs", type=int, default=0, help="number of those of R1 and R2")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of them")
+    parser.add_argument("--processes", type=int, default=0, help="else as many as processors")
+    parser.add_argument(
+        "--results", type=Path, help="folder of their results, to go on where a run stopped"
+    )
     parser.add_argument("--folder", type=Path, help="keep what the servers write here")
     given = parser.parse_args(arguments)
     size = Size.SHORT if given.short else Size.LONG if given.long else Size.WHOLE
@@ -45,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = tuple(filter(None, given.kinds.split(",")))
     if strangers := set(kinds) - set(CHILDREN):
         parser.error(f"there is no kind of child {', '.join(sorted(strangers))}")
-    said = {"seconds": given.seconds, "without": without, "kinds": kinds}
+    said = {"without": without, "kinds": kinds}
+    said |= {name: getattr(given, name) for name in _SAID}
     outcomes = [_checked(row, size, said, given.folder) for row in chosen]
     failing = [row.id for row, outcome in zip(chosen, outcomes, strict=True) if not outcome.holds]
     print(f"{len(chosen)} rows, below their criterion: {', '.join(failing) or 'none'}", flush=True)

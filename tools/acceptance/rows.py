@@ -19,6 +19,7 @@ from acceptance import (
     loads,
     pictures,
     requests,
+    row_programs,
     stopping,
     suites,
 )
@@ -55,7 +56,7 @@ class Row:
     tests: tuple[str, ...] = ()
     """Tests that hold the row, or parts of it: files, or `file::name`."""
     takes: tuple[str, ...] = ()
-    """Keywords of the check that the command line may give: `seconds`, `without`, `kinds`."""
+    """Keywords of the check that the command line may give: `seconds`, `without`, `programs`..."""
 
     def run(self, folder: Path, size: Size = Size.WHOLE, **said: Any) -> Outcome:
         """Check it; blocks. What was said goes before what the size has, where the row takes it."""
@@ -265,6 +266,28 @@ ROWS = (
         "0 required failures in binary on the types that are used",
         conformance.conform,
         tests=("tests/transport/grpc/test_codec_differential.py",),
+    ),
+    Row(
+        "R1",
+        FUZZ,
+        "5 000 random programs that move the elements of a batch",
+        "0 outputs are proved and depend on more than their row; at most 10 % of the independent "
+        "ones are refused",
+        partial(row_programs.judge, family="moves", first=100_000),
+        {Size.SHORT: {"programs": 8, "most_percent": 100.0}, Size.LONG: {"programs": 50_000}},
+        ("tests/models/rows/test_moves.py",),
+        takes=("programs", "first", "processes", "results"),
+    ),
+    Row(
+        "R2",
+        FUZZ,
+        "5 000 random programs of what jax.numpy and jax.lax have",
+        "0 outputs are proved and depend on more than their row; at most 10 % of the independent "
+        "ones are refused",
+        partial(row_programs.judge, family="broad", first=200_000),
+        {Size.SHORT: {"programs": 8, "most_percent": 100.0}, Size.LONG: {"programs": 50_000}},
+        ("tests/models/rows/test_programs.py",),
+        takes=("programs", "first", "processes", "results"),
     ),
     Row(
         "D1",

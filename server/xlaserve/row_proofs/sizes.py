@@ -25,6 +25,11 @@ class Size(NamedTuple):
             raise NoRule("uses the size of the batch in a way that has no rule")
         return self.offset
 
+    @property
+    def may_be_zero(self) -> bool:
+        """Whether there is nothing of this size in some batch: `b - 1` is 0 for one row."""
+        return self.at(1) <= 0
+
     def at(self, rows: int) -> int:
         """Return the size at one batch size."""
         return self.per_row * rows + self.offset

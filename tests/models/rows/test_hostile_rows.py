@@ -125,7 +125,33 @@ def sliced_size(least: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return model
 
 
+def all_of_those_beside(x: Array) -> Array:
+    return jnp.where(jnp.all(jnp.zeros((x.shape[0] - 1,), bool)), x, -x)
+
+
+def any_of_copies_beside(x: Array) -> Array:
+    b = x.shape[0]
+    return jnp.any(jnp.broadcast_to(x[:, None] > 0, (b, b - 1)), axis=1).astype("float32")
+
+
+def largest_of_those_beside(number: float, start: float) -> Callable[[Array], Array]:
+    def model(x: Array) -> Array:
+        beside = jnp.full((x.shape[0] - 1,), number)
+        largest = lax.reduce(beside, beside.dtype.type(start), lax.max, (0,))
+        return x + (largest == number)
+
+    return model
+
+
 CASES = {
+    "all of those beside, of which there may be none": Case(all_of_those_beside, NUMBER, [[1, 1]]),
+    "any of copies, of which there may be none": Case(any_of_copies_beside, NUMBER, [[1, 1]]),
+    "the largest of numbers, of which there may be none": Case(
+        largest_of_those_beside(3.0, -np.inf), NUMBER, [[1, 1]]
+    ),
+    "the largest of integers, of which there may be none": Case(
+        largest_of_those_beside(3, -LARGEST - 1), NUMBER, [[1, 1]]
+    ),
     "a counter of large steps": Case(while_any_is_below(0, 2**30), COUNTED, [[0, 0], [5, LARGEST]]),
     "a counter of fewer trips than bits": Case(
         while_any_is_below(0, 2**29), COUNTED, [[0, 0], [5, LARGEST]]

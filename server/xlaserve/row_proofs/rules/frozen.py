@@ -16,7 +16,6 @@ from xlaserve.row_proofs.program import Operation, Region
 from xlaserve.row_proofs.rules.constant import known
 from xlaserve.row_proofs.rules.elementwise import direction_of
 from xlaserve.row_proofs.rules.reduction import only_operation
-from xlaserve.row_proofs.sizes import ZERO
 from xlaserve.row_proofs.walk import Walker
 
 SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
@@ -293,7 +292,7 @@ class DoneRow:
         """
         if not _reduces(operation, "stablehlo.or") and not _reduces(operation, "stablehlo.and"):
             return None
-        if ZERO in operation.operand_types[0].shape:
+        if any(size.may_be_zero for size in operation.operand_types[0].shape):
             return None
         both = [self.truth(one, depth) for one in operation.operands]
         decisive = _reduces(operation, "stablehlo.or")

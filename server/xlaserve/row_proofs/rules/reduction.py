@@ -16,7 +16,7 @@ from xlaserve.row_proofs.program import Operation, Region
 from xlaserve.row_proofs.rules import elementwise as elements
 from xlaserve.row_proofs.rules.elementwise import of_constant
 from xlaserve.row_proofs.rules.shape import depends_on_size
-from xlaserve.row_proofs.sizes import ONE, ZERO
+from xlaserve.row_proofs.sizes import ONE
 from xlaserve.row_proofs.walk import Walker
 
 _IDEMPOTENT = frozenset({"stablehlo.and", "stablehlo.or", "stablehlo.maximum", "stablehlo.minimum"})
@@ -70,7 +70,9 @@ def reduce(operation: Operation, operands: Sequence[Value], walker: Walker) -> l
     shape = operation.operand_types[0].shape
     idempotent = count == 1 and name in _IDEMPOTENT and _begins_with_nothing(operation, walker)
     if any(
-        not shape[axis].is_static and not (idempotent and is_uniform(together.dimensions[axis]))
+        not shape[axis].is_static
+        # Of no elements comes the start.
+        and (shape[axis].may_be_zero or not (idempotent and is_uniform(together.dimensions[axis])))
         for axis in axes
     ):
         sized = sized or depends_on_size(operation, "reduces over as many elements as rows")
@@ -123,7 +125,7 @@ def _known(
         # XLA takes it or not, as there are many elements or one.
         return None
     shape = operation.types[0].shape
-    if any(size == ZERO for size in operation.operand_types[0].shape):
+    if any(size.may_be_zero for size in operation.operand_types[0].shape):
         return None
     found = fact.fixed if fact.is_splat else _BY_NAME[name](fact.fixed, axis=tuple(axes))
     return of_constant(Constant(found), shape, operation)

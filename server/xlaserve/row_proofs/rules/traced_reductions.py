@@ -19,7 +19,6 @@ from xlaserve.row_proofs.rules.tracing import (
     joined_offsets,
     known_number,
 )
-from xlaserve.row_proofs.sizes import ZERO
 
 MAX_PARTS = 16
 """Most truth values that are looked at one by one."""
@@ -45,7 +44,7 @@ def _reduced(trace: Trace) -> Place | None:
             count *= size.fixed
         total = ranges.multiplied(found, ranges.of_integer(count))
         return total and trace.own(ranges.spanned(total, ranges.added(total, start)))
-    if name in _EXTREMES and ZERO not in sizes:
+    if name in _EXTREMES and not any(size.may_be_zero for size in sizes):
         return trace.own(ranges.spanned(found, _EXTREMES[name](found, start)))
     return _of_region(trace, operation.regions[0], wholes)
 
