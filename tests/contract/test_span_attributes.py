@@ -12,7 +12,7 @@ import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
-from support import identity_models, python_models, tiny_chat, tiny_embedding
+from support import identity_models, mesh, python_models, tiny_chat, tiny_embedding
 from support.otlp import Collector, collecting
 from support.process import served
 from support.server import Serve
@@ -161,6 +161,7 @@ def http(route: str, path: str = "", status: int = 200) -> dict[str, Any]:
 
 
 COUNTED = ("input", "output")
+PHASES = ["receive", "queue", "execute", "encode"]
 DONE = {"version": "1", "batch_rows": 1}
 ONE = "/v2/models/{model}/infer"
 VERSION = "/v2/models/{model}/versions/{version}/infer"
@@ -271,6 +272,72 @@ def gen_ai(operation: str, model: str, **asked: Any) -> dict[str, Any]:
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
         **{f"gen_ai.request.{name}": value for name, value in asked.items()},
+    }
+
+
+RUNTIME = "mmesh.ModelRuntime"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def pass_through_a_mesh(sidecar: mesh.Mesh, models: Path) -> None:
+    """Do as a sidecar does: manage one model, ask for one that is not there, pass requests on."""
+    await sidecar.status()
+    await sidecar.predict("echo-id", models / "echo")
+    await sidecar.load("echo-id", models / "echo")
+    await sidecar.size("echo-id")
+    assert "NOT_FOUND" == await mesh.code(sidecar.size("nowhere"))
+    headers = [("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")]
+    await sidecar.infer("echo-id", infer("of the client"), headers=headers)
+    await sidecar.unload("echo-id")
+
+
+def check_mesh(spans: list[Any]) -> None:
+    whole = {}
+    for span in spans:
+        if span.kind == span.SPAN_KIND_SERVER:
+            said = told(span)
+            key = span.name, said["rpc.response.status_code"]
+            whole[key] = said.get("xlaserve.model"), said["xlaserve.operation"], span.status.code
+            assert ("grpc", span.name) == (said["rpc.system.name"], said["rpc.method"])
+            inner = [one.name for one in spans if one.parent_span_id == span.span_id]
+            is_infer = said["xlaserve.operation"] == "infer"
+            assert (PHASES if is_infer else ["receive"]) == inner
+            assert (span.trace_id.hex() == TRACE) is is_infer
+    assert whole == {
+        (f"{RUNTIME}/runtimeStatus", "OK"): (None, "runtime", UNSET),
+        (f"{RUNTIME}/predictModelSize", "OK"): ("echo-id", "runtime", UNSET),
+        (f"{RUNTIME}/loadModel", "OK"): ("echo-id", "runtime", UNSET),
+        (f"{RUNTIME}/modelSize", "OK"): ("echo-id", "runtime", UNSET),
+        (f"{RUNTIME}/modelSize", "NOT_FOUND"): ("nowhere", "runtime", UNSET),
+        (f"{SERVICE}/ModelInfer", "OK"): ("echo-id", "infer", UNSET),
+        (f"{RUNTIME}/unloadModel", "OK"): ("echo-id", "runtime", UNSET),
+    }
+
+
+async def test_the_spans_of_a_mesh(serve: Serve, models: Path, collector: Collector) -> None:
+    mode: Any = {"trace_mode": "opentelemetry", "trace_rate": 1, "modelmesh": True}
+    async with serve(models, **mode) as server, mesh.dial(server.url) as sidecar:
+        await pass_through_a_mesh(sidecar, models)
+
+    check_mesh(collector.spans)
+
+
+LOAD = "/v2/repository/models/{model}/load"
+
+
+async def test_the_spans_of_loads(serve: Serve, models: Path, collector: Collector) -> None:
+    async with asking(serve, models) as client:
+        await client.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
+        await client.post("/v2/repository/models/nowhere/load", {}, 404)
+
+    found = {
+        (span.name, told(span)["xlaserve.model"], told(span).get("error.type"))
+        for span in collector.spans
+        if span.kind == span.SPAN_KIND_SERVER
+    }
+    assert found == {
+        (f"{SERVICE}/RepositoryModelLoad", "echo", None),
+        (f"POST {LOAD}", "nowhere", "ModelNotFound"),
     }
 
 

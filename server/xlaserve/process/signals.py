@@ -1,4 +1,4 @@
-"""Signals of a server: the first SIGTERM or SIGINT drains it, the second ends it.
+"""Signals: the first SIGTERM or SIGINT drains the server, a later one ends it.
 
 SIGHUP never ends it, also where a terminal is closed: what can be reloaded is. SIGUSR2 replaces it.
 """
@@ -6,6 +6,7 @@ SIGHUP never ends it, also where a terminal is closed: what can be reloaded is. 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,6 +15,9 @@ from typing import Any, NoReturn, Protocol
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SERVING = frozenset({signal.SIGHUP, signal.SIGUSR2})
 """Signals to a server that serves."""
+_ONCE_SECONDS = 1.0
+"""Signals to stop within this time are one: managers of processes tell a group and its parent, or
+send SIGINT and SIGTERM, and each must not cut off what the other lets end."""
 _SIGNALLED = 128
 """Added to the number of the signal that ended a process, this is its exit status in a shell."""
 _INIT = 1
@@ -43,7 +47,8 @@ def handled(
 ) -> Iterator[None]:
     """Within this context, stop signals cancel a task, SIGHUP reloads, and SIGUSR2 replaces.
 
-    Behind the block the two are ignored, and the next signal to stop ends the process. That with
+    Behind the block the two are ignored, and a signal to stop that comes a second later, or more,
+    ends the process: those before it are the first one, told twice. That with
     which a replaced server stops itself does not count: whoever stops it too has sent one only.
     """
     loop = asyncio.get_running_loop()
@@ -52,9 +57,7 @@ def handled(
     def stop() -> None:
         nonlocal is_stopping
         if is_stopping or replacing is None or not replacing.has_taken_over:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
-                end_at_once(number)
+            _end_by_the_next(loop)
         if is_stopping:
             return
         is_stopping = True
@@ -78,6 +81,26 @@ def handled(
             loop.remove_signal_handler(number)
         ignore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVING)
+
+
+def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
+    """Have a signal to stop end the process once that is no repetition of the one before."""
+    since = time.monotonic()
+
+    def end() -> None:
+        for number in STOP_SIGNALS:
+            end_at_once(number)
+
+    def again(number: int, _frame: FrameType | None) -> None:
+        # The timer may be late, and is gone with the loop.
+        if time.monotonic() - since >= _ONCE_SECONDS:
+            end()
+            os.kill(os.getpid(), number)
+
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, again)
+    loop.call_later(_ONCE_SECONDS, end)
 
 
 def ignore() -> None:

@@ -227,7 +227,6 @@ PROBES = {
 """In the order of the layers: gRPC, HTTP, HTTP/2."""
 
 H2 = {
-    "compressed in a way that is not known": INTERNAL,
     "an empty DATA frame before the message": UNIMPLEMENTED,
     "two messages": OK,
     "headers over the limit": CLOSED,

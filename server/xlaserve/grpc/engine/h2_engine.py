@@ -11,15 +11,15 @@ from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import PingAckReceived, RequestReceived
+from h2.events import ConnectionTerminated, Event, PingAckReceived, RequestReceived
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame, PingFrame
+from hyperframe.frame import Frame, GoAwayFrame, PingFrame
 
 from xlaserve.grpc.calls import FieldsView
 from xlaserve.grpc.handler import RequestHandler
 from xlaserve.grpc.http2.control_frames import ROUND_TRIP
 from xlaserve.grpc.http2.limits import Http2Limits
-from xlaserve.grpc.http2.messages import PREFIX_BYTES, Problem
+from xlaserve.grpc.http2.messages import Problem
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.request_headers import (
     Headers,
@@ -33,9 +33,11 @@ from xlaserve.net.ledger import Account, Kind
 from xlaserve.serving.call import outside_call
 
 _LAST_POSSIBLE_STREAM = 2**31 - 1
-_NOT_COMPRESSED = (
-    "compressed messages are not taken with http2_engine h2, send them with grpc-encoding identity"
+_COMPRESSED = (
+    Status.UNIMPLEMENTED,
+    "--http2-engine h2 takes no compressed messages: send them plain",
 )
+_UNNAMED = (Status.INTERNAL, "a message is compressed, and no grpc-encoding says how")
 
 
 class Owner(Protocol):
@@ -70,6 +72,7 @@ class CheckingHandler(RequestHandler):
         seconds, own = timeout_seconds(headers), cast("_Stream", stream)
         if seconds is not None:
             own.deadline = asyncio.get_running_loop().time() + seconds
+        own.is_encoded = found.get("grpc-encoding", "identity") != "identity"
         answer = _not_grpc(found) or self._refused(found[":path"], headers, own.deadline)
         if answer is None:
             await super()._handle(stream, headers)
@@ -94,6 +97,15 @@ def _not_grpc(found: Mapping[str, str]) -> Headers | None:
     return None
 
 
+class _H2(H2Connection):
+    """An h2 that goes on to answer behind a client's GOAWAY, as RFC 9113 6.8 wants it."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        event = ConnectionTerminated()
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
+
+
 class _Events(EventsProcessor):
     """The streams of a connection: the last ones are known once it leaves."""
 
@@ -116,6 +128,10 @@ class _Events(EventsProcessor):
             self.connection._connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
         else:
             super().process_request_received(event)
+
+    def process_connection_terminated(self, event: ConnectionTerminated) -> None:
+        """The client opens no more streams; those that it has opened are answered (6.8)."""
+        self._owner.leave()
 
     def process_ping_ack_received(self, event: PingAckReceived) -> None:
         super().process_ping_ack_received(event)
@@ -154,7 +170,7 @@ class H2Engine(H2Protocol):
         """Whether the client knows which streams are the last ones."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        h2 = H2Connection(config=self.h2_config)
+        h2 = _H2(config=self.h2_config)
         h2.initiate_connection()
         window = self.config.http2_connection_window_size
         h2.increment_flow_control_window(window - h2.local_settings.initial_window_size)
@@ -269,11 +285,15 @@ class _Stream(Stream):
     """Whether nothing is done about it until its client sends something."""
     deadline: float | None = None
     """The client's deadline by the clock of the event loop; None for none."""
+    is_encoded = False
+    """Whether its headers say that messages may be compressed."""
     opened_ns = 0
     """Its call begins with its headers."""
 
     _held = 0
     """Bytes that count for the message which was read last."""
+    _at_prefix = True
+    """Whether a prefix is read next: grpclib reads prefix and message in turns."""
     _charged = 0
     """Bytes that count for the stream until it ends."""
     _expecting: asyncio.TimerHandle | None = None
@@ -322,12 +342,15 @@ class _Stream(Stream):
         self._held = size
         self.waiting = True
         try:
-            data = await super().recv_data(size)
+            data: bytes = await super().recv_data(size)
+        except AssertionError:  # of grpclib's buffer, and nobody's fault here
+            raise GRPCError(*PROBLEMS[Problem.TRUNCATED]) from None
         finally:
             self.waiting = False
-        # A message of five bytes that begins so is malformed, whatever it is taken for.
-        if size == PREFIX_BYTES and data[:1] == b"\x01":
-            raise GRPCError(Status.UNIMPLEMENTED, _NOT_COMPRESSED)
+        self._at_prefix = not self._at_prefix
+        if data and not self._at_prefix and data[0]:
+            compressed = _COMPRESSED if self.is_encoded else _UNNAMED
+            raise GRPCError(*(compressed if data[0] == 1 else PROBLEMS[Problem.FLAG]))
         return data
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:

@@ -168,7 +168,7 @@ def _spans_of(call: CallSpan) -> int:
 def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, int]]:
     """Return the parts of a call in time: receive, queue, execute, encode."""
     if not call.submitted:
-        return [("receive", begun, ended)]
+        return [("receive", begun, call.record.received_ns or ended)]
     received = ("receive", begun, call.submitted)
     if not call.execute_begun:
         return [received, ("queue", call.submitted, ended)]

@@ -124,7 +124,7 @@ def trace_parent(headers: Headers) -> TraceParent | None:
 
 
 def span_of(
-    call: InferCall,
+    call: Call,
     record: CallRecord,
     outcome: Outcome,
     ended: int,
@@ -135,21 +135,26 @@ def span_of(
 ) -> CallSpan:
     """Return the span of an ended call; `told_by` is for calls of clients."""
     executed = outcome if type(outcome) is Executed else None
-    found = call.found if call.is_found else None
+    inference = call if isinstance(call, InferCall) else None
+    found = inference.found if inference is not None and inference.is_found else None
     parts = cast("Sequence[CallSpan]", record.trace or ())
+    submitted = rows = 0
+    if inference is not None:
+        # Of a call that another process executed, only that one knows when it was submitted.
+        submitted = inference.submitted_ns or (0 if executed is None else inference.started_ns)
+        rows = inference.rows if executed is None else executed.rows or inference.rows
     span = CallSpan(
         (call.model if found is None else found.model)[:_MAX_TEXT],
         (call.version if found is None else found.number)[:_MAX_TEXT],
-        call.id[:_MAX_TEXT],
+        "" if inference is None else inference.id[:_MAX_TEXT],
         call.operation.value,
         call.peer,
         record,
-        # Of a call that another process executed, only that one knows when it was submitted.
-        call.submitted_ns or (0 if executed is None else call.started_ns),
+        submitted,
         0 if executed is None else executed.begun_ns,
         0 if executed is None else executed.ended_ns,
         ended,
-        call.rows if executed is None else executed.rows or call.rows,
+        rows,
         _text_of(outcome) if isinstance(outcome, BaseException) else None,
         parent,
         parts,
@@ -158,7 +163,7 @@ def span_of(
     return span if told_by is None else _asked(span, call, outcome, told_by)
 
 
-def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) -> CallSpan:
+def _asked(span: CallSpan, call: Call, outcome: Outcome, told_by: Telling) -> CallSpan:
     """Add what is known of a client's request."""
     # gRPC-Web comes to a listener of HTTP, and its clients are told the status of gRPC.
     listener = "" if call.method.startswith("/") else call.peer.listener
@@ -167,8 +172,9 @@ def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) 
     if isinstance(outcome, BaseException):
         status = told_by.status_of(outcome, listener, 0)
     told = partial(_told, status, told_by, listener)
-    info = call.instance.info if call.is_found else None
-    generates = info is not None and info.generation is not None
+    said: Mapping[str, Parameter] | None = None
+    if isinstance(call, InferCall) and call.is_found and call.instance.info.generation is not None:
+        said = {name: call.parameters[name] for name in SAID & call.parameters.keys()}
     return span._replace(
         method=call.method,
         asked=call.model[:_MAX_TEXT] or span.name,
@@ -176,10 +182,8 @@ def _asked(span: CallSpan, call: InferCall, outcome: Outcome, told_by: Telling) 
         host=(headers.get("host") or headers.get(":authority") or "")[:_MAX_TEXT],
         user_agent=(headers.get("user-agent") or "")[:_MAX_TEXT],
         scheme=told_by.scheme,
-        generates=generates,
-        said={name: call.parameters[name] for name in SAID & call.parameters.keys()}
-        if generates
-        else {},
+        generates=said is not None,
+        said=said or {},
         count_tokens=call.tokens or _not_counted,
     )
 

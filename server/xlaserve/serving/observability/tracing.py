@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import structlog
 
 from xlaserve.concurrency.control_plane import Change, ChangeKind, ControlPlane, OneProcess
 from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
 from xlaserve.serving.access.sight import require_all_seen
-from xlaserve.serving.call import Call, Outcome, outside_call
+from xlaserve.serving.call import Call, Operation, Outcome, outside_call
 from xlaserve.serving.call_record import CallRecord
 from xlaserve.serving.gates import Gates
 from xlaserve.serving.infer_call import InferCall
@@ -42,6 +42,8 @@ OPENTELEMETRY = "opentelemetry"
 """The mode of exported spans."""
 OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
 
+_SPANNED = frozenset({Operation.MANAGE, Operation.RUNTIME})
+"""Operations that have spans as inferences do: what loads, and what a mesh asks for."""
 _LARGEST = 2**31 - 1
 _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
@@ -77,6 +79,10 @@ class TraceSetting:
 
 DEFAULT = TraceSetting(OFF, 1000, -1, 0)
 """Triton's own."""
+
+
+def _is_found(call: Call) -> TypeGuard[InferCall]:
+    return call.is_found and isinstance(call, InferCall)
 
 
 class Tracing:
@@ -220,7 +226,7 @@ class Tracing:
 
     def _begin(self, call: Call) -> None:
         """Record a call that is traced, or may be."""
-        if not isinstance(call, InferCall):
+        if not isinstance(call, InferCall) and call.operation not in _SPANNED:
             return
         if call.parent is not None:
             whole = call.parent.record
@@ -257,7 +263,7 @@ class Tracing:
             self._end_spans(calls, outcome, now)
             return
         for call in calls:
-            if isinstance(call, InferCall) and call.is_found and call.started_ns:
+            if _is_found(call) and call.started_ns:
                 setting = self._picked(call.found.model)
                 if setting is not None:
                     self._keep(traced(call, outcome, now, next(self._ids)), setting)
@@ -265,18 +271,18 @@ class Tracing:
     def _end_spans(self, calls: Sequence[Call], outcome: Outcome, now: int) -> None:
         for call in calls:
             record = call.record
-            if record is None or record.trace is None or not isinstance(call, InferCall):
+            if record is None or record.trace is None:
                 continue
             if call.parent is not None:
                 add_part(call.parent, span_of(call, record, outcome, now))
                 continue
             parent = trace_parent(call.headers)
             if not record.is_picked:
-                model = call.found.model if call.is_found else ""
+                model = call.found.model if _is_found(call) else ""
                 if self._picked(model, None if parent is None else parent.sampled) is None:
                     continue
             trace_id = new_trace_id() if parent is None else parent.trace_id
-            if call.is_found and not isinstance(outcome, BaseException):
+            if _is_found(call) and not isinstance(outcome, BaseException):
                 call.found.statistics.traced(trace_id, now - call.started_ns, time.time_ns())
             span = span_of(
                 call, record, outcome, now, parent, trace_id=trace_id, told_by=self._telling
