@@ -38,7 +38,7 @@ from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
 from xlaserve.serving.access.tokens import digest_of, new_token
-from xlaserve.serving.call import Operation
+from xlaserve.serving.call import OPEN, Operation
 from xlaserve.settings import Settings
 from xlaserve_proto.mmesh import LoadModelRequest, UnloadModelRequest
 
@@ -291,7 +291,7 @@ def rules() -> str:
         {
             "name": "operator",
             "token": digest_of(OPERATOR),
-            "allow": [operation.value for operation in Operation],
+            "allow": [operation.value for operation in Operation if operation not in OPEN],
         },
         {"name": "a", "token": digest_of(A), "allow": some, "models": "a-*"},
         {"name": "b", "token": digest_of(B), "allow": some, "models": "b-*"},

@@ -12,6 +12,7 @@ from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.reports.fold_history import fold_histories
 from xlaserve.residence.reports.history import History, HistorySnapshot, Sample, VersionSample
+from xlaserve.serving.access.sight import require_all_seen
 from xlaserve.serving.call import Operation
 from xlaserve.serving.observability.failures import Failure
 from xlaserve.serving.observability.loop_lag import LAG_BOUNDS
@@ -133,7 +134,11 @@ class HistoryRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the last hour up to now: the page compares later readings with it."""
+        """Return the last hour up to now: the page compares later readings with it.
+
+        Raises NotPermitted for a caller of some models: its sums are those of all.
+        """
+        require_all_seen()
         await self._history.look()
         own = self._history.snapshot()
         asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)

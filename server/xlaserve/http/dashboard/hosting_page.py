@@ -8,6 +8,7 @@ from xlaserve.concurrency.others import NOBODY, About, Others, Question
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.platforms.hosting import HostingBoard, HostingReading, fold_hosting
+from xlaserve.serving.access.sight import require_all_seen
 from xlaserve.serving.call import Operation
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
@@ -36,7 +37,11 @@ class HostingRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the platform, empty without one, and its loaded models."""
+        """Return the platform, empty without one, and its loaded models.
+
+        Raises NotPermitted for a caller of some models: their names are those of the platform.
+        """
+        require_all_seen()
         own = await self._board.read()
         asked = await self._others.ask(Question.HOSTING, {}, own, HostingReading)
         reading = fold_hosting(asked.answers, asked.missing) if self._others.are_there else own

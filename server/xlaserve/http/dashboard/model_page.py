@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
+from xlaserve.errors.access import HIDDEN
 from xlaserve.http.dashboard.history_page import Error, error_of
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
@@ -23,9 +24,10 @@ from xlaserve.residence.reports.model_board import (
     VersionReading,
     executed_rows,
 )
-from xlaserve.serving.access.sight import Sees, everything
+from xlaserve.serving.access.sight import Sees, everything, require_seen, without_names
 from xlaserve.serving.call import Call, Operation
-from xlaserve.serving.observability.events import Origin
+from xlaserve.serving.observability.events import MAX_NAME, Origin, cut
+from xlaserve.serving.observability.events import NOBODY as NO_ASKER
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
@@ -134,7 +136,10 @@ class ModelOfPage(msgspec.Struct):
         str, msgspec.Meta(description="Why it is not loaded, where it has no versions.")
     ]
     versions: list[VersionOfPage]
-    errors: Annotated[list[Error], msgspec.Meta(description="Of the last 50 of the server.")]
+    errors: Annotated[
+        list[Error] | None,
+        msgspec.Meta(description="Of the last 50; null where other callers' are not shown."),
+    ]
     grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
     missing: Annotated[
         Mapping[str, str],
@@ -180,16 +185,20 @@ class ModelPageRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return one model; raises ModelNotFound or StillStarting for a missing one."""
-        about = {"model": request.names["model"]}
+        """Return one model; raises ModelNotFound or StillStarting for a missing or hidden one."""
+        call, name = request.call, request.names["model"]
+        require_seen(call, name)
+        about = {"model": name}
         own = await self._own(about)
         asked = await self._others.ask(Question.MODEL, about, own, ModelReading)
         reading = fold_model(asked.answers) if self._others.are_there else own
         if not reading.is_known and not await self._catalog.could_load(reading.name):
             raise self._catalog.absent(reading.name)
-        may = self._may(request.call, reading.name)
+        may = self._may(call, reading.name)
         reason = reading.reason or self._catalog.why_not_loaded(reading.name)
         answer = _page(reading, may, self._grpc_endpoint, asked.missing, reason)
+        if call.sight is not None:
+            _hide(answer, call.sight.shows, cut(call.owner, MAX_NAME))
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> ModelReading:
@@ -224,6 +233,20 @@ def _page(
         grpc_endpoint,
         dict(missing),
     )
+
+
+def _hide(page: ModelOfPage, sees: Sees, owner: str) -> None:
+    """Take away other models' names, and other callers with what they were told."""
+    page.dependents = list(filter(sees, page.dependents))
+    page.reason = without_names(page.reason, sees)
+    page.errors, page.missing = None, {}
+    for version in page.versions:
+        version.reason = without_names(version.reason, sees)
+        if version.origin is not None and version.origin.asker.principal != owner:
+            version.origin = msgspec.structs.replace(version.origin, asker=NO_ASKER)
+        if version.loaded is not None:
+            steps = version.loaded.steps
+            version.loaded.steps = [step if sees(step) else HIDDEN for step in steps]
 
 
 def _version(version: VersionReading) -> VersionOfPage:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
 from types import MappingProxyType
@@ -13,11 +14,12 @@ from xlaserve.concurrency.in_turns import AT_A_TIME, in_turns
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
 from xlaserve.http.dashboard.model_page import Permits, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
+from xlaserve.residence.lifecycle import State
 from xlaserve.residence.reports.fold_status import fold_readings
 from xlaserve.residence.reports.monitor import StatusRow
-from xlaserve.residence.reports.status_board import Reading, StatusBoard
+from xlaserve.residence.reports.status_board import Reading, StatusBoard, totals_of
 from xlaserve.residence.server import ServerDescription
-from xlaserve.serving.access.sight import Sees, nothing
+from xlaserve.serving.access.sight import Sees, nothing, without_names
 from xlaserve.serving.call import Operation
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
@@ -52,6 +54,9 @@ class Server(msgspec.Struct):
     platform: Annotated[
         str, msgspec.Meta(description="ModelMesh or SageMaker, where it decides what is loaded.")
     ]
+    limited: Annotated[
+        bool, msgspec.Meta(description="Whether models are left out that the client may not see.")
+    ] = False
 
 
 class Memory(msgspec.Struct):
@@ -153,6 +158,9 @@ class StatusRoutes:
         if self._others.are_there:
             asked = await self._others.ask(Question.STATUS, about, own, Reading)
             reading = await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+        sight = request.call.sight
+        if sight is not None:
+            reading = _seen(reading, sight.shows)
         manages = self._permits(request.call, Operation.MANAGE)
         written = self._written
         if written is None or written.reading is not reading or written.manages is not manages:
@@ -188,7 +196,8 @@ class StatusRoutes:
                 uptime_seconds,
                 reading.ready,
                 reading.controllable and manages is not nothing,
-                self._platform,
+                "" if reading.limited else self._platform,
+                reading.limited,
             ),
             Memory(reading.used_bytes, reading.total_bytes),
             Requests(totals.success_count, totals.fail_count, totals.request_buckets),
@@ -199,6 +208,32 @@ class StatusRoutes:
             dict(reading.missing),
             [],
         )
+
+
+def _seen(reading: Reading, sees: Sees) -> Reading:
+    """Return the part of a reading that a caller of some models may see, with sums of its own.
+
+    Of a repository with more rows than a reading has, a search finds the others.
+    """
+    rows = [
+        replace(row, reason=without_names(row.reason, sees))
+        for row in reading.rows
+        if sees(row.name)
+    ]
+    names = {row.name for row in rows}
+    is_cut = reading.matching > len(reading.rows)
+    return replace(
+        reading,
+        used_bytes=sum(row.size_bytes or 0 for row in rows),
+        total_bytes=None,
+        totals=totals_of(rows),
+        ready_models=len({row.name for row in rows if row.state == State.READY.public}),
+        model_count=len(names),
+        matching=len(rows) + is_cut,
+        rows=rows,
+        missing={},
+        limited=True,
+    )
 
 
 def _model(row: StatusRow, *, is_fixed: bool) -> ModelRow:

@@ -60,6 +60,8 @@ class Reading:
     """One entry for each name and version; models never loaded are left out of a long list."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a process of the server has no part in it, by its name."""
+    limited: bool = False
+    """Whether models are left out that its reader may not see."""
 
 
 class _Taken(NamedTuple):
@@ -186,6 +188,13 @@ def _not_loaded(name: str, reason: str) -> StatusRow:
         request_buckets=(),
         last_inference_ms=0,
     )
+
+
+def totals_of(rows: Sequence[StatusRow]) -> RequestTotals:
+    """Return the requests of rows together."""
+    totals = _Totals()
+    totals.add(rows)
+    return totals.sum()
 
 
 class _Totals:
