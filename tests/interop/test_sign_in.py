@@ -93,7 +93,7 @@ async def test_a_tenant_signs_in_sees_its_models_and_signs_out(
     ("token", "said"),
     [
         (new_token(), "401: the server does not know this token"),
-        (MACHINE, "403: caller 'machine' may not page. Sign in with a token that may, or"),
+        (MACHINE, "403: caller 'machine' may not page: have the operator allow it"),
         ("not\N{BULLET}a token", "copy it again"),
     ],
     ids=["unknown", "refused", "unsendable"],

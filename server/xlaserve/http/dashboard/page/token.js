@@ -26,5 +26,5 @@ export function refusal(status, text) {
     return "401: the server does not know this token, or it has expired. Sign in with another one.";
   }
   if (status !== REFUSED) return null;
-  return `403: ${text}. Sign in with a token that may, or have \`page\` added to what yours is allowed.`;
+  return `403: ${text}. Or sign in with another token.`;
 }
