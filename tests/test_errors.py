@@ -220,7 +220,7 @@ TEXTS = [
     ),
     (
         OutOfSpace("m", "full"),
-        "failed to load 'm', no space left for its files: full; free some of the disk",
+        "failed to load 'm', no space left for its files: full, free some",
     ),
     (InvalidVersion("m", "-1"), "model 'm': expected a version in digits, got '-1'"),
     (
@@ -241,7 +241,7 @@ TEXTS = [
     ),
     (
         DuplicateTensor("m", "input", "x"),
-        "model 'm': input 'x' already exists in request, send it once",
+        "model 'm': input 'x' already exists in request, send one",
     ),
     (
         UnknownDatatype("FLOAT", ["FP32", "FP64"]),
@@ -281,7 +281,7 @@ TEXTS = [
     ),
     (
         RegionNotFound("system", "r"),
-        "Unable to find system shared memory region: 'r', register it first",
+        "Unable to find system shared memory region: 'r', register it",
     ),
     (
         RegionExists("r"),
@@ -312,7 +312,7 @@ TEXTS = [
     ),
     (
         TooLarge("the message", 64, "max_message_bytes"),
-        "the message exceeds the limit of 64 bytes: send less, or raise max_message_bytes",
+        "the message exceeds the limit of 64 bytes: send less or raise max_message_bytes",
     ),
     (ModelAlreadyLoaded("m"), "model 'm' is loaded already, unload it first"),
     (
@@ -325,8 +325,7 @@ TEXTS = [
     ),
     (
         OutputNotInForm("m", "y", "strict JSON", "NaN"),
-        "model 'm', output 'y': strict JSON cannot hold NaN, ask for another form (Accept, or "
-        "binary_data)",
+        "model 'm', output 'y': strict JSON cannot hold NaN, use V2",
     ),
     (
         OutputNotText("m", "y"),
@@ -336,12 +335,11 @@ TEXTS = [
     ),
     (
         CrossSiteRequest(),
-        "requests that change something are not taken from pages of other sites: send it from a "
-        "page of this server",
+        "pages of other sites may change nothing here: use a page of this server",
     ),
     (
         BodyTimeout(2.5),
-        "the body did not come in 2.5 seconds (message_timeout_seconds), send it again",
+        "no body in 2.5 seconds (message_timeout_seconds), send it again",
     ),
     (
         MissingSequence("m"),
@@ -413,7 +411,7 @@ TEXTS = [
     (
         ExecutionStalled("m", 60.0),
         "model 'm': an execution has not ended in 60 seconds (execution_seconds); the model is not "
-        "ready until it has: try again later, or restart the server",
+        "ready until it has: try again later",
     ),
     (
         StatesLost("m"),
@@ -466,12 +464,11 @@ TEXTS = [
     ),
     (
         StartFailed(["a", "b"]),
-        "not loaded at the start: 'a', 'b': see why in the log, or start without exit_on_error",
+        "not loaded at the start: 'a', 'b' (exit_on_error): see the log",
     ),
     (
         StartFailed(["a", "b"], shown=1),
-        "not loaded at the start: 'a' and 1 more: see why in the log, or start "
-        "without exit_on_error",
+        "not loaded at the start: 'a' and 1 more (exit_on_error): see the log",
     ),
     (
         WorkerDied(1, "it ended with exit status 1", 1),

@@ -194,11 +194,8 @@ class OutOfMappings(OutOfMemory):
 class OutOfSpace(XlaserveError):
     """The disk is too full for the files of a load."""
 
-    def __init__(self, model: str, detail: str) -> None:
-        super().__init__(
-            f"failed to load '{model}', no space left for its files: {detail}; free some of the "
-            "disk"
-        )
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"failed to load '{model}', no space left for its files: {why}, free some")
 
 
 class OutOfFiles(XlaserveError):
@@ -258,9 +255,7 @@ class DuplicateTensor(InvalidRequest):
     """A tensor is named twice in one request."""
 
     def __init__(self, model: str, kind: str, tensor: str) -> None:
-        super().__init__(
-            f"model '{model}': {kind} '{tensor}' already exists in request, send it once"
-        )
+        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request, send one")
 
 
 class UnknownDatatype(InvalidRequest):
@@ -308,10 +303,7 @@ class OutputNotInForm(XlaserveError):
     """The model's output cannot be expressed in the answer's format; not the client's fault."""
 
     def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
-        super().__init__(
-            f"model '{model}', output '{tensor}': {form} cannot hold {got}, ask for another form "
-            "(Accept, or binary_data)"
-        )
+        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, use V2")
 
 
 class OutputNotText(InvalidRequest):
@@ -329,19 +321,14 @@ class CrossSiteRequest(XlaserveError):
     """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "requests that change something are not taken from pages of other sites: send it from "
-            "a page of this server"
-        )
+        super().__init__("pages of other sites may change nothing here: use a page of this server")
 
 
 class BodyTimeout(XlaserveError):
     """The body of a request did not come in time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"the body did not come in {seconds:g} seconds (message_timeout_seconds), send it again"
-        )
+        super().__init__(f"no body in {seconds:g} seconds (message_timeout_seconds), send it again")
 
 
 class InvalidRegion(InvalidRequest):
@@ -355,9 +342,7 @@ class RegionNotFound(XlaserveError):
     """The status is asked for of a region that is not registered."""
 
     def __init__(self, kind: str, region: str) -> None:
-        super().__init__(
-            f"Unable to find {kind} shared memory region: {region!r}, register it first"
-        )
+        super().__init__(f"Unable to find {kind} shared memory region: {region!r}, register it")
 
 
 class RegionExists(XlaserveError):
@@ -469,8 +454,7 @@ class ExecutionStalled(XlaserveError):
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(
             f"model '{model}': an execution has not ended in {seconds:g} seconds "
-            "(execution_seconds); the model is not ready until it has: try again later, or restart "
-            "the server"
+            "(execution_seconds); the model is not ready until it has: try again later"
         )
 
 
@@ -485,9 +469,7 @@ class TooLarge(XlaserveError):
     """A message or a set of files exceeds a limit of the server."""
 
     def __init__(self, what: str, limit: int, setting: str) -> None:
-        super().__init__(
-            f"{what} exceeds the limit of {limit} bytes: send less, or raise {setting}"
-        )
+        super().__init__(f"{what} exceeds the limit of {limit} bytes: send less or raise {setting}")
 
 
 class TooManyChanges(XlaserveError):
@@ -564,10 +546,7 @@ class StartFailed(XlaserveError):
     def __init__(self, models: Sequence[str], shown: int = 10) -> None:
         names = ", ".join(f"'{name}'" for name in models[:shown])
         more = f" and {len(models) - shown} more" if len(models) > shown else ""
-        super().__init__(
-            f"not loaded at the start: {names}{more}: see why in the log, or start without "
-            "exit_on_error"
-        )
+        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error): see the log")
 
 
 class WorkerDied(XlaserveError):
