@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,7 +139,7 @@ TEXTS = [
     ),
     (
         MissingOutputs("m", ["y", "z"], ["x"]),
-        "model 'm': its code gave no output 'y', 'z', it gave 'x'",
+        "model 'm': expected output 'y', 'z' of its code, got 'x'",
     ),
     (
         Deadlock("m", ["a", "m"]),
@@ -147,19 +148,21 @@ TEXTS = [
     ),
     (
         ChangesItself("m", "inner", is_load=False),
-        "model 'm': deadlock: to unload 'inner' its code would wait for itself",
+        "model 'm': deadlock: to unload 'inner' its code would wait for itself: have a client "
+        "do it",
     ),
     (
         ProcessLost("m", "it ended with exit status 3"),
         "model 'm': its process was lost while it executed this request, it ended with exit status "
-        "3; it is started again, and what it was lost by may end it again",
+        "3; it is started again, and what it was lost by may end it again: see the log before you "
+        "send it again",
     ),
     (
         ProcessAbsent("m", "it ended with exit status 3"),
         "model 'm': its process was lost before it began with this request, it ended with exit "
         "status 3; it is started again, try again",
     ),
-    (MissingOutputs("m", ["y"], []), "model 'm': its code gave no output 'y', it gave none"),
+    (MissingOutputs("m", ["y"], []), "model 'm': expected output 'y' of its code, got none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
     (ModelNotFound("m", "3"), "Request for unknown model: 'm' version 3 is not found"),
     (
@@ -176,13 +179,14 @@ TEXTS = [
     (
         LoadTimedOut("m", "warming 1 of 2", 600.0),
         "failed to load 'm', it was still warming 1 of 2 after 600 seconds (load_seconds) and was "
-        "abandoned; its thread keeps its memory, and may keep a core busy, until it ends",
+        "abandoned; its thread keeps its memory, and may keep a core busy, until it ends: raise "
+        "load_seconds",
     ),
     (
         OutOfMappings("m", 80, 52400, 52424, 65530),
         "model 'm': out of memory, its compiled programs would take about 80 memory mappings, "
         "52400 are in use of 52424 that the process may have (max_memory_mappings; the system "
-        "allows 65530, sysctl vm.max_map_count)",
+        "allows 65530, sysctl vm.max_map_count): raise what is smaller, or unload models",
     ),
     (
         TooManyAbandoned("m", 8),
@@ -192,7 +196,8 @@ TEXTS = [
     (
         CompilationTimedOut("m", (4, (7,)), 600.0),
         "model 'm': to compile and warm the shape (4, (7,)) took longer than 600 seconds "
-        "(load_seconds) and was abandoned; no other shape of it is compiled until that ends",
+        "(load_seconds) and was abandoned; no other shape of it is compiled until that ends: raise "
+        "load_seconds, or send smaller shapes",
     ),
     (
         FileNameTooLong("m", "A" * 256, 255),
@@ -213,7 +218,10 @@ TEXTS = [
         "failed to load 'm', the server has as many files open as it may (1024, RLIMIT_NOFILE): "
         "Too many open files; try again, or start it with a higher limit (ulimit -n)",
     ),
-    (OutOfSpace("m", "full"), "failed to load 'm', no space left for its files: full"),
+    (
+        OutOfSpace("m", "full"),
+        "failed to load 'm', no space left for its files: full, free some",
+    ),
     (InvalidVersion("m", "-1"), "model 'm': expected a version in digits, got '-1'"),
     (
         InvalidTensor("m", "input", "x", "FP32[-1,3]", "FP32[2,4]"),
@@ -231,7 +239,10 @@ TEXTS = [
         MissingInputs("m", 3, 1, ["y"], optional=1),
         "model 'm': expected 2 to 3 inputs but got 1, missing 'y'",
     ),
-    (DuplicateTensor("m", "input", "x"), "model 'm': input 'x' already exists in request"),
+    (
+        DuplicateTensor("m", "input", "x"),
+        "model 'm': input 'x' already exists in request, send one",
+    ),
     (
         UnknownDatatype("FLOAT", ["FP32", "FP64"]),
         "unknown datatype 'FLOAT', expected one of FP32, FP64",
@@ -252,7 +263,7 @@ TEXTS = [
     ),
     (
         TooManyAnswers("m", 9, "max_steps"),
-        "model 'm' was not done after 9 answers (max_steps)",
+        "model 'm' was not done after 9 answers: raise max_steps",
     ),
     (
         Decoupled("m"),
@@ -262,13 +273,16 @@ TEXTS = [
     ),
     (
         SwitchedOff("shared memory", "shared_memory"),
-        "shared memory is turned off on this server (shared_memory)",
+        "shared memory is turned off on this server: start it with shared_memory",
     ),
     (
         InvalidRegion("r", "a name", "none"),
         "shared memory region 'r': expected a name, got none",
     ),
-    (RegionNotFound("system", "r"), "Unable to find system shared memory region: 'r'"),
+    (
+        RegionNotFound("system", "r"),
+        "Unable to find system shared memory region: 'r', register it",
+    ),
     (
         RegionExists("r"),
         "shared memory region 'r' already in manager, unregister it first",
@@ -280,8 +294,8 @@ TEXTS = [
     ),
     (
         NotLocal("shared memory", "10.0.0.7:51824", "shared_memory"),
-        "shared memory is for clients on this machine (shared_memory): on a unix socket or a "
-        "loopback address, through no proxy; not '10.0.0.7:51824'",
+        "shared memory is for clients on this machine (shared_memory), not for '10.0.0.7:51824': "
+        "connect to a unix socket or a loopback address, through no proxy",
     ),
     (
         Overloaded("m", 8, "max_requests"),
@@ -298,20 +312,20 @@ TEXTS = [
     ),
     (
         TooLarge("the message", 64, "max_message_bytes"),
-        "the message exceeds the limit of 64 bytes (max_message_bytes)",
+        "the message exceeds the limit of 64 bytes: send less or raise max_message_bytes",
     ),
-    (ModelAlreadyLoaded("m"), "model 'm' is loaded already"),
+    (ModelAlreadyLoaded("m"), "model 'm' is loaded already, unload it first"),
     (
         UnsupportedMediaType("text/html", ["text/csv", "image/*"]),
         "expected a Content-Type of text/csv, image/*, got 'text/html'",
     ),
     (
         NotAcceptable("text/html", ["text/csv"]),
-        "the answer can be text/csv, Accept is 'text/html'",
+        "expected an Accept of text/csv, got 'text/html'",
     ),
     (
         OutputNotInForm("m", "y", "strict JSON", "NaN"),
-        "model 'm', output 'y': strict JSON cannot hold NaN",
+        "model 'm', output 'y': strict JSON cannot hold NaN, use V2",
     ),
     (
         OutputNotText("m", "y"),
@@ -321,9 +335,12 @@ TEXTS = [
     ),
     (
         CrossSiteRequest(),
-        "requests that change something are not taken from pages of other sites",
+        "pages of other sites may change nothing here: use a page of this server",
     ),
-    (BodyTimeout(2.5), "the body did not come in 2.5 seconds (message_timeout_seconds)"),
+    (
+        BodyTimeout(2.5),
+        "no body in 2.5 seconds (message_timeout_seconds), send it again",
+    ),
     (
         MissingSequence("m"),
         "inference request to model 'm' must specify a non-zero or non-empty correlation ID (the "
@@ -342,13 +359,17 @@ TEXTS = [
     ),
     (
         ModelHasNoText("m"),
-        "model 'm' has no tokenizer.json beside it: it takes token ids, not text",
+        "model 'm' has no tokenizer.json beside it: it takes token ids, not text, send these",
     ),
-    (ModelHasNoText(), "the model has no tokenizer.json beside it: it takes token ids, not text"),
+    (
+        ModelHasNoText(),
+        "the model has no tokenizer.json beside it: it takes token ids, not text, send these",
+    ),
     (
         ModelHasNoTemplate("m"),
         "model 'm' has no chat template (chat_template.jinja, or 'chat_template' of "
-        "tokenizer_config.json): it takes text, not messages",
+        "tokenizer_config.json): it takes text, not messages: send a prompt to "
+        "/v1/completions",
     ),
     (
         TextNotInstalled("m", "jinja2"),
@@ -360,7 +381,7 @@ TEXTS = [
     (
         SpelledSpecialToken("m", "<s>"),
         "model 'm': the text spells the special token '<s>', and its tokenizer has no other "
-        "tokens for that",
+        "tokens for that: leave it out",
     ),
     (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
     (
@@ -390,7 +411,7 @@ TEXTS = [
     (
         ExecutionStalled("m", 60.0),
         "model 'm': an execution has not ended in 60 seconds (execution_seconds); the model is not "
-        "ready until it has",
+        "ready until it has: try again later",
     ),
     (
         StatesLost("m"),
@@ -400,14 +421,14 @@ TEXTS = [
     (
         QueueTimeout(50),
         "the request waited for 50 microseconds and was not begun "
-        "(default_timeout_microseconds of the model's queue policy)",
+        "(default_timeout_microseconds of the model's queue policy), try again",
     ),
-    (DeadlineExceeded(), "the deadline of the request has passed"),
-    (ShuttingDown(), "the server is shutting down"),
+    (DeadlineExceeded(), "the deadline of the request has passed, send it with a later one"),
+    (ShuttingDown(), "the server is shutting down, try again"),
     (
         WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
         "the answer would not be of all processes: worker 1: no answer within 2 s; "
-        "worker 3: it ended",
+        "worker 3: it ended, try again",
     ),
     (
         ProcessSilent("model 'm'", "engine"),
@@ -421,7 +442,7 @@ TEXTS = [
     (
         EngineLost("m", "worker 1"),
         "model 'm': the worker 1 process has ended while it executed this request, and is "
-        "replaced; what it ended by may end it again",
+        "replaced; what it ended by may end it again: see the log before you send it again",
     ),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (
@@ -441,12 +462,27 @@ TEXTS = [
         "a model without a name may still come: models are being loaded for the first time, "
         "try again",
     ),
-    (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
-    (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),
-    (WorkerDied(1, "it ended with exit status 1", 1), "worker 1 died: it ended with exit status 1"),
-    (WorkerDied(0, "why", 5), "worker 0 died 5 times within a minute: why"),
-    (Unauthenticated(), "this needs credentials that the server knows"),
-    (NotPermitted("ci\n", "manage"), "caller 'ci\\n' may not manage"),
+    (
+        StartFailed(["a", "b"]),
+        "not loaded at the start: 'a', 'b' (exit_on_error): see the log",
+    ),
+    (
+        StartFailed(["a", "b"], shown=1),
+        "not loaded at the start: 'a' and 1 more (exit_on_error): see the log",
+    ),
+    (
+        WorkerDied(1, "it ended with exit status 1", 1),
+        "worker 1 died: it ended with exit status 1, see its log",
+    ),
+    (WorkerDied(0, "why", 5), "worker 0 died 5 times within a minute: why, see its log"),
+    (
+        Unauthenticated(),
+        "this needs credentials that the server knows: send a known token (authorization: Bearer)",
+    ),
+    (
+        NotPermitted("ci\n", "manage"),
+        "caller 'ci\\n' may not manage: have the operator allow it (access_rules)",
+    ),
     (Restricted("API", "key"), "This API is restricted, expecting header 'key'"),
     (
         TooManyRequests(Overloaded("m", 2, "max_requests_per_model")),
@@ -461,9 +497,39 @@ TEXTS = [
         "this server is not called 'evil.example': start it with --allowed-host evil.example, "
         "or have the proxy in front of it send a Host that it knows",
     ),
-    (WrongOrigin(), "requests of pages of other sites are not taken"),
+    (
+        WrongOrigin(),
+        "requests of pages of other sites are not taken: start the server with --cors-origin",
+    ),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
+
+_CALLS = (
+    *("accept", "ask", "choose", "connect", "free", "give", "have", "leave", "load", "raise"),
+    *("register", "restart", "see", "send", "start", "try", "unload", "unregister", "use"),
+    # What belongs into the request, or into the answer of a model's code.
+    *("expected", "expecting", "missing", "must specify", "it has", "pip install"),
+)
+ACTIONS = re.compile(rf"(?:^|[,;:] |\b(?:or|and) )(?:{'|'.join(_CALLS)})\b|\bmust specify\b")
+"""What a text asks of a person, at the beginning of a clause."""
+
+NOBODY_ACTS: dict[type[XlaserveError], str] = {
+    **dict.fromkeys((ModelFailed, *OF_CODE), "the text of the model's own code"),
+    ModelNotFound: "Triton's words, which a mesh and clients compare",
+    ModelNotReady: "its state, and the reason of the load that failed",
+    FilesMissing: "the reason, which the loader words",
+    LoadFailed: "the reason, which the loader words",
+    LoadCancelled: "who cancelled it knows why",
+    OutOfMemory: "what was wanted and is free, which the allocator words",
+    InvalidName: "the problem of the name, which its check words",
+    Unsupported: "no setting and no request changes it",
+    MessagesRefused: "the text of the model's own template",
+    TokenizerFailed: "the reason of the model's own tokenizer",
+    TemplateFailed: "the reason of the model's own template",
+    RepositoryUnreadable: "the reason of the operating system",
+    DeviceUnavailable: "the reason of the driver",
+}
+"""Errors that end in words of others, and why."""
 
 MODULES = (errors, sequence_errors, language_errors, code_errors, access_errors)
 
@@ -488,6 +554,23 @@ def test_every_error_that_takes_facts_has_its_text_stated_here() -> None:
     }
 
     assert set() == with_facts - stated
+
+
+def test_each_text_that_a_person_can_act_on_says_what_to_do() -> None:
+    """Its last clause names an action; what nobody can act on is listed, with the reason."""
+    silent = {
+        type(error): str(error)
+        for error, _ in TEXTS
+        if type(error) not in NOBODY_ACTS and not ACTIONS.search(str(error))
+    }
+
+    assert {} == silent
+
+
+def test_no_error_is_excused_that_says_what_to_do() -> None:
+    never = {type(error) for error, _ in TEXTS if not ACTIONS.search(str(error))}
+
+    assert set() == NOBODY_ACTS.keys() - never
 
 
 def test_every_error_says_what_it_means() -> None:

@@ -19,15 +19,17 @@ TARGET = "cpu-x86_64"
 SIZE = 1000
 
 
-def _place(program: str, jax: str) -> Place:
+def _place(program: str, jax: str, threads: str = "2") -> Place:
     described = {"computation": program}
-    environment = {"jax": jax, "jaxlib": jax, "platform": "cpu"}
+    environment = {"jax": jax, "jaxlib": jax, "platform": "cpu", "threads": threads}
     return Place(TARGET, name_of(described), described, environment)
 
 
-def _fill(cache: CompilationCache, jax: str, programs: int, days: float = 0) -> list[Place]:
+def _fill(
+    cache: CompilationCache, jax: str, programs: int, days: float = 0, threads: str = "2"
+) -> list[Place]:
     """Write programs as a server of a version does, and have them used so many days ago."""
-    places = [_place(f"p{number}", jax) for number in range(programs)]
+    places = [_place(f"p{number}", jax, threads) for number in range(programs)]
     before = set(cache.directory.glob("*/*"))
     for place in places:
         data = f"{jax}{place.name}".encode().ljust(SIZE)
@@ -72,6 +74,19 @@ def test_two_versions_find_all_of_theirs_in_turn(cache: CompilationCache) -> Non
             assert jax == entry.environment["jax"]
     assert [5, 5, 5, 5] == found
     assert 20 == files
+
+
+def test_two_hosts_find_all_of_theirs_in_turn_and_each_is_listed(cache: CompilationCache) -> None:
+    """Of one version, with other numbers of threads: what one compiled is nothing for the other."""
+    small = _fill(cache, "0.12.0", 5, threads="2")
+    large = _fill(cache, "0.12.0", 5, threads="64")
+
+    found = [_found(cache, places) for places in (small, large, small, large)]
+    rows = [
+        json.loads(line) for line in _run("list", cache.directory, "--json").output.splitlines()
+    ]
+    assert [5, 5, 5, 5] == found
+    assert {"2": 5, "64": 5} == {one["environment"]["threads"]: one["programs"] for one in rows}
 
 
 def test_what_an_older_build_wrote_is_found(cache: CompilationCache) -> None:

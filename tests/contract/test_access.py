@@ -29,7 +29,7 @@ from xlaserve.errors.access import Unauthenticated
 from xlaserve.grpc.methods import ROWS
 from xlaserve.http.routing import Route
 from xlaserve.serving.access.tokens import digest_of, new_token
-from xlaserve.serving.call import Operation
+from xlaserve.serving.call import OPEN, Operation
 from xlaserve.settings import Settings
 from xlaserve.settings.choices import Http2Engine
 from xlaserve_proto.mmesh import LoadModelRequest
@@ -41,7 +41,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WATCH = "/grpc.health.v1.Health/Watch"
 UNAUTHENTICATED, PERMISSION_DENIED = "16", "7"
-OF_ALL = [operation.value for operation in Operation]
+PERMITTED = [operation for operation in Operation if operation not in OPEN]
+OF_ALL = [operation.value for operation in PERMITTED]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Who:
 
 
 ALLOWED = {
-    operation: Who(operation.value, new_token(), (operation.value,)) for operation in Operation
+    operation: Who(operation.value, new_token(), (operation.value,)) for operation in PERMITTED
 }
 """A caller that may do one thing, for each thing."""
 OTHERS = {
@@ -73,7 +74,7 @@ OTHERS = {
             and not (operation is Operation.READINESS and other in ("infer", "metadata"))
         ),
     )
-    for operation in Operation
+    for operation in PERMITTED
 }
 """A caller that may do everything but one thing, for each thing."""
 NOBODY = Who("", "", ())
@@ -198,7 +199,11 @@ only_own_engine = pytest.mark.parametrize(
 
 
 @only_own_engine
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize(
+    "route",
+    [route for route in ROUTES if route.operation not in OPEN],
+    ids=lambda route: f"{route.method} {route.path}",
+)
 async def test_every_route_asks_for_its_permission(place: Place, route: Route) -> None:
     found = {
         name: await ask_http(place.http, route, who)
@@ -210,6 +215,16 @@ async def test_every_route_asks_for_its_permission(place: Place, route: Route) -
     assert 403 == found["other"].status
     assert f"may not {route.operation.value}" in found["other"].error
     assert found["allowed"].status not in (401, 403)
+
+
+@only_own_engine
+async def test_files_of_the_page_are_for_everybody(place: Place) -> None:
+    """A browser shows no token before a page has asked for one."""
+    files = [route for route in ROUTES if route.operation in OPEN]
+    answers = [await ask_http(place.http, route, NOBODY) for route in files]
+
+    assert "/" in {route.path for route in files}
+    assert {200} == {answer.status for answer in answers}
 
 
 # --- what unknown callers learn -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from xlaserve.residence.registry import Registry
 from xlaserve.residence.repository.repository import Repository
 from xlaserve.serving.access.objects import DOORS, RULES, Doors, Found, Rule
 from xlaserve.serving.access.tokens import digest_of, new_token
-from xlaserve.serving.call import Operation
+from xlaserve.serving.call import OPEN, Operation
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
@@ -91,7 +91,7 @@ def rules() -> str:
         {
             "name": "operator",
             "token": digest_of(OPERATOR),
-            "allow": [operation.value for operation in Operation],
+            "allow": [operation.value for operation in Operation if operation not in OPEN],
         },
         {"name": "a", "token": digest_of(A), "allow": some, "models": "a-*"},
         {"name": "b", "token": digest_of(B), "allow": some, "models": "b-*"},

@@ -200,4 +200,4 @@ async def test_a_server_that_ends_tells_a_client_whose_stream_does_not(
         (name, data) = (await reader.events())[-1]
         await draining
 
-    assert ("error", "the server is shutting down") == (name, data["error"])
+    assert ("error", "the server is shutting down, try again") == (name, data["error"])

@@ -64,7 +64,7 @@ EXPECTED = {
     "POST /v2/logging": Operation.MANAGE,
     "GET /v2/logging": Operation.METADATA,
     "GET /metrics": Operation.METRICS,
-    "GET /": Operation.PAGE,
+    "GET /": Operation.SHELL,
     "GET /status.json": Operation.PAGE,
     "GET /history.json": Operation.PAGE,
 }

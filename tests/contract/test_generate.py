@@ -156,9 +156,10 @@ async def test_an_error_behind_an_answer_is_an_event(server: RunningServer) -> N
     await until_idle(server)
 
     assert 51 == len(found)
-    assert ("message", {"error": "model 'counter' was not done after 50 answers (max_steps)"}) == (
-        found[-1]
-    )
+    assert (
+        "message",
+        {"error": "model 'counter' was not done after 50 answers: raise max_steps"},
+    ) == (found[-1])
 
 
 async def test_generate_is_for_one_answer(server: RunningServer, generation: Generation) -> None:

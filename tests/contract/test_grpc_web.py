@@ -212,7 +212,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "two messages": (BINARY, frame(b"") * 2, "12", "takes one message, more came"),
     "a length of 4 GiB": (BINARY, frame(b"", length=2**32 - 1), "8", "has 4294967295 bytes"),
     "above the limit": (BINARY, frame(b"", length=MOST + 1), "8", "(max_message_bytes)"),
-    "a body above the limit": (BINARY, frame(bytes(MOST)), "8", "(max_message_bytes)"),
+    "a body above the limit": (BINARY, frame(bytes(MOST)), "8", "raise max_message_bytes"),
     "compressed": (BINARY, frame(b"", flag=1), "12", "are not compressed"),
     "another flag": (BINARY, frame(b"", flag=2), "13", "is neither 0 nor 1"),
     "trailers": (BINARY, frame(b"grpc-status:0\r\n", flag=0x80), "13", "is neither 0 nor 1"),

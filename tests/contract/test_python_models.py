@@ -111,7 +111,7 @@ FAULTS = {
     ),
     "missing": (
         "return {'z': x}",
-        "INTERNAL: model 'missing': its code gave no output 'y', it gave 'z'",
+        "INTERNAL: model 'missing': expected output 'y' of its code, got 'z'",
     ),
     "dtype": (
         "return {'y': x.astype(np.int64)}",

@@ -218,7 +218,7 @@ async def test_without_a_file_nothing_is_traced(serve: Serve, models: Path) -> N
         )
         names = (await client.ask("get_server_metadata")).extensions
 
-    assert "tracing is turned off on this server (trace_file)" == fault
+    assert "tracing is turned off on this server: start it with trace_file" == fault
     assert "trace" not in names
 
 

@@ -152,7 +152,7 @@ async def test_loading_a_loaded_model_is_a_conflict(client: Client) -> None:
     await client.loaded("m")
     answer = await client.load("m", "digits")
 
-    assert (409, "model 'm' is loaded already") == (answer.status, answer.error)
+    assert (409, "model 'm' is loaded already, unload it first") == (answer.status, answer.error)
 
 
 async def test_of_two_loads_at_once_one_is_a_conflict(client: Client) -> None:
@@ -687,12 +687,12 @@ INVOKE_FAULTS: Sequence[tuple[str, str, str, bytes, int, str]] = (
     # model, Content-Type, Accept, body, status, text
     ("plus", "text/html", "", b"x", 415, "expected a Content-Type of application/json, text/csv"),
     ("plus", "multipart/form-data", "", b"x", 415, "expected a Content-Type"),
-    ("plus", JSON, "text/html", b"[[1, 2]]", 406, "the answer can be application/json, text/csv"),
-    ("deep", JSON, CSV, b"[[[1, 2], [3, 4]]]", 406, "the answer can be application/json, applicat"),
-    ("texts", JSON, NPY, b'[["a"]]', 406, "the answer can be application/json, text/csv"),
+    ("plus", JSON, "text/html", b"[[1, 2]]", 406, "expected an Accept of application/json"),
+    ("deep", JSON, CSV, b"[[[1, 2], [3, 4]]]", 406, "expected an Accept of application/json"),
+    ("texts", JSON, NPY, b'[["a"]]', 406, "expected an Accept of application/json"),
     ("simple", JSON, CSV, json.dumps({"inputs": [
         {"name": f"INPUT{i}", "datatype": "INT32", "shape": [1, 16], "data": [0] * 16}
-        for i in range(2)]}).encode(), 406, "the answer can be application/json"),
+        for i in range(2)]}).encode(), 406, "expected an Accept of application/json"),
     ("simple", JSON, "", b"[[1, 2]]", 400, "is for models with one input, it has 2"),
     ("simple", "image/png", "", b"x", 400, "is for models with one input, it has 2"),
     ("plus", JSON, "", b"", 400, "got an empty"),

@@ -149,7 +149,7 @@ async def test_a_region_is_registered_listed_and_unregistered(
     assert {("a", memory.key, 0, 64), ("b", memory.key, 128, 64)} == regions
     assert {("b", memory.key, 128, 64)} == one == left
     assert "shared memory region 'a' already in manager" in twice
-    assert "Unable to find system shared memory region: 'a'" == unknown
+    assert "Unable to find system shared memory region: 'a', register it" == unknown
     assert set() == await listed(client)
 
 
@@ -501,7 +501,9 @@ async def test_a_server_without_shared_memory_says_so(
                 metadata = await client.ask("get_server_metadata")
                 names = metadata.extensions if "grpc" in kind else metadata["extensions"]
 
-                assert {"shared memory is turned off on this server (shared_memory)"} == set(texts)
+                assert {
+                    "shared memory is turned off on this server: start it with shared_memory"
+                } == set(texts)
                 assert "system_shared_memory" not in names
 
 
@@ -558,7 +560,7 @@ async def test_cuda_shared_memory_is_not_there(client: Stock) -> None:
 
     assert "CUDA shared memory is not implemented by this server" == text
     assert not (status.regions if "grpc" in client.kind else status)
-    assert "Unable to find cuda shared memory region: 'r'" == unknown
+    assert "Unable to find cuda shared memory region: 'r', register it" == unknown
 
 
 async def test_cuda_memory_is_registered_read_written_and_unregistered(

@@ -310,7 +310,7 @@ FAULTS = {
     ),
     "lacks": (
         "return [pb_utils.InferenceResponse([pb_utils.Tensor('z', np.ones(1))])]",
-        "INTERNAL: model 'lacks': its code gave no output 'y', it gave 'z'",
+        "INTERNAL: model 'lacks': expected output 'y' of its code, got 'z'",
     ),
     "floats": (
         "return [y(np.ones(1))]",

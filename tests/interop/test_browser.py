@@ -341,6 +341,35 @@ async def test_five_thousand_models_are_scrolled_with_few_rows_in_the_document(s
     assert [] == page.complaints
 
 
+async def test_memory_of_five_thousand_models_is_drawn_in_few_tiles_within_their_map(
+    site: Site,
+) -> None:
+    """The status is played: one large model among thousands that are too small for a tile."""
+    page = site.page
+    await page.open(site.url)
+    await page.until(ALL_ROWS)
+    await page.evaluate(
+        "const played = window.fetch; window.fetch = async (...asked) => {"
+        " const body = await (await played(...asked)).json();"
+        " if (body.models) body.models = ["
+        f"  ...Array.from({{length: {MANY}}}, (_, at) =>"
+        "   ({name: `small-${at}`, state: 'READY', version: '1', size_bytes: 1000 + at})),"
+        "  {name: 'large', state: 'READY', version: '1', size_bytes: 1e7}];"
+        " return Response.json(body); }; 0"
+    )
+    tiles = "[...document.querySelectorAll('.treemap .tile')]"
+    await page.until(f"{tiles}.some((one) => one.title.startsWith('large'))")
+    names = await page.evaluate(f"{tiles}.map((one) => one.innerText.split('\\n')[0])")
+    inside = await page.evaluate(
+        f"{tiles}.every((one) => {{ const [tile, map] = [one, one.parentElement]"
+        ".map((each) => each.getBoundingClientRect());"
+        " return tile.right <= map.right + 1 && tile.bottom <= map.bottom + 1; })"
+    )
+
+    assert ["large", f"{MANY:,} smaller models"] == sorted(names, reverse=True)
+    assert inside
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -64,7 +64,18 @@ def test_specs_within_a_tree(tmp_path: Path) -> None:
         (("FP32",), "or a jax.ShapeDtypeStruct, got ('FP32',)"),
         (3, "or a jax.ShapeDtypeStruct, got 3"),
         (("FP33", [1]), "input 'x': unknown datatype 'FP33', expected one of BOOL"),
-        (("float8_e4m3fn", [1]), "input 'x': unknown datatype 'float8_e4m3fn'"),
+        *(
+            (
+                (narrow, [1]),
+                f"input 'x' has dtype {narrow}, which V2 has no name for: make it {wide}, and cast",
+            )
+            for narrow, wide in (
+                ("float8_e4m3fn", "FP16 or FP32"),
+                ("float8_e8m0fnu", "FP16 or FP32"),
+                ("float4_e2m1fn", "FP16 or FP32"),
+                ("int4", "INT8 or UINT8"),
+            )
+        ),
     ],
 )
 def test_what_describes_no_input(tmp_path: Path, said: Any, text: str) -> None:

@@ -173,7 +173,8 @@ def test_other_open_dimensions_are_refused_by_tensor(
     [
         (
             lambda x: x.astype(jnp.float8_e4m3fn),
-            "output 'output_0' has dtype float8_e4m3fn, which V2 has no name for",
+            "output 'output_0' has dtype float8_e4m3fn, which V2 has no name for: make it FP16 or "
+            "FP32, and cast in the function",
         ),
         (
             lambda x: {"key": jax.random.key(0)},

@@ -43,6 +43,8 @@ from xlaserve.tensors import Datatype, Shape, TensorSpec, datatype_of, describe
 BATCH_DIMENSION = "b"
 """The name of the symbolic dimension that export gives the batch."""
 
+_WIDER = ("INT8 or UINT8", "FP16 or FP32")
+"""Datatypes that hold what narrow integers, and narrow floats, can be."""
 _PAIRS = ": give its real and imaginary parts one more dimension, of size 2, in the function"
 
 _SHOWN_ELEMENTS = 16
@@ -451,11 +453,20 @@ def datatype_of_aval(kind: str, name: str, aval: _Abstract) -> Datatype:
     # JAX has dtypes that numpy knows nothing of: the keys of random numbers.
     datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
     if datatype is None:
-        advice = _PAIRS if jnp.issubdtype(aval.dtype, jnp.complexfloating) else ""
-        raise InvalidModel(
-            f"{kind} '{name}' has dtype {aval.dtype}, which V2 has no name for{advice}"
-        )
+        raise unnamed(kind, name, aval.dtype)
     return datatype
+
+
+def unnamed(kind: str, name: str, dtype: Any) -> InvalidModel:
+    """Return the error for a dtype of JAX that V2 has no datatype for, such as FP8 or int4."""
+    advice = ""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        advice = _PAIRS
+    elif jnp.issubdtype(dtype, jnp.number):
+        advice = (
+            f": make it {_WIDER[jnp.issubdtype(dtype, jnp.floating)]}, and cast in the function"
+        )
+    return InvalidModel(f"{kind} '{name}' has dtype {dtype}, which V2 has no name for{advice}")
 
 
 def _shape(

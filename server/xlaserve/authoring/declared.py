@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from xlaserve.artifact.artifact import BATCH_DIMENSION
+from xlaserve.artifact.artifact import BATCH_DIMENSION, unnamed
 from xlaserve.artifact.shapes import TRIED_SIZE
 from xlaserve.artifact.trees import Nesting, flatten_inputs, is_described
 from xlaserve.errors import InvalidModel, UnknownDatatype
@@ -66,7 +66,10 @@ def _described(name: str, said: Any) -> Described:
     datatype, shape = pair
     # A name of V2 stays, right or wrong, and so does what is no dtype.
     with suppress(TypeError):
-        row = None if datatype in DATATYPES else datatype_of(jax.numpy.dtype(datatype))
+        dtype = None if datatype in DATATYPES else jax.numpy.dtype(datatype)
+        row = None if dtype is None else datatype_of(dtype)
+        if dtype is not None and row is None:
+            raise unnamed("input", name, dtype)
         datatype = datatype if row is None else row.name
     return str(datatype), shape
 

@@ -114,7 +114,7 @@ class ModelAlreadyLoaded(XlaserveError):
     """A name is to be given to a model, and has one already."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"model '{model}' is loaded already")
+        super().__init__(f"model '{model}' is loaded already, unload it first")
 
 
 class InvalidModel(XlaserveError):
@@ -128,7 +128,7 @@ class LoadTimedOut(LoadFailed):
         super().__init__(
             model,
             f"it was still {stage} after {seconds:g} seconds (load_seconds) and was abandoned; its "
-            "thread keeps its memory, and may keep a core busy, until it ends",
+            "thread keeps its memory, and may keep a core busy, until it ends: raise load_seconds",
         )
 
 
@@ -149,7 +149,7 @@ class CompilationTimedOut(XlaserveError):
         super().__init__(
             f"model '{model}': to compile and warm the shape {shape} took longer than {seconds:g} "
             "seconds (load_seconds) and was abandoned; no other shape of it is compiled until that "
-            "ends"
+            "ends: raise load_seconds, or send smaller shapes"
         )
 
 
@@ -187,15 +187,15 @@ class OutOfMappings(OutOfMemory):
             model,
             f"its compiled programs would take about {needed} memory mappings, {used} are in use "
             f"of {limit} that the process may have (max_memory_mappings; the system allows "
-            f"{system}, sysctl vm.max_map_count)",
+            f"{system}, sysctl vm.max_map_count): raise what is smaller, or unload models",
         )
 
 
 class OutOfSpace(XlaserveError):
     """The disk is too full for the files of a load."""
 
-    def __init__(self, model: str, detail: str) -> None:
-        super().__init__(f"failed to load '{model}', no space left for its files: {detail}")
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"failed to load '{model}', no space left for its files: {why}, free some")
 
 
 class OutOfFiles(XlaserveError):
@@ -255,7 +255,7 @@ class DuplicateTensor(InvalidRequest):
     """A tensor is named twice in one request."""
 
     def __init__(self, model: str, kind: str, tensor: str) -> None:
-        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request")
+        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request, send one")
 
 
 class UnknownDatatype(InvalidRequest):
@@ -296,14 +296,14 @@ class NotAcceptable(InvalidRequest):
     """An answer is asked for in a form that it cannot be given in."""
 
     def __init__(self, got: str, known: Iterable[str]) -> None:
-        super().__init__(f"the answer can be {', '.join(known)}, Accept is '{got[:80]}'")
+        super().__init__(f"expected an Accept of {', '.join(known)}, got '{got[:80]}'")
 
 
 class OutputNotInForm(XlaserveError):
     """The model's output cannot be expressed in the answer's format; not the client's fault."""
 
     def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
-        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}")
+        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, use V2")
 
 
 class OutputNotText(InvalidRequest):
@@ -321,14 +321,14 @@ class CrossSiteRequest(XlaserveError):
     """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
-        super().__init__("requests that change something are not taken from pages of other sites")
+        super().__init__("pages of other sites may change nothing here: use a page of this server")
 
 
 class BodyTimeout(XlaserveError):
     """The body of a request did not come in time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the body did not come in {seconds:g} seconds (message_timeout_seconds)")
+        super().__init__(f"no body in {seconds:g} seconds (message_timeout_seconds), send it again")
 
 
 class InvalidRegion(InvalidRequest):
@@ -342,7 +342,7 @@ class RegionNotFound(XlaserveError):
     """The status is asked for of a region that is not registered."""
 
     def __init__(self, kind: str, region: str) -> None:
-        super().__init__(f"Unable to find {kind} shared memory region: {region!r}")
+        super().__init__(f"Unable to find {kind} shared memory region: {region!r}, register it")
 
 
 class RegionExists(XlaserveError):
@@ -367,8 +367,8 @@ class NotLocal(XlaserveError):
 
     def __init__(self, what: str, peer: str, setting: str) -> None:
         super().__init__(
-            f"{what} is for clients on this machine ({setting}): on a unix socket or a loopback "
-            f"address, through no proxy; not '{peer}'"
+            f"{what} is for clients on this machine ({setting}), not for '{peer}': connect to a "
+            "unix socket or a loopback address, through no proxy"
         )
 
 
@@ -408,14 +408,14 @@ class TooManyAnswers(XlaserveError):
     """A model was not done after as many answers to a request as it may give."""
 
     def __init__(self, model: str, limit: int, setting: str) -> None:
-        super().__init__(f"model '{model}' was not done after {limit} answers ({setting})")
+        super().__init__(f"model '{model}' was not done after {limit} answers: raise {setting}")
 
 
 class SwitchedOff(XlaserveError):
     """A part of the protocol that the operator turned off."""
 
     def __init__(self, what: str, setting: str) -> None:
-        super().__init__(f"{what} is turned off on this server ({setting})")
+        super().__init__(f"{what} is turned off on this server: start it with {setting}")
 
 
 class Overloaded(XlaserveError):
@@ -444,7 +444,7 @@ class QueueTimeout(XlaserveError):
     def __init__(self, microseconds: int) -> None:
         super().__init__(
             f"the request waited for {microseconds} microseconds and was not begun "
-            "(default_timeout_microseconds of the model's queue policy)"
+            "(default_timeout_microseconds of the model's queue policy), try again"
         )
 
 
@@ -454,7 +454,7 @@ class ExecutionStalled(XlaserveError):
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(
             f"model '{model}': an execution has not ended in {seconds:g} seconds "
-            "(execution_seconds); the model is not ready until it has"
+            "(execution_seconds); the model is not ready until it has: try again later"
         )
 
 
@@ -462,14 +462,14 @@ class DeadlineExceeded(XlaserveError):
     """The deadline of a request passed before it was answered."""
 
     def __init__(self) -> None:
-        super().__init__("the deadline of the request has passed")
+        super().__init__("the deadline of the request has passed, send it with a later one")
 
 
 class TooLarge(XlaserveError):
     """A message or a set of files exceeds a limit of the server."""
 
     def __init__(self, what: str, limit: int, setting: str) -> None:
-        super().__init__(f"{what} exceeds the limit of {limit} bytes ({setting})")
+        super().__init__(f"{what} exceeds the limit of {limit} bytes: send less or raise {setting}")
 
 
 class TooManyChanges(XlaserveError):
@@ -485,7 +485,7 @@ class ShuttingDown(XlaserveError):
     """The server takes no new work because it is about to exit."""
 
     def __init__(self) -> None:
-        super().__init__("the server is shutting down")
+        super().__init__("the server is shutting down, try again")
 
 
 class WorkersSilent(XlaserveError):
@@ -493,7 +493,7 @@ class WorkersSilent(XlaserveError):
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
-        super().__init__(f"the answer would not be of all processes: {said}")
+        super().__init__(f"the answer would not be of all processes: {said}, try again")
 
 
 class ProcessSilent(XlaserveError):
@@ -519,7 +519,7 @@ class EngineLost(XlaserveError):
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
             f"model '{model}': the {process} process has ended while it executed this request, and "
-            "is replaced; what it ended by may end it again"
+            "is replaced; what it ended by may end it again: see the log before you send it again"
         )
 
 
@@ -546,7 +546,7 @@ class StartFailed(XlaserveError):
     def __init__(self, models: Sequence[str], shown: int = 10) -> None:
         names = ", ".join(f"'{name}'" for name in models[:shown])
         more = f" and {len(models) - shown} more" if len(models) > shown else ""
-        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error)")
+        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error): see the log")
 
 
 class WorkerDied(XlaserveError):
@@ -554,7 +554,7 @@ class WorkerDied(XlaserveError):
 
     def __init__(self, worker: int, reason: str, deaths: int) -> None:
         often = "" if deaths == 1 else f" {deaths} times within a minute"
-        super().__init__(f"worker {worker} died{often}: {reason}")
+        super().__init__(f"worker {worker} died{often}: {reason}, see its log")
 
 
 class InvalidReference(XlaserveError):

@@ -13,14 +13,20 @@ class Unauthenticated(XlaserveError):
     """The caller is unknown. The text reveals nothing about the requested object."""
 
     def __init__(self) -> None:
-        super().__init__("this needs credentials that the server knows")
+        super().__init__(
+            "this needs credentials that the server knows: send a known token (authorization: "
+            "Bearer)"
+        )
 
 
 class NotPermitted(XlaserveError):
     """The caller is authenticated, but lacks the permission."""
 
     def __init__(self, principal: str, operation: str) -> None:
-        super().__init__(f"caller '{repeatable(principal)}' may not {operation}")
+        super().__init__(
+            f"caller '{repeatable(principal)}' may not {operation}: have the operator allow it "
+            "(access_rules)"
+        )
 
 
 class Restricted(XlaserveError):
@@ -67,4 +73,6 @@ class WrongOrigin(XlaserveError):
     """A cross-site request from the browser of an authorized user."""
 
     def __init__(self) -> None:
-        super().__init__("requests of pages of other sites are not taken")
+        super().__init__(
+            "requests of pages of other sites are not taken: start the server with --cors-origin"
+        )

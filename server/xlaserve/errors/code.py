@@ -26,7 +26,7 @@ class MissingOutputs(ModelFailed):
     def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
         names = ", ".join(f"'{name}'" for name in missing)
         found = ", ".join(f"'{name}'" for name in got) or "none"
-        super().__init__(model, f"its code gave no output {names}, it gave {found}")
+        super().__init__(model, f"expected output {names} of its code, got {found}")
 
 
 class Deadlock(ModelFailed):
@@ -45,7 +45,10 @@ class ChangesItself(ModelFailed):
 
     def __init__(self, model: str, changed: str, *, is_load: bool) -> None:
         what = "load" if is_load else "unload"
-        super().__init__(model, f"deadlock: to {what} '{changed}' its code would wait for itself")
+        super().__init__(
+            model,
+            f"deadlock: to {what} '{changed}' its code would wait for itself: have a client do it",
+        )
 
 
 class ProcessLost(ModelFailed):
@@ -58,7 +61,7 @@ class ProcessLost(ModelFailed):
         super().__init__(
             model,
             f"its process was lost while it executed this request, {reason}; it is started again, "
-            "and what it was lost by may end it again",
+            "and what it was lost by may end it again: see the log before you send it again",
         )
 
 

@@ -13,7 +13,7 @@ class ModelHasNoText(InvalidRequest):
     def __init__(self, model: str = "", reason: str = "") -> None:
         """`reason` says why, where it is not that there is no such file."""
         why = reason or "has no tokenizer.json beside it"
-        super().__init__(f"{_named(model)} {why}: it takes token ids, not text")
+        super().__init__(f"{_named(model)} {why}: it takes token ids, not text, send these")
 
 
 class ModelHasNoTemplate(InvalidRequest):
@@ -22,7 +22,7 @@ class ModelHasNoTemplate(InvalidRequest):
     def __init__(self, model: str = "") -> None:
         super().__init__(
             f"{_named(model)} has no chat template (chat_template.jinja, or 'chat_template' of "
-            "tokenizer_config.json): it takes text, not messages"
+            "tokenizer_config.json): it takes text, not messages: send a prompt to /v1/completions"
         )
 
 
@@ -59,7 +59,7 @@ class SpelledSpecialToken(InvalidRequest):
     def __init__(self, model: str, token: str) -> None:
         super().__init__(
             f"{_named(model)}: the text spells the special token '{repeatable(token)}', and its "
-            "tokenizer has no other tokens for that"
+            "tokenizer has no other tokens for that: leave it out"
         )
 
 

@@ -45,12 +45,19 @@ class Operation(StrEnum):
     """The model runtime of a mesh."""
     METRICS = "metrics"
     PAGE = "page"
+    """Reads the page's data: models, history, events."""
+    SHELL = "shell"
+    """Reads the page's own files, which hold nothing of the server."""
     HEALTH = "health"
     """Whether the server is live and ready."""
     READINESS = "readiness"
     """Readiness of a model, which reveals that it exists."""
     SERVICE = "service"
     """A method of a service of one's own."""
+
+
+OPEN = frozenset({Operation.SHELL})
+"""Operations of everybody: a browser shows no token before a page has asked for one."""
 
 
 class Api(StrEnum):

@@ -215,7 +215,7 @@ async def test_half_a_body_does_not_hold_the_end(
             await other.ask(HELLO)
         draining = asyncio.ensure_future(server.drain(3600))
         answer = await client.answer()
-        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        assert (503, "the server is shutting down, try again") == (answer.status, answer.error)
         client.writer.close()
         async with asyncio.timeout(SECONDS):
             await draining
@@ -241,7 +241,7 @@ async def test_half_a_body_that_comes_during_the_drain_is_refused_and_not_cut(
         await client.send(HALF[:sent])
         await client.send(HALF[sent:])
         answer = await client.answer()
-        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        assert (503, "the server is shutting down, try again") == (answer.status, answer.error)
         assert "close" == answer.headers["connection"]
         client.writer.close()
         async with asyncio.timeout(SECONDS):
@@ -272,7 +272,7 @@ async def test_half_a_body_at_the_end_of_the_grace_is_refused_and_not_cut(
             await other.ask(HELLO)
         draining = asyncio.ensure_future(server.drain(0.1))
         answer = await client.answer()
-        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        assert (503, "the server is shutting down, try again") == (answer.status, answer.error)
         assert "close" == answer.headers["connection"]
         client.writer.close()
         async with asyncio.timeout(SECONDS):

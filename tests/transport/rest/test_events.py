@@ -366,7 +366,7 @@ async def test_a_stream_without_an_end_is_told_when_the_grace_is_over() -> None:
         ended = await client.ended()
         model.task.cancel()
 
-    assert ("error", "the server is shutting down") == (name, data["error"])
+    assert ("error", "the server is shutting down, try again") == (name, data["error"])
     assert ([], b"") == (others, ended)
 
 

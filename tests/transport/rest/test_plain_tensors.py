@@ -427,7 +427,7 @@ def test_the_client_chooses_and_the_default_what_it_leaves_open(
 def test_a_form_that_cannot_hold_the_outputs_is_not_acceptable(
     outputs: list[TensorSpec], accept: str
 ) -> None:
-    with pytest.raises(NotAcceptable, match="the answer can be application/json"):
+    with pytest.raises(NotAcceptable, match="expected an Accept of application/json"):
         choose_form(outputs, accept, default=JSON)
 
 

@@ -35,6 +35,8 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("histories.js", "text/javascript; charset=utf-8", "Histories of all models"),
     ("overview.js", "text/javascript; charset=utf-8", "Hour of the status page"),
     ("table.js", "text/javascript; charset=utf-8", "List of models"),
+    ("sign_in.js", "text/javascript; charset=utf-8", "Signing in"),
+    ("token.js", "text/javascript; charset=utf-8", "Token of this tab"),
     ("words.js", "text/javascript; charset=utf-8", "Words for numbers, and parts of pages"),
     ("events.js", "text/javascript; charset=utf-8", "Events of the server"),
     ("hosting.js", "text/javascript; charset=utf-8", "Models of ModelMesh or SageMaker"),
@@ -99,7 +101,7 @@ def page_routes(
     """
     status = StatusRoutes(board, description, others, permits, platform)
     rows = [
-        _document("/", "Status page", _HTML, _file("status.html")),
+        _shell("/", "Status page", _HTML, _file("status.html")),
         Route(
             "GET",
             "/status.json",
@@ -111,7 +113,7 @@ def page_routes(
             query=(QueryParameter("search", str, "A text that names must hold."),),
         ),
         *(
-            _document(f"/page/{name}", summary, content_type, _file(name))
+            _shell(f"/page/{name}", summary, content_type, _file(name))
             for name, content_type, summary in _PARTS
         ),
     ]
@@ -151,6 +153,11 @@ def _document(path: str, summary: str, content_type: str, data: bytes) -> Route:
     document = Document(content_type, data)
     answer = Body(media_types=(media_type,))
     return Route("GET", path, Operation.PAGE, document.serve, summary, _TAG, answer)
+
+
+def _shell(path: str, summary: str, content_type: str, data: bytes) -> Route:
+    """Return the route of a file for everybody, so that the page can ask for a token."""
+    return replace(_document(path, summary, content_type, data), operation=Operation.SHELL)
 
 
 def _file(name: str) -> bytes:

@@ -18,7 +18,10 @@ def permit_everything(call: Call, operation: Operation) -> Sees:
 def models_shown(permits: Permits, call: Call) -> Sees:
     """Return the models that pages show a client: those whose metadata it may read.
 
-    All to a client without that permission, who may look at the page of the whole server alone.
+    To a client without that permission, those of which it may see the page: all, unless its rule
+    names some.
     """
     sees = permits(call, Operation.METADATA)
-    return everything if sees is nothing else sees
+    if sees is not nothing:
+        return sees
+    return everything if call.sight is None else call.sight.shows

@@ -23,7 +23,7 @@ from xlaserve.serving.access.rules_file import read_rules
 from xlaserve.serving.access.sight import Sees, everything, nothing
 from xlaserve.serving.access.signed_tokens import Verifier
 from xlaserve.serving.access.tokens import bearer
-from xlaserve.serving.call import NOBODY, Call, Operation, Peer, Sight
+from xlaserve.serving.call import NOBODY, OPEN, Call, Operation, Peer, Sight
 from xlaserve.serving.standing import Standing, State
 from xlaserve.settings import Settings
 
@@ -156,7 +156,7 @@ class AccessControl:
         for the server does by itself.
         """
         peer = call.peer
-        if call.parent is not None or peer is NOBODY:
+        if call.parent is not None or peer is NOBODY or call.operation in OPEN:
             return
         if self._restrictions is not None:
             self._restrictions.check(call)

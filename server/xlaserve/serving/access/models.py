@@ -9,7 +9,14 @@ from xlaserve.serving.call import Operation
 from xlaserve.serving.standing import Standing
 
 OF_MODELS = frozenset(
-    {Operation.INFER, Operation.METADATA, Operation.MANAGE, Operation.READINESS, Operation.HEALTH}
+    {
+        Operation.INFER,
+        Operation.METADATA,
+        Operation.MANAGE,
+        Operation.READINESS,
+        Operation.HEALTH,
+        Operation.PAGE,
+    }
 )
 """Operations that rules may allow for some models; health names none."""
 MOST_CHARACTERS = 1024

@@ -45,6 +45,7 @@ class Rule(StrEnum):
     OF_OPERATORS = "of operators"
     OF_A_CALLER = "of a caller"
     FOR_ALL = "for every caller"
+    OPEN = "for everybody"
 
 
 RULES: Mapping[Rule, Callers] = MappingProxyType(
@@ -57,6 +58,7 @@ RULES: Mapping[Rule, Callers] = MappingProxyType(
         # Who may register memory manages everything: it is of an operator.
         Rule.OF_A_CALLER: Callers(Found.UNKNOWN, Found.NOT_THERE, Found.NOT_THERE, Found.WORKS),
         Rule.FOR_ALL: Callers(Found.UNKNOWN, Found.WORKS, Found.WORKS, Found.WORKS),
+        Rule.OPEN: Callers(Found.WORKS, Found.WORKS, Found.WORKS, Found.WORKS),
     }
 )
 
@@ -315,19 +317,22 @@ DOORS: tuple[Doors, ...] = (
         Rule.OF_OPERATORS,
         Operation.PAGE,
         (
-            "GET /",
             "GET /status.json",
             "GET /history.json",
             "GET /page/events",
             "GET /page/models/{model}",
             "GET /page/hosting",
-            "GET /page/*.css",
-            "GET /page/*.js",
-            "GET /page/*.svg",
             "GET /v2/docs",
             "GET /v2/docs/openapi.json",
             "GET /v2/docs/protos.zip",
         ),
+    ),
+    Doors(
+        "the page's own files, without data",
+        "read",
+        Rule.OPEN,
+        Operation.SHELL,
+        ("GET /", "GET /page/*.css", "GET /page/*.js", "GET /page/*.svg"),
     ),
     Doors(
         "models of a mesh",

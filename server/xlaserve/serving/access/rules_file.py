@@ -16,7 +16,7 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.serving.access.models import OF_MODELS
 from xlaserve.serving.access.rules import Caller, Quota, Rules, SignedTokens
 from xlaserve.serving.access.tokens import is_digest
-from xlaserve.serving.call import Operation
+from xlaserve.serving.call import OPEN, Operation
 
 SETTING = "access_rules"
 MAX_BYTES = 1 << 20
@@ -158,7 +158,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _operations(where: str, value: Any) -> frozenset[Operation]:
-    known = [operation.value for operation in Operation]
+    known = [operation.value for operation in Operation if operation not in OPEN]
     expected = f"a list of {', '.join(known)}"
     if type(value) is not list or not value:
         raise _Wrong(where, expected, value)

@@ -127,7 +127,7 @@ WRONG = {
     caller("anyone = true\nmodels = []"): "caller[0].models: expected the name of a model, or a p",
     caller('anyone = true\nmodels = [" "]'): "caller[0].models: expected the name of a model",
     caller("anyone = true\nmodels = 7"): "caller[0].models: expected the name of a model",
-    caller('anyone = true\nmodels = "m"', allow='["infer", "page"]'): "no models beside page",
+    caller('anyone = true\nmodels = "m"', allow='["infer", "metrics"]'): "no models beside metrics",
     caller('anyone = true\nmodels = "m"', allow='["service"]'): "no models beside service",
     caller('anyone = true\nmodels = "m"', allow='["runtime"]'): "no models beside runtime",
     caller("anyone = true\nburst = 3"): "caller[0].burst: expected requests_per_second beside it",

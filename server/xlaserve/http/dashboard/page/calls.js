@@ -37,12 +37,15 @@ function obstacle(call) {
   return long ? `“${long.name}” is too long for a command: read it from a file in Python.` : null;
 }
 
+/** Return a command's header with the token, which is in a variable: no token is written down. */
+const bearer = ({ token }) => (token ? '-H "Authorization: Bearer $TOKEN" ' : "");
+
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 function curl(call) {
   return (
     obstacle(call) ??
-    `curl -s -H 'Content-Type: application/json' \\\n  -d ${quoted(jsonOf(call))} \\\n  ${quoted(call.url)}`
+    `curl -s -H 'Content-Type: application/json' ${bearer(call)}\\\n  -d ${quoted(jsonOf(call))} \\\n  ${quoted(call.url)}`
   );
 }
 
@@ -51,7 +54,7 @@ function javascript(call) {
     obstacle(call) ??
     `const answer = await fetch(${JSON.stringify(call.url)}, {
   method: "POST",
-  headers: { "Content-Type": "application/json" },
+  headers: { "Content-Type": "application/json"${call.token ? ', Authorization: "Bearer TOKEN"' : ""} },
   body: ${JSON.stringify(jsonOf(call))},
 });
 console.log(JSON.stringify(await answer.json(), null, 2));`
@@ -59,7 +62,7 @@ console.log(JSON.stringify(await answer.json(), null, 2));`
 }
 
 function python(call) {
-  const { name, version, inputs, base } = call;
+  const { name, version, inputs, base, token } = call;
   const long = inputs.find((input) => !input.data && input.elements.length > MOST_ELEMENTS);
   if (long) return obstacle(call);
   const made = inputs.map(({ name: input, datatype, shape, elements, file }, at) => {
@@ -78,7 +81,7 @@ import tritonclient.http as http
 
 client = http.InferenceServerClient(${place}${secure})
 ${made.join("\n")}
-answer = client.infer(${JSON.stringify(name)}, [${inputs.map((_, at) => `x${at}`).join(", ")}], model_version="${version}")
+answer = client.infer(${JSON.stringify(name)}, [${inputs.map((_, at) => `x${at}`).join(", ")}], model_version="${version}"${token ? ', headers={"Authorization": "Bearer TOKEN"}' : ""})
 for output in answer.get_response()["outputs"]:
     print(output["name"], answer.as_numpy(output["name"]))`;
 }
@@ -101,7 +104,7 @@ function grpcurl(call) {
   );
   const body = `{"model_name": ${JSON.stringify(call.name)}, "model_version": "${call.version}", "inputs": [${inputs.join(", ")}]}`;
   const plain = call.base.protocol === "https:" ? "" : "-plaintext ";
-  return `grpcurl ${plain}-d ${quoted(body)} \\\n  ${call.grpc} inference.GRPCInferenceService/ModelInfer`;
+  return `grpcurl ${plain}${bearer(call)}-d ${quoted(body)} \\\n  ${call.grpc} inference.GRPCInferenceService/ModelInfer`;
 }
 
 function contents(datatype) {
@@ -118,19 +121,19 @@ export const LANGUAGES = { curl, Python: python, grpcurl, JavaScript: javascript
 /** The languages of a call to OpenAI's endpoints: where it goes, and its body. */
 export const TEXT_LANGUAGES = { curl: curlOfText, Python: pythonOfText };
 
-function curlOfText({ base, path, body }) {
+function curlOfText({ base, path, body, token }) {
   const json = JSON.stringify(body);
-  return `curl -sN -H 'Content-Type: application/json' \\\n  -d ${quoted(json)} \\\n  ${quoted(base.href + path)}`;
+  return `curl -sN -H 'Content-Type: application/json' ${bearer({ token })}\\\n  -d ${quoted(json)} \\\n  ${quoted(base.href + path)}`;
 }
 
-function pythonOfText({ base, path, body }) {
+function pythonOfText({ base, path, body, token }) {
   const given = Object.entries(body).map(([name, value]) => `    ${name}=${literalOf(value)},\n`);
   const [method, text] = path.includes("chat")
     ? ["chat.completions", "delta.content"]
     : ["completions", "text"];
   return `from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(`${base.href}v1`)}, api_key="none")
+client = OpenAI(base_url=${JSON.stringify(`${base.href}v1`)}, api_key="${token ? "TOKEN" : "none"}")
 stream = client.${method}.create(
 ${given.join("")})
 for chunk in stream:

@@ -4,6 +4,7 @@
 
 import { TEXT_LANGUAGES, copy } from "./calls.js";
 import { errorOf, eventsOf } from "./streams.js";
+import { hasToken, request } from "./token.js";
 import { byId, digits, duration, make, modelAddress, plural, setText } from "./words.js";
 
 /** Tokens of an answer unless somebody says otherwise, where the model has twice as many. */
@@ -102,7 +103,7 @@ export class Chat {
     }
     body.stream = true;
     const path = chats ? "v1/chat/completions" : "v1/completions";
-    return { base: new URL(".", location.href), path, body };
+    return { base: new URL(".", location.href), path, body, token: hasToken() };
   }
 
   #write() {
@@ -142,7 +143,7 @@ export class Chat {
   /** Show an answer as it comes; return how it ended, which may be an error. */
   async #ask(path, body, answer, asking) {
     try {
-      const got = await fetch(path, {
+      const got = await request(path, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
         body: JSON.stringify({ ...body, stream_options: { include_usage: true } }),

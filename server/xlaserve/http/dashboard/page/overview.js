@@ -23,6 +23,9 @@ const AXIS = { left: 58, right: 6, top: 8, bottom: 20 };
 /** Tiles of the treemap; what is smaller is one tile together. */
 const MOST_TILES = 24;
 
+/** The least part of all that has a tile of its own: a smaller one could not be read. */
+const LEAST_TILE = 1 / 50;
+
 /** Models that are named with why they failed, above everything. */
 const MOST_FAILED = 5;
 
@@ -131,10 +134,13 @@ export class Overview {
     if (text === this.#tiles) return;
     this.#tiles = text;
     const sorted = [...sizes].sort(([, one], [, other]) => other - one);
-    const tiles = sorted.slice(0, MOST_TILES).map(([name, size]) => ({ name, size }));
-    const rest = sorted.slice(MOST_TILES);
+    const all = sorted.reduce((sum, [, size]) => sum + size, 0);
+    const small = sorted.findIndex(([, size]) => size < LEAST_TILE * all);
+    const shown = Math.min(small < 0 ? sorted.length : small, MOST_TILES);
+    const tiles = sorted.slice(0, shown).map(([name, size]) => ({ name, size }));
+    const rest = sorted.slice(shown);
     const left = rest.reduce((sum, [, size]) => sum + size, 0);
-    if (left) tiles.push({ label: `${rest.length} more`, size: left });
+    if (left) tiles.push({ label: plural(rest.length, shown ? "smaller model" : "model"), size: left });
     byId("over-memory").replaceChildren(
       tiles.length ? treemap(tiles) : make("p", { class: "quiet" }, "No model is loaded."),
       make("p", { class: "quiet" }, memoryWords(used, total)),

@@ -9,7 +9,9 @@ import { HostingView } from "./hosting.js";
 import { History } from "./history.js";
 import { ModelView } from "./model.js";
 import { Overview } from "./overview.js";
+import { Session } from "./sign_in.js";
 import { Table } from "./table.js";
+import { refusal, request } from "./token.js";
 import { byId, bytes, digits, duration, moment, plural, setText, uptime } from "./words.js";
 
 const POLL_MILLISECONDS = 1000;
@@ -37,6 +39,9 @@ function showGone(reason) {
   const since = answered === null ? "" : ` since ${moment(answered * 1e6)}`;
   setText(byId("gone"), `No answer${since}: ${reason}. What is below is as it was; the page asks on.`);
 }
+
+/** An answer that lets the page see nothing. */
+class Refused extends Error {}
 
 function showHead({ server, memory, requests, bounds_ns: bounds, now, ...status }) {
   byId("live").title = "";
@@ -92,6 +97,7 @@ function pill(id, is, text) {
 
 // --- asking ---
 
+const session = new Session(() => poll());
 const histories = new Histories();
 const table = new Table({ refresh: () => poll(), histories });
 const overview = new Overview();
@@ -115,7 +121,7 @@ function poll() {
       if (asking !== own) return; // another view was opened meanwhile, and asks for itself
       asking = null;
       clearTimeout(timer);
-      if (!document.hidden) {
+      if (!document.hidden && !session.asks) {
         const many = place === "overview" && latest?.models.length > MANY_ROWS;
         timer = setTimeout(poll, many ? MANY_MILLISECONDS : POLL_MILLISECONDS);
       }
@@ -127,12 +133,13 @@ function poll() {
 
 async function ask() {
   try {
-    // Without it charts begin now, and the status is what matters.
-    if (!remembered) await remember().catch(() => {});
     const asked = place;
     const status = await read(address());
     answered = Date.now();
+    session.admit();
     showGone("");
+    // Without it charts begin now, and the status is what matters.
+    if (!remembered) await remember().catch(() => {});
     for (const model of status.models) histories.add(model, status);
     showHead(status);
     // Asked for another view, which meanwhile is left.
@@ -140,6 +147,13 @@ async function ask() {
     if (place === "overview") show(status);
     await { overview, model: view, ...views }[place].update(status);
   } catch (error) {
+    if (error instanceof Refused) {
+      pill("live", true, "live");
+      byId("ready").hidden = true;
+      showGone("");
+      session.ask(error.message);
+      return;
+    }
     pill("live", false, "no answer");
     byId("ready").hidden = true;
     byId("live").title = error.message;
@@ -151,12 +165,12 @@ async function ask() {
 async function read(path) {
   const known = kept?.path === path ? kept : null;
   const headers = known ? { "If-None-Match": known.tag } : {};
-  const answer = await fetch(path, { headers, signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
+  const answer = await request(path, { headers, signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
   const at = performance.now();
   let status = known?.status;
   let seconds = known ? known.seconds + (at - known.at) / 1000 : 0;
   if (answer.status !== 304) {
-    if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+    if (!answer.ok) throw await problem(answer);
     status = await answer.json();
     seconds = status.server.uptime_seconds;
   }
@@ -165,10 +179,17 @@ async function read(path) {
   return { ...status, server: { ...status.server, uptime_seconds: seconds }, now: seconds };
 }
 
+async function problem(answer) {
+  const said = `${answer.status} ${answer.statusText}`;
+  const { error = said } = (await answer.json().catch(() => null)) ?? {};
+  const refused = refusal(answer.status, error);
+  return refused ? new Refused(refused) : new Error(said);
+}
+
 /** Take the last two minutes from the server: a page that is loaded again has lost nothing. */
 async function remember() {
   remembered = true;
-  const answer = await fetch("history.json", { signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
+  const answer = await request("history.json", { signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
   if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
   const { recent, bounds_ns: bounds } = await answer.json();
   for (const { at_seconds: at, success, buckets, models } of recent) {
@@ -222,7 +243,7 @@ byId("search").addEventListener("input", () => {
 
 document.addEventListener("visibilitychange", () => {
   clearTimeout(timer);
-  if (!document.hidden) poll();
+  if (!document.hidden && !session.asks) poll();
 });
 
 // --- which view ---

@@ -4,6 +4,7 @@ import { output, readAnswer } from "./answers.js";
 import { LANGUAGES, copy, jsonOf } from "./calls.js";
 import { oneElement, readNpy } from "./npy.js";
 import { errorOf, eventsOf } from "./streams.js";
+import { hasToken, request } from "./token.js";
 import { byId, duration, make, setText } from "./words.js";
 
 const MOST_ZEROS = 4096;
@@ -53,6 +54,7 @@ export class TryIt {
       const path = `v2/models/${encodeURIComponent(name)}/versions/${version}/infer`;
       const inputs = this.#fields.map((field) => field.read()).filter(Boolean);
       this.#call = { name, version, inputs, url: base.href + path, base, grpc: address(grpc, base) };
+      this.#call.token = hasToken();
       setText(byId("try-code"), LANGUAGES[byId("try-language").value](this.#call));
     } catch (error) {
       this.#call = null;
@@ -75,9 +77,9 @@ export class TryIt {
       if (this.#sending === sending) setText(byId("try-status"), text);
     };
     try {
-      const request = { method: "POST", signal: sending.signal, ...packed(this.#call) };
-      if (this.model.decoupled) request.headers.Accept = "text/event-stream";
-      const answer = await fetch(this.#call.url, request);
+      const sent = { method: "POST", signal: sending.signal, ...packed(this.#call) };
+      if (this.model.decoupled) sent.headers.Accept = "text/event-stream";
+      const answer = await request(this.#call.url, sent);
       if (!answer.ok) throw new Error(await errorOf(answer));
       const streamed = answer.headers.get("Content-Type")?.startsWith("text/event-stream");
       const count = streamed ? await this.#stream(answer, sending) : 1;
@@ -156,7 +158,7 @@ class Field {
     this.shape = make("input", { value: open.join(", "), "aria-label": label("Shape") });
     this.data = make("textarea", { rows: 3, spellcheck: "false", "aria-label": label("Elements") });
     this.data.value = parameters.optional ? "" : zeros;
-    this.file = make("input", { type: "file", "aria-label": label("File") });
+    this.file = make("input", { type: "file", accept: ".npy,image/*", "aria-label": label("File") });
     this.said = make("span", { class: "quiet", role: "status" });
     this.file.addEventListener("change", () => this.#take(this.file.files[0]));
     this.element = make(
@@ -165,7 +167,7 @@ class Field {
       make("legend", {}, make("bdi", {}, name), ` ${datatype} [${shape.join(", ")}]`),
       make("label", {}, "Shape ", this.shape),
       this.data,
-      make("label", { class: "drop" }, "Or drop a .npy or an image: ", this.file, this.said),
+      make("label", { class: "drop" }, "Or pick or drop a .npy or an image: ", this.file, this.said),
     );
     this.element.addEventListener("dragover", (event) => event.preventDefault());
     this.element.addEventListener("drop", (event) => {

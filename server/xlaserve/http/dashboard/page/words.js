@@ -1,5 +1,7 @@
 // Words for numbers, and small parts of pages. Whatever names hold, they are set as text only.
 
+import { request } from "./token.js";
+
 export const byId = (id) => document.getElementById(id);
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -97,7 +99,7 @@ export function grid(caption, heads, rows) {
 
 /** Fetch JSON; throws an error with the text that the server gave. */
 export async function fetchJson(path, options = {}) {
-  const answer = await fetch(path, options);
+  const answer = await request(path, options);
   const body = await answer.json().catch(() => null);
   if (answer.ok) return body;
   throw new Error(body?.error ?? `${answer.status} ${answer.statusText}`);
