@@ -5,10 +5,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+import msgspec
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import InvalidParameter
+from xlaserve.errors import InvalidParameter, ModelNotFound, ModelNotReady
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.edge import translate
 from xlaserve.http.events import EVENT_STREAM_TYPE
@@ -32,11 +34,12 @@ from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
 from xlaserve.openai.errors import ErrorBody, error_body, name_field
 from xlaserve.openai.generating import Begun, Generations
-from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
 from xlaserve.openai.response_answers import Response, ResponseWriter
 from xlaserve.openai.response_asking import read_response
 from xlaserve.openai.response_bodies import ResponseRequest
 from xlaserve.residence.registry import Registry
+from xlaserve.residence.server import NAME
+from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.serving.call import Headers, Operation, Peer
 from xlaserve.serving.engine import Engine
 
@@ -292,3 +295,62 @@ class OpenAiRoutes:
                 raise
             answer = translate(error, method="POST", path=asked.path, shape=error_body)
             yield b"".join(writer.fail(b"".join(answer.parts)))
+
+
+class OpenAiModel(msgspec.Struct, kw_only=True):
+    """A model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Time of the export, in seconds since the epoch."""
+    owned_by: str = NAME
+    max_model_len: int
+    """The most tokens of a request, prompt and answer together; of one input for embeddings."""
+
+
+class OpenAiModelList(msgspec.Struct):
+    """The models, by name."""
+
+    data: list[OpenAiModel]
+    object: Literal["list"] = "list"
+
+
+class OpenAiModels:
+    """Finds generators, and models of embeddings, by name."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def list(self) -> OpenAiModelList:
+        """Return the ready models visible to the current caller."""
+        self._registry.standing.require_listed("of this server")
+        sees = seen_now()
+        names = [model.name for model in self._registry.models() if sees(model.name)]
+        found = [self._found(name) for name in names]
+        return OpenAiModelList([model for model in found if model is not None])
+
+    def get(self, name: str) -> OpenAiModel:
+        """Return one; raises ModelNotFound, or StillStarting."""
+        require_seen_now(name)
+        found = self._found(name)
+        if found is None:
+            # Of one that is not a model of text, too, nothing is told.
+            raise self._registry.standing.absent(name)
+        return found
+
+    def _found(self, name: str) -> OpenAiModel | None:
+        try:
+            _, instance = self._registry.resolve(name)
+        except (ModelNotFound, ModelNotReady):
+            return None
+        info = instance.info
+        if info.generation is not None:
+            return _model(name, info.generation.written_at, info.generation.max_length)
+        if info.embedding is not None:
+            return _model(name, info.embedding.written_at, info.embedding.max_tokens)
+        return None
+
+
+def _model(name: str, created: int, most: int) -> OpenAiModel:
+    return OpenAiModel(id=name, created=created, max_model_len=most)

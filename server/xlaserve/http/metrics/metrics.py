@@ -16,9 +16,7 @@ from xlaserve.concurrency.others import NOBODY, About, Others, Question
 from xlaserve.grpc.http2.limits import Shared
 from xlaserve.http.accept import preferred
 from xlaserve.http.messages import HttpRequest, HttpResponse
-from xlaserve.http.metrics.fetching_families import OF_FETCHING
 from xlaserve.http.metrics.generation_families import OF_GENERATORS, GenerationReading
-from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import (
     FAILURE,
     LOAD_FAILURES,
@@ -32,10 +30,10 @@ from xlaserve.http.metrics.metric_families import (
 from xlaserve.http.metrics.metric_family import escape
 from xlaserve.http.metrics.metric_folds import FoldedMetrics, MetricsSnapshot, newest, of_workers
 from xlaserve.http.metrics.model_families import written
-from xlaserve.http.metrics.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.http.metrics.observing_families import OF_FETCHING, OF_OBSERVING, ObservingReading
 from xlaserve.http.metrics.openmetrics import END, OPENMETRICS_TYPE, exemplar_text, to_openmetrics
 from xlaserve.http.metrics.program_families import OF_PROGRAMS
-from xlaserve.http.metrics.server_families import OF_SERVER, ServerReading
+from xlaserve.http.metrics.server_families import OF_SERVER, OF_SHARED, ServerReading
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.failed_loads import is_failure

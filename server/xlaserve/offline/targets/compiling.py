@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, local
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -54,12 +53,7 @@ class Compilers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End the processes, also those that compile."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for lane in self._lanes:
