@@ -91,78 +91,53 @@ class OpenAiRoutes:
         return [row for prefix in ("/v1", "/openai/v1") for row in self._rows(prefix)]
 
     def _rows(self, prefix: str) -> list[Route]:
+        row = partial(Route, tag=_TAG, error=ErrorBody)
+        get = partial(row, "GET", operation=Operation.METADATA)
+        post = partial(row, "POST", operation=Operation.INFER)
+        text = partial(post, errors=_ERRORS, make_call=self.make_call)
+        either = (JSON_TYPE, EVENT_STREAM_TYPE)
         return [
-            Route(
-                "GET",
+            get(
                 f"{prefix}/models",
-                Operation.METADATA,
-                self.list,
-                "OpenAI: list the language models",
-                _TAG,
-                Body(OpenAiModelList),
-                error=ErrorBody,
+                handle=self.list,
+                summary="OpenAI: list the language models",
+                answer=Body(OpenAiModelList),
             ),
-            Route(
-                "GET",
+            get(
                 f"{prefix}/models/{{model}}",
-                Operation.METADATA,
-                self.get,
-                "OpenAI: show a language model",
-                _TAG,
-                Body(OpenAiModel),
+                handle=self.get,
+                summary="OpenAI: show a language model",
+                answer=Body(OpenAiModel),
                 errors=(404,),
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/completions",
-                Operation.INFER,
-                self.complete,
-                "OpenAI: continue a text",
-                _TAG,
-                Body(Completion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.complete,
+                summary="OpenAI: continue a text",
+                answer=Body(Completion, either),
                 takes=Body(CompletionRequest, example=_COMPLETION_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/chat/completions",
-                Operation.INFER,
-                self.chat,
-                "OpenAI: answer a chat",
-                _TAG,
-                Body(ChatCompletion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.chat,
+                summary="OpenAI: answer a chat",
+                answer=Body(ChatCompletion, either),
                 takes=Body(ChatRequest, example=_CHAT_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/responses",
-                Operation.INFER,
-                self.respond,
-                "OpenAI: respond to items of text and calls",
-                _TAG,
-                Body(Response, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.respond,
+                summary="OpenAI: respond to items of text and calls",
+                answer=Body(Response, either),
                 takes=Body(ResponseRequest, example=_RESPONSE_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            post(
                 f"{prefix}/embeddings",
-                Operation.INFER,
-                self.embed,
-                "OpenAI: turn texts into embeddings",
-                _TAG,
-                Body(EmbeddingList),
+                handle=self.embed,
+                summary="OpenAI: turn texts into embeddings",
+                answer=Body(EmbeddingList),
                 takes=Body(EmbeddingRequest, example=_EMBEDDING_EXAMPLE),
                 errors=(*_ERRORS, 507),
-                error=ErrorBody,
             ),
         ]
 
