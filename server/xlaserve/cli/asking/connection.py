@@ -1,4 +1,4 @@
-"""The options by which commands find a server; `bench`, `health` and `infer` share them."""
+"""The options by which commands find a server; commands share them."""
 
 import asyncio
 import inspect

@@ -174,9 +174,10 @@ _OF_ENCODERS = frozenset({"model", "directory", "version", "max_batch_size", "di
 
 def _is_encoder(context: typer.Context, source: Path) -> bool:
     """Tell whether a directory is of an encoder; raises InvalidRequest for a flag of others."""
+    from xlaserve.importers.huggingface.config_json import CONFIG
     from xlaserve.importers.huggingface.encoders import configuration
 
-    if not (source / configuration.CONFIG).is_file() or not configuration.is_encoder(source):
+    if not (source / CONFIG).is_file() or not configuration.is_encoder(source):
         return False
     _refuse(
         context, context.params.keys() - _OF_ENCODERS, f"is of no effect: '{source}' is an encoder"
@@ -224,7 +225,8 @@ def _import_language(
 ) -> None:
     """Import a directory of Hugging Face; raises InvalidRequest for a flag of ONNX."""
     from xlaserve.cli.sizes import format_bytes
-    from xlaserve.importers.huggingface.importing import CONFIG, import_checkpoint
+    from xlaserve.importers.huggingface.config_json import CONFIG
+    from xlaserve.importers.huggingface.importing import import_checkpoint
     from xlaserve.importers.huggingface.quantising import KINDS
     from xlaserve.runtime.devices import device
 
