@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from xlaserve.bench.errors import BenchmarkRefused, ServerUnreachable
 from xlaserve.bench.grpc_target import GrpcTarget
@@ -14,50 +14,11 @@ from xlaserve.dialing.over_rest import RestClient, infer_body, model_path
 from xlaserve.tensors import TensorSpec
 
 
-class Target(Protocol):
-    """One model of one server."""
-
-    @property
-    def protocol(self) -> str:
-        """Return how the tensors travel: `grpc`, `rest binary` or `rest json`."""
-        ...
-
-    @property
-    def multiplexes(self) -> bool:
-        """Tell whether a connection takes several requests at the same time."""
-        ...
-
-    async def specs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of the model; raises XlaserveError without any."""
-        ...
-
-    async def probe(self, inputs: Inputs) -> None:
-        """Send the request once; raises XlaserveError where it is not answered as it should be."""
-        ...
-
-    def connector(self, inputs: Inputs) -> Connect:
-        """Return what opens connections that send this request."""
-        ...
-
-
-def target(
-    address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool | None
-) -> Target:
-    """Return a model of a server; `binary` is None where the user said nothing of it.
-
-    Raises BenchmarkRefused for a form of tensors that the protocol does not have.
-    """
-    if address.rest:
-        return RestTarget(address, model, version, timeout=timeout, binary=binary is not False)
-    if binary is False:
-        raise BenchmarkRefused("--json-tensors: over gRPC tensors travel raw")
-    return GrpcTarget(address, model, version, timeout=timeout)
-
-
 class RestTarget:
-    """Reached by its address; tensors travel in the binary form, or as JSON."""
+    """A model reached over REST; tensors travel in the binary form, or as JSON."""
 
     multiplexes = False
+    """Whether a connection takes several requests at the same time."""
 
     def __init__(
         self, address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool
@@ -67,7 +28,7 @@ class RestTarget:
 
     @property
     def protocol(self) -> str:
-        """Return how the tensors travel."""
+        """Return how the tensors travel: `rest binary` or `rest json`."""
         return "rest binary" if self._binary else "rest json"
 
     async def specs(self) -> Sequence[TensorSpec]:
@@ -107,3 +68,21 @@ class RestTarget:
             return connection
 
         return connect
+
+
+Target: TypeAlias = GrpcTarget | RestTarget
+"""One model of one server."""
+
+
+def target(
+    address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool | None
+) -> Target:
+    """Return a model of a server; `binary` is None where the user said nothing of it.
+
+    Raises BenchmarkRefused for a form of tensors that the protocol does not have.
+    """
+    if address.rest:
+        return RestTarget(address, model, version, timeout=timeout, binary=binary is not False)
+    if binary is False:
+        raise BenchmarkRefused("--json-tensors: over gRPC tensors travel raw")
+    return GrpcTarget(address, model, version, timeout=timeout)

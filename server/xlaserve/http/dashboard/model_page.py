@@ -1,13 +1,12 @@
 """One model as JSON, for its page: everything that the server knows of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
-from xlaserve.http.dashboard.history_page import Error, error_of
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.v2.statistics import ModelStatistics, statistics_json
@@ -23,6 +22,7 @@ from xlaserve.residence.reports.model_board import (
 from xlaserve.serving.access.sight import Sees, everything
 from xlaserve.serving.call import Call, Operation
 from xlaserve.serving.observability.events import Origin
+from xlaserve.serving.observability.failures import FailedCall
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
@@ -79,7 +79,9 @@ class ModelOfPage(msgspec.Struct):
         str, msgspec.Meta(description="Why it is not loaded, where it has no versions.")
     ]
     versions: list[VersionOfPage]
-    errors: Annotated[list[Error], msgspec.Meta(description="Of the last 50 of the server.")]
+    errors: Annotated[
+        Sequence[FailedCall], msgspec.Meta(description="Of the last 50 of the server.")
+    ]
     grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
     missing: Annotated[
         Mapping[str, str],
@@ -165,7 +167,7 @@ def _page(
         list(reading.dependents),
         "" if reading.versions else reason,
         [_version(version) for version in reading.versions],
-        list(map(error_of, reading.failures)),
+        reading.failures,
         grpc_endpoint,
         dict(missing),
     )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Protocol
 
 from xlaserve.http.metrics.generation_families import OF_GENERATION, GenerationReading
 from xlaserve.http.metrics.metric_family import Family, Row, counter, escape, gauge, histogram, one
@@ -13,33 +12,26 @@ from xlaserve.residence.registry import Instance, Model
 from xlaserve.runtime.loaded import Bucket
 from xlaserve.serving.observability.events import MAX_TEXT, cut
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
-from xlaserve.serving.statistics import NO_OFFLOADS, REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.serving.statistics import (
+    NO_OFFLOADS,
+    REQUEST_BOUNDS_NS,
+    FailureReason,
+    Totals,
+    VersionStatistics,
+)
 
 # --- of a model version ---
 
 
-class LoadCounts(Protocol):
-    """Loads of a version, or of several."""
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """Loads of several versions, as the statistics of one have them."""
 
-    @property
-    def loads(self) -> int:
-        """Return how many succeeded."""
-        ...
-
-    @property
-    def load_failures(self) -> int:
-        """Return how many did not."""
-        ...
-
-    @property
-    def unloads(self) -> int:
-        """Return the number of unloads."""
-        ...
-
-    @property
-    def load_seconds(self) -> float:
-        """Return how long the last successful load took."""
-        ...
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float = 0.0
+    """Time of the last load that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class VersionReading:
     """A model version at the moment of a scrape."""
 
     totals: Totals
-    statistics: LoadCounts
+    statistics: VersionStatistics | LoadCounts
     instance: Instance | None
     """None while it is not loaded, and of versions that share one series."""
     ready: int

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
@@ -23,6 +22,7 @@ from xlaserve.http.metrics.metric_families import (
     OF_MODELS,
     OF_VERSIONS,
     REQUEST_SECONDS,
+    LoadCounts,
     VersionReading,
     failure_rows,
     seconds_bound,
@@ -299,20 +299,12 @@ def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> No
         family_lines.extend(family.lines(labels, reading))
 
 
-@dataclass(frozen=True, slots=True)
-class _Loads:
-    loads: int
-    load_failures: int
-    unloads: int
-    load_seconds: float = 0.0
-
-
 def together(readings: Sequence[VersionReading]) -> VersionReading:
     """Return the sums of several versions, without an instance."""
     counts = [reading.statistics for reading in readings]
     return VersionReading(
         sum_of([reading.totals for reading in readings]),
-        _Loads(
+        LoadCounts(
             sum(count.loads for count in counts),
             sum(count.load_failures for count in counts),
             sum(count.unloads for count in counts),

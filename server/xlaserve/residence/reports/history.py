@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xlaserve.concurrency.in_turns import in_turns
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.registry import Registry, Version
-from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.serving.observability.failures import FailedCall, Failures
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
@@ -78,7 +78,7 @@ class HistorySnapshot(NamedTuple):
     """Its uptime in seconds."""
     recent: Sequence[Sample]
     hour: Sequence[Sample]
-    failures: Sequence[Failure]
+    failures: Sequence[FailedCall]
     """The last ones, the newest first."""
 
 

@@ -21,7 +21,7 @@ from xlaserve.runtime.generator.counts import CountsTokens
 from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.runtime.metadata_parameters import of_input, of_output
 from xlaserve.serving.observability.events import Origin
-from xlaserve.serving.observability.failures import Failure, Failures
+from xlaserve.serving.observability.failures import FailedCall, Failures
 from xlaserve.tensors import TensorSpec
 
 ANALYSIS = "analysis"
@@ -131,7 +131,7 @@ class ModelReading:
     dependents: tuple[str, ...]
     """Loaded ensembles that need it."""
     versions: tuple[VersionReading, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedCall, ...]
     """The last requests for it that failed, the newest first."""
     reason: str = ""
     """Why it has no versions, where a load failed before one was known."""

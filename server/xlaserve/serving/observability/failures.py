@@ -4,7 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from xlaserve.errors import XlaserveError
 from xlaserve.serving.call import Call
@@ -23,18 +25,17 @@ _MAX_TEXT = 256
 _MAX_NAME = 128
 
 
-class Failure(NamedTuple):
-    """One call that failed."""
+class FailedCall(msgspec.Struct, frozen=True):
+    """One call that failed, as pages show it."""
 
-    at_ns: int
-    """Since the epoch."""
+    at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
     reason: str
     operation: str
     model: str
     version: str
     id: str
-    text: str
-    """Error text sent to its client; empty if none was."""
+    text: Annotated[str, msgspec.Meta(description="As its client was told.")]
+    """Empty if it was told nothing."""
 
 
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]
@@ -54,7 +55,7 @@ class Failures:
     def __init__(self, reason_of: ReasonOf = reason_name) -> None:
         self._reason_of = reason_of
         self._counts: dict[str, int] = {}
-        self._last: deque[Failure] = deque(maxlen=KEPT)
+        self._last: deque[FailedCall] = deque(maxlen=KEPT)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -62,7 +63,7 @@ class Failures:
         return MappingProxyType(self._counts)
 
     @property
-    def last(self) -> Sequence[Failure]:
+    def last(self) -> Sequence[FailedCall]:
         """Return the last of them, the newest first."""
         return tuple(reversed(self._last))
 
@@ -75,7 +76,7 @@ class Failures:
             reason = OTHER
         self._counts[reason] = self._counts.get(reason, 0) + 1
         self._last.append(
-            Failure(
+            FailedCall(
                 now_ns,
                 reason,
                 call.operation.value,
