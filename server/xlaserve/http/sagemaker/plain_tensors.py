@@ -290,7 +290,6 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
 )
 
 PLAIN_TYPES = tuple(_READERS)
-"""Media types of plain tensors."""
 
 
 # --- writing -----------------------------------------------------------------------------------

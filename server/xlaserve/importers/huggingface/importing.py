@@ -43,7 +43,6 @@ class ImportedLanguage:
     agreement: Agreement | None
     """How far quantised ones are off."""
     files: Sequence[str]
-    """Files of the tokenizer."""
 
 
 def import_checkpoint(

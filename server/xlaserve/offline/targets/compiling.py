@@ -82,7 +82,6 @@ class Compilers:
         return list(self._threads.map(run, asked))
 
     def _lane(self) -> "_Lane":
-        """Return the lane of this thread."""
         if not hasattr(self._own, "lane"):
             self._own.lane = _Lane(self._command, self._seconds)
             self._lanes.append(self._own.lane)
