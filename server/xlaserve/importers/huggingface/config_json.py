@@ -1,4 +1,4 @@
-"""The config.json of a model of Hugging Face: its keys, each obeyed or refused by name."""
+"""The config.json of a Hugging Face model, whose keys are obeyed or refused by name."""
 
 import math
 from collections.abc import Mapping
