@@ -12,15 +12,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from xlaserve.http.metrics.fetching_families import OF_FETCHING
 from xlaserve.http.metrics.generation_families import OF_GENERATORS
-from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.http.metrics.metric_family import Family
 from xlaserve.http.metrics.metric_folds import OF_WORKERS
-from xlaserve.http.metrics.observing_families import OF_OBSERVING
+from xlaserve.http.metrics.observing_families import OF_FETCHING, OF_OBSERVING
 from xlaserve.http.metrics.program_families import OF_PROGRAMS
-from xlaserve.http.metrics.server_families import OF_SERVER
+from xlaserve.http.metrics.server_families import OF_SERVER, OF_SHARED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 _HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from support.plain_models import load_plain
@@ -311,7 +312,7 @@ def test_key_does_not_believe_a_file(tmp_path: Path, tunes: list[Path]) -> None:
     described = manifest.read(tunes[0])
     durable = described.durable
     assert durable is not None
-    lying = dataclasses.replace(durable, calling_convention=durable.calling_convention - 1)
+    lying = msgspec.structs.replace(durable, calling_convention=durable.calling_convention - 1)
 
     key = artifact.read_keyed(tunes[0], dataclasses.replace(described, durable=lying)).key
 

@@ -592,12 +592,9 @@ WORKERS: tuple[Worker, ...] = (
     Worker("cli/health.py: health", "the loop of `xlaserve health`", "asks once", "a socket", "-"),
     Worker(
         "cli/asking/connection.py: ask_server",
-        "the loop of `xlaserve models` and `top`",
+        "the loop of `xlaserve infer`, `models` and `top`",
         "asks, or changes models",
         "a socket",
         "-",
-    ),
-    Worker(
-        "cli/asking/infer.py: infer", "the loop of `xlaserve infer`", "asks once", "a socket", "-"
     ),
 )

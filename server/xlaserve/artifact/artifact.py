@@ -1,5 +1,6 @@
 """A model's computation, as an artifact of `jax.export`: read, checked, kept from foreign code."""
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +15,7 @@ import numpy as np
 from jax.export import Exported
 from jax.extend.mlir import ir
 
-from xlaserve.artifact import (
-    computation_key,
-    custom_calls,
-    dimensions,
-    element_types,
-    manifest,
-    wrapper,
-)
+from xlaserve.artifact import custom_calls, dimensions, element_types, manifest, wrapper
 from xlaserve.artifact.computation import (
     Abstract,
     Computation,
@@ -123,7 +117,7 @@ def read_keyed(
     written = described.files[STABLEHLO]
     module = bytes(_read_file(directory, STABLEHLO, written, roots))
     computation = _computation(module, described)
-    key = computation_key.of(module, replace(computation, module=b""))
+    key = of(module, replace(computation, module=b""))
     if (frame := known(key)) is not None:
         return Keyed(key, replace(frame, mlir_module_serialized=module), written.sha256)
     return Keyed(key, from_computation(computation, described.jax_version), written.sha256)
@@ -143,7 +137,7 @@ def keyed(exported: Exported) -> Keyed:
         str(exported.in_shardings_hlo),
         str(exported.out_shardings_hlo),
     )
-    return Keyed(computation_key.of(neutral(exported.mlir_module_serialized), outline), exported)
+    return Keyed(of(neutral(exported.mlir_module_serialized), outline), exported)
 
 
 def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> bytearray:
@@ -497,3 +491,13 @@ def _written(dimensions: Sequence[object]) -> str:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def of(module: bytes, outline: object) -> str:
+    """Return a computation's key: a hash of its module and its calling convention.
+
+    There are no parameters in it, and no word of a file: it follows from what is compiled.
+    """
+    digest = hashlib.sha256(repr(outline).encode())
+    digest.update(module)
+    return digest.hexdigest()

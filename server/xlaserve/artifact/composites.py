@@ -20,7 +20,6 @@ from jax.extend.mlir.passmanager import PassManager
 MARK = "chlo."
 """Found in the bytes of every module with such a composite."""
 SCAN = "chlo.scan"
-"""The name of the composite."""
 _REDUCERS = frozenset(
     f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or")
 )

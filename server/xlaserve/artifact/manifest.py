@@ -47,8 +47,7 @@ MAX_RANK = 32
 MAX_DIMENSION = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts needed to call the function in the StableHLO file."""
 
     calling_convention: int
@@ -148,19 +147,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
 
 
-class _Durable(msgspec.Struct, forbid_unknown_fields=True):
-    calling_convention: int
-    is_open: bool
-    arguments: list[str]
-    results: list[str]
-    unused: list[int]
-
-
-class _Steps(msgspec.Struct, forbid_unknown_fields=True):
-    state: int
-    max_steps: int
-
-
 class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     independence: Independence
     output: str = ""
@@ -185,13 +171,13 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameters_bytes: int
     parameters: list[str]
     files: dict[str, _File]
-    durable: _Durable | None = None
+    durable: Durable | None = None
     batch_independent: bool | None = None
     compiled_shapes: dict[str, list[int]] = {}
     max_on_demand_shapes: int = 0
     verdict: _Verdict | None = None
     sizes: dict[str, TargetSizes] = {}
-    steps: _Steps | None = None
+    steps: Steps | None = None
 
 
 class _Kind(msgspec.Struct):
@@ -246,7 +232,7 @@ def _from_document(document: _Document) -> Manifest:
         jax_version=writer.jax,
         exported_at=document.exported_at,
         written_by=writer.xlaserve,
-        durable=_durable(document.durable),
+        durable=document.durable,
         batch_independent=document.batch_independent,
         compiled_shapes=MappingProxyType(
             {name: tuple(sizes) for name, sizes in document.compiled_shapes.items()}
@@ -254,7 +240,7 @@ def _from_document(document: _Document) -> Manifest:
         max_on_demand_shapes=document.max_on_demand_shapes,
         verdict=_verdict(document.verdict),
         sizes=MappingProxyType(document.sizes),
-        steps=None if (steps := document.steps) is None else Steps(steps.state, steps.max_steps),
+        steps=document.steps,
     )
     _check_files(manifest)
     _check_durable(manifest)
@@ -284,13 +270,13 @@ def _to_document(manifest: Manifest) -> _Document:
             name: _File(record.size_bytes, record.sha256)
             for name, record in sorted(manifest.files.items())
         },
-        durable=_to_durable(manifest.durable),
+        durable=manifest.durable,
         batch_independent=manifest.batch_independent,
         compiled_shapes={name: list(sizes) for name, sizes in manifest.compiled_shapes.items()},
         max_on_demand_shapes=manifest.max_on_demand_shapes,
         verdict=None if manifest.verdict is None else _Verdict(**asdict(manifest.verdict)),
         sizes=dict(manifest.sizes),
-        steps=None if manifest.steps is None else _Steps(**asdict(manifest.steps)),
+        steps=manifest.steps,
     )
 
 
@@ -316,30 +302,6 @@ def _verdict(verdict: _Verdict | None) -> Verdict | None:
         if len(text) > MAX_NAME_LENGTH or not text.isprintable():
             raise _invalid("its verdict has a text that is no line")
     return found
-
-
-def _durable(durable: _Durable | None) -> Durable | None:
-    if durable is None:
-        return None
-    return Durable(
-        calling_convention=durable.calling_convention,
-        is_open=durable.is_open,
-        arguments=tuple(durable.arguments),
-        results=tuple(durable.results),
-        unused=tuple(durable.unused),
-    )
-
-
-def _to_durable(durable: Durable | None) -> _Durable | None:
-    if durable is None:
-        return None
-    return _Durable(
-        calling_convention=durable.calling_convention,
-        is_open=durable.is_open,
-        arguments=list(durable.arguments),
-        results=list(durable.results),
-        unused=list(durable.unused),
-    )
 
 
 def _invalid(problem: str) -> InvalidModel:

@@ -1,6 +1,6 @@
 """The internal tensors of a stepped model, and their names."""
 
-from dataclasses import dataclass
+import msgspec
 
 from xlaserve.errors import InvalidModel
 from xlaserve.tensors import TensorSpec
@@ -21,8 +21,7 @@ def state_name(index: int) -> str:
     return f"{RESERVED}state.{index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describes how to step a model that gives one answer per step.
 
     Where all its tensors start with -1, each row is a request of its own.

@@ -1,4 +1,4 @@
-"""The number of the version that an import writes."""
+"""The number and the place of the version that an import writes."""
 
 from pathlib import Path
 
@@ -18,3 +18,12 @@ def target(directory: Path, version: int | None) -> Path:
     if found.exists():
         raise FileExistsError(f"{found} exists already, and an import overwrites nothing")
     return found
+
+
+def publish(written: Path, place: Path) -> None:
+    """Move a written version to its place; raises FileExistsError where there is one by now."""
+    place.parent.mkdir(exist_ok=True)
+    try:
+        written.rename(place)
+    except OSError as error:
+        raise FileExistsError(f"{place} exists already: {error.strerror}") from error

@@ -1,41 +1,77 @@
 """The server and the model that are measured, as one of the protocols reaches them."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
-from xlaserve.bench.errors import BenchmarkRefused
+from xlaserve.bench.errors import BenchmarkRefused, ServerUnreachable
 from xlaserve.bench.grpc_target import GrpcTarget
 from xlaserve.bench.inputs import Inputs
-from xlaserve.bench.load import Connect
-from xlaserve.bench.rest_target import RestTarget
+from xlaserve.bench.load import Connect, Connection, Load
+from xlaserve.bench.rest_connection import RestConnection, RestRequest
 from xlaserve.dialing.address import ServerAddress
+from xlaserve.dialing.over_rest import RestClient, infer_body, model_path
 from xlaserve.tensors import TensorSpec
 
 
-class Target(Protocol):
-    """One model of one server."""
+class RestTarget:
+    """A model reached over REST; tensors travel in the binary form, or as JSON."""
+
+    multiplexes = False
+    """Whether a connection takes several requests at the same time."""
+
+    def __init__(
+        self, address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool
+    ) -> None:
+        self._address, self._timeout, self._binary = address, timeout, binary
+        self._model, self._version = model, version
 
     @property
     def protocol(self) -> str:
-        """Return how the tensors travel: `grpc`, `rest binary` or `rest json`."""
-        ...
-
-    @property
-    def multiplexes(self) -> bool:
-        """Tell whether a connection takes several requests at the same time."""
-        ...
+        """Return how the tensors travel: `rest binary` or `rest json`."""
+        return "rest binary" if self._binary else "rest json"
 
     async def specs(self) -> Sequence[TensorSpec]:
-        """Return the inputs of the model; raises XlaserveError without any."""
-        ...
+        """Return the inputs of the model (V2 protocol, Model Metadata); raises XlaserveError."""
+        async with RestClient(self._address, timeout=self._timeout) as client:
+            return await client.inputs(self._model, self._version)
 
     async def probe(self, inputs: Inputs) -> None:
-        """Send the request once; raises XlaserveError where it is not answered as it should be."""
-        ...
+        """Run one inference; raises CallFailed where the answer is an error."""
+        async with RestClient(self._address, timeout=self._timeout) as client:
+            await client.answer(self._model, self._version, inputs, binary=self._binary)
 
     def connector(self, inputs: Inputs) -> Connect:
-        """Return what opens connections that send this request."""
-        ...
+        """Return what opens HTTP/1.1 connections that ask for this inference."""
+        address = self._address
+        headers, body = infer_body(inputs, binary=self._binary)
+        path = f"{address.prefix}{model_path(self._model, self._version)}/infer"
+        request = RestRequest(
+            address.authority, path, {**headers, **address.headers}, body
+        ).encode()
+
+        async def connect(load: Load, _streams: int) -> Connection:
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    _, connection = await loop.create_connection(
+                        lambda: RestConnection(request, load),
+                        address.host,
+                        address.port,
+                        ssl=address.tls,
+                    )
+            except TimeoutError as error:
+                raise ServerUnreachable(address.url, "no answer in time") from error
+            except OSError as error:
+                problem = f"cannot connect: {error.strerror or error}"
+                raise ServerUnreachable(address.url, problem) from error
+            return connection
+
+        return connect
+
+
+Target: TypeAlias = GrpcTarget | RestTarget
+"""One model of one server."""
 
 
 def target(

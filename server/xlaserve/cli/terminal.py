@@ -5,7 +5,6 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 _BEGIN = "\x1b[?1049h\x1b[?25l"
@@ -55,12 +54,7 @@ class Terminal:
         self.take()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.give_back()
 
     def take(self) -> None:

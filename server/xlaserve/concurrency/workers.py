@@ -48,7 +48,6 @@ class Workers:
         """Calls abandoned in their threads."""
         self._load = LimitedThreads("load", load_threads)
         self.host = HostThreads(executing, spare_execute_threads)
-        """Executes on the host."""
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._fetch = ThreadPoolExecutor(_FETCH_THREADS, "remote")
         self._finish = LimitedThreads("finish", 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeAlias
 
 from xlaserve.errors import XlaserveError
@@ -112,10 +112,7 @@ class ServerClient(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: object, error: BaseException | None, traceback: object
     ) -> None: ...
 
     async def live(self) -> bool:

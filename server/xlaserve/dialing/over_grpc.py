@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
 from typing import Self
 
 from betterproto import Casing, Message
@@ -59,12 +58,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._channel.aclose()
         failure = self.failure(error)
         if failure is not None:

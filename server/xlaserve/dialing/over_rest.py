@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from io import BytesIO
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -84,12 +84,7 @@ class RestClient:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         assert self._session is not None
         await self._session.close()
         failure = self.failure(error)

@@ -15,7 +15,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _NAME = re.compile(r"\.xlaserve-(?P<boot>[0-9a-f]{8})-[a-z0-9_]{8}")
@@ -71,12 +70,7 @@ class TemporaryDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
     def replace(self, source: Path, target: Path) -> None:

@@ -13,7 +13,6 @@ from xlaserve.generation.prefixes import Prefixes
 from xlaserve.generation.running import Given, Running
 from xlaserve.generation.sampling import INTEGERS, REALS
 from xlaserve.generation.step import Step
-from xlaserve.generation.turns import choose
 from xlaserve.runtime.generator.counts import GenerationCounts
 from xlaserve.runtime.generator.info import GenerationInfo, mask_words
 from xlaserve.tensors import Tensor
@@ -375,3 +374,24 @@ def _ready(waiting: Sequence[Running]) -> list[Running]:
     Not those whose clients have to read what they were given before they were preempted.
     """
     return sorted((one for one in waiting if not one.is_paused), key=lambda one: one.level)
+
+
+MOST_PASSED = 8
+"""Times that a request may be passed over before it goes first."""
+
+
+def choose(found: Sequence[Running], cost: Callable[[Running], int]) -> Running:
+    """Return the one of the best level and the least cost, or one that was passed over too often.
+
+    Of n requests each is chosen within MOST_PASSED + n choices: among those that were passed over
+    too often the one that was most often goes first, and no newcomer can be ahead of it.
+    """
+    late = [running for running in found if running.passed >= MOST_PASSED]
+    if late:
+        chosen = max(late, key=lambda running: running.passed)
+    else:
+        chosen = min(found, key=lambda running: (running.level, cost(running)))
+    for running in found:
+        running.passed += 1
+    chosen.passed = 0
+    return chosen

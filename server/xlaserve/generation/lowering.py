@@ -248,7 +248,6 @@ def why_not(wanted: Wanted, memory: Memory, cache_bytes: int) -> str:
 
 
 def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """Return arrays of zeros."""
     return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
 
 

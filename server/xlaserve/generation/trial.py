@@ -8,14 +8,12 @@ positions there are, such as frequencies for long caches, answers something else
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
+from xlaserve.generation.batch import Computes
 from xlaserve.generation.sampling import INTEGERS, REALS
-from xlaserve.generation.step import Step
 from xlaserve.runtime.generator.info import GenerationInfo
-from xlaserve.tensors import Tensor
 
 _KEPT, _BEHIND, _STEPS = 5, 3, 3
 """Kept rows, rows left by another prompt after them, and compared steps."""
@@ -25,31 +23,7 @@ _PARTIAL = 2
 """Compared smaller steps: the second one reads the first one's rows."""
 
 
-class Tried(Protocol):
-    """The compiled programs (`Programs`)."""
-
-    def reset(self) -> None:
-        """Begin with a cache of zeros."""
-        ...
-
-    def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
-        """Compute a chunk of a prompt, of which `count` tokens are real."""
-        ...
-
-    def step(
-        self,
-        window: int,
-        integers: Tensor,
-        reals: Tensor,
-        mask: Tensor | None = None,
-        *,
-        slots: Tensor | None = None,
-    ) -> Step:
-        """Compute the next token of each active slot, and fetch them; of `slots`, or of all."""
-        ...
-
-
-def rows_are_of_their_tokens(programs: Tried, info: GenerationInfo) -> bool:
+def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
     """Tell whether steps behind kept rows give what they give behind rows that are computed anew.
 
     True without a trial where a slot has hardly any positions. The cache is empty afterwards.
@@ -74,7 +48,7 @@ def rows_are_of_their_tokens(programs: Tried, info: GenerationInfo) -> bool:
     return all(_are_same(*pair) for pair in zip(alone, again, strict=True))
 
 
-def steps_are_alike(programs: Tried, info: GenerationInfo) -> bool:
+def steps_are_alike(programs: Computes, info: GenerationInfo) -> bool:
     """Tell whether steps of fewer rows give what those of all slots give, in every window.
 
     At the end of each, where the arithmetic of positions differs most. Each size has a slot of its
@@ -88,7 +62,7 @@ def steps_are_alike(programs: Tried, info: GenerationInfo) -> bool:
         programs.reset()
 
 
-def _window_is_alike(programs: Tried, info: GenerationInfo, window: int) -> bool:
+def _window_is_alike(programs: Computes, info: GenerationInfo, window: int) -> bool:
     count = min(info.chunk, window - _PARTIAL)
     start = window - _PARTIAL - count
     tokens = [7 * index + 1 for index in range(count)]
@@ -104,7 +78,7 @@ def _window_is_alike(programs: Tried, info: GenerationInfo, window: int) -> bool
 
 
 def _prefill(
-    programs: Tried,
+    programs: Computes,
     info: GenerationInfo,
     window: int,
     tokens: Sequence[int],
@@ -118,7 +92,7 @@ def _prefill(
 
 
 def _steps(
-    programs: Tried,
+    programs: Computes,
     info: GenerationInfo,
     window: int,
     tokens: Sequence[int],

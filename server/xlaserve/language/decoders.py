@@ -10,7 +10,6 @@ from xlaserve.errors import InvalidModel
 
 _FILE = "tokenizer.json"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A token that stands for a byte."""
 
 Piece: TypeAlias = str | bytes
 """Text, or bytes that are a part of a character perhaps."""

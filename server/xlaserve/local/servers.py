@@ -13,7 +13,6 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.client import AsyncClient, Client
@@ -146,12 +145,7 @@ class Serving:
     def __enter__(self) -> "Server":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         assert isinstance(self._server, Server)
         self._server.stop()
 
@@ -165,12 +159,7 @@ class Serving:
             raise
         return server
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         assert isinstance(self._server, AsyncServer)
         await self._server.stop()
 

@@ -84,7 +84,6 @@ class Field:
     """One field of a message."""
 
     name: str
-    """Name of the field in the protocol."""
     attribute: str
     """Attribute of the generated class."""
     kind: str

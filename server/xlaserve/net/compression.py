@@ -10,7 +10,6 @@ from xlaserve.tensors import Buffer
 
 _GZIP_BITS, _ZLIB_BITS, _BARE_BITS = 31, 15, -15
 _STEP_BYTES = 1 << 18
-"""Bytes inflated in one step."""
 _USUAL_TIMES = 4
 """First estimate of the ratio of inflated to compressed bytes."""
 _PART_BYTES = 1 << 14

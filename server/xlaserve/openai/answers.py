@@ -242,7 +242,12 @@ class Writer(Protocol):
 class ChunkWriter(ABC):
     """Writes events without names, each a chunk, and `[DONE]` behind them."""
 
-    _includes_usage = False
+    def __init__(self, name: str, model: str, created: int, *, includes_usage: bool) -> None:
+        self._name = name
+        self._model = model
+        self._created = created
+        self._includes_usage = includes_usage
+        self._no_usage = None if includes_usage else msgspec.UNSET
 
     @abstractmethod
     def begin(self, index: int) -> bytes | None:
@@ -284,12 +289,8 @@ class ChatWriter(ChunkWriter):
     def __init__(
         self, name: str, model: str, created: int, *, has_logprobs: bool, includes_usage: bool
     ) -> None:
-        self._name = name
-        self._model = model
-        self._created = created
+        super().__init__(name, model, created, includes_usage=includes_usage)
         self._has_logprobs = has_logprobs
-        self._includes_usage = includes_usage
-        self._no_usage = None if includes_usage else msgspec.UNSET
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
         """Write the one answer."""
@@ -380,12 +381,8 @@ class CompletionWriter(ChunkWriter):
     def __init__(
         self, name: str, model: str, created: int, *, tops: int | None, includes_usage: bool
     ) -> None:
-        self._name = name
-        self._model = model
-        self._created = created
+        super().__init__(name, model, created, includes_usage=includes_usage)
         self._tops = tops
-        self._includes_usage = includes_usage
-        self._no_usage = None if includes_usage else msgspec.UNSET
         self._offsets: dict[int, int] = {}
         """Characters of each choice's tokens so far."""
 

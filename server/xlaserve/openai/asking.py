@@ -56,15 +56,12 @@ class Asked:
     includes_usage: bool
     """Whether the last chunk of a stream tells the numbers of tokens."""
     form: Form = forms.ANY
-    """Form of each answer."""
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Further variables of a chat's template."""
     echoes: bool = False
     """Whether answers begin with their prompts."""
     prompt_field: str = "prompt"
-    """The name of the field with the prompts."""
     path: str = "/v1/completions"
-    """The path of the endpoint."""
     characters: int = 0
     """How long the prompts are, or the messages and the tools for their template."""
     echoed_bytes: int = 0

@@ -35,7 +35,6 @@ class CallPiece(NamedTuple):
     """In the first piece only, like the name."""
     name: str | None
     arguments: str
-    """A piece of the JSON of its arguments."""
 
 
 class Piece(NamedTuple):

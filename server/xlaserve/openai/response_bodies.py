@@ -58,7 +58,6 @@ class CallItem(msgspec.Struct, forbid_unknown_fields=True):
     call_id: str
     name: str
     arguments: str
-    """The JSON of its arguments."""
     id: str | None = None
     status: _Status | None = None
     parsed_arguments: _Ignored = msgspec.UNSET

@@ -5,10 +5,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+import msgspec
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import InvalidParameter
+from xlaserve.errors import InvalidParameter, ModelNotFound, ModelNotReady
 from xlaserve.errors.panics import ENDS
 from xlaserve.http.edge import translate
 from xlaserve.http.events import EVENT_STREAM_TYPE
@@ -32,11 +34,12 @@ from xlaserve.openai.embedding import Embeddings
 from xlaserve.openai.embedding_answers import EmbeddingList
 from xlaserve.openai.errors import ErrorBody, error_body, name_field
 from xlaserve.openai.generating import Begun, Generations
-from xlaserve.openai.models import OpenAiModel, OpenAiModelList, OpenAiModels
 from xlaserve.openai.response_answers import Response, ResponseWriter
 from xlaserve.openai.response_asking import read_response
 from xlaserve.openai.response_bodies import ResponseRequest
 from xlaserve.residence.registry import Registry
+from xlaserve.residence.server import NAME
+from xlaserve.serving.access.sight import require_seen_now, seen_now
 from xlaserve.serving.call import Headers, Operation, Peer
 from xlaserve.serving.engine import Engine
 
@@ -88,78 +91,53 @@ class OpenAiRoutes:
         return [row for prefix in ("/v1", "/openai/v1") for row in self._rows(prefix)]
 
     def _rows(self, prefix: str) -> list[Route]:
+        row = partial(Route, tag=_TAG, error=ErrorBody)
+        get = partial(row, "GET", operation=Operation.METADATA)
+        post = partial(row, "POST", operation=Operation.INFER)
+        text = partial(post, errors=_ERRORS, make_call=self.make_call)
+        either = (JSON_TYPE, EVENT_STREAM_TYPE)
         return [
-            Route(
-                "GET",
+            get(
                 f"{prefix}/models",
-                Operation.METADATA,
-                self.list,
-                "OpenAI: list the language models",
-                _TAG,
-                Body(OpenAiModelList),
-                error=ErrorBody,
+                handle=self.list,
+                summary="OpenAI: list the language models",
+                answer=Body(OpenAiModelList),
             ),
-            Route(
-                "GET",
+            get(
                 f"{prefix}/models/{{model}}",
-                Operation.METADATA,
-                self.get,
-                "OpenAI: show a language model",
-                _TAG,
-                Body(OpenAiModel),
+                handle=self.get,
+                summary="OpenAI: show a language model",
+                answer=Body(OpenAiModel),
                 errors=(404,),
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/completions",
-                Operation.INFER,
-                self.complete,
-                "OpenAI: continue a text",
-                _TAG,
-                Body(Completion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.complete,
+                summary="OpenAI: continue a text",
+                answer=Body(Completion, either),
                 takes=Body(CompletionRequest, example=_COMPLETION_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/chat/completions",
-                Operation.INFER,
-                self.chat,
-                "OpenAI: answer a chat",
-                _TAG,
-                Body(ChatCompletion, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.chat,
+                summary="OpenAI: answer a chat",
+                answer=Body(ChatCompletion, either),
                 takes=Body(ChatRequest, example=_CHAT_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            text(
                 f"{prefix}/responses",
-                Operation.INFER,
-                self.respond,
-                "OpenAI: respond to items of text and calls",
-                _TAG,
-                Body(Response, (JSON_TYPE, EVENT_STREAM_TYPE)),
+                handle=self.respond,
+                summary="OpenAI: respond to items of text and calls",
+                answer=Body(Response, either),
                 takes=Body(ResponseRequest, example=_RESPONSE_EXAMPLE),
-                errors=_ERRORS,
-                make_call=self.make_call,
-                error=ErrorBody,
             ),
-            Route(
-                "POST",
+            post(
                 f"{prefix}/embeddings",
-                Operation.INFER,
-                self.embed,
-                "OpenAI: turn texts into embeddings",
-                _TAG,
-                Body(EmbeddingList),
+                handle=self.embed,
+                summary="OpenAI: turn texts into embeddings",
+                answer=Body(EmbeddingList),
                 takes=Body(EmbeddingRequest, example=_EMBEDDING_EXAMPLE),
                 errors=(*_ERRORS, 507),
-                error=ErrorBody,
             ),
         ]
 
@@ -292,3 +270,62 @@ class OpenAiRoutes:
                 raise
             answer = translate(error, method="POST", path=asked.path, shape=error_body)
             yield b"".join(writer.fail(b"".join(answer.parts)))
+
+
+class OpenAiModel(msgspec.Struct, kw_only=True):
+    """A model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Time of the export, in seconds since the epoch."""
+    owned_by: str = NAME
+    max_model_len: int
+    """The most tokens of a request, prompt and answer together; of one input for embeddings."""
+
+
+class OpenAiModelList(msgspec.Struct):
+    """The models, by name."""
+
+    data: list[OpenAiModel]
+    object: Literal["list"] = "list"
+
+
+class OpenAiModels:
+    """Finds generators, and models of embeddings, by name."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def list(self) -> OpenAiModelList:
+        """Return the ready models visible to the current caller."""
+        self._registry.standing.require_listed("of this server")
+        sees = seen_now()
+        names = [model.name for model in self._registry.models() if sees(model.name)]
+        found = [self._found(name) for name in names]
+        return OpenAiModelList([model for model in found if model is not None])
+
+    def get(self, name: str) -> OpenAiModel:
+        """Return one; raises ModelNotFound, or StillStarting."""
+        require_seen_now(name)
+        found = self._found(name)
+        if found is None:
+            # Of one that is not a model of text, too, nothing is told.
+            raise self._registry.standing.absent(name)
+        return found
+
+    def _found(self, name: str) -> OpenAiModel | None:
+        try:
+            _, instance = self._registry.resolve(name)
+        except (ModelNotFound, ModelNotReady):
+            return None
+        info = instance.info
+        if info.generation is not None:
+            return _model(name, info.generation.written_at, info.generation.max_length)
+        if info.embedding is not None:
+            return _model(name, info.embedding.written_at, info.embedding.max_tokens)
+        return None
+
+
+def _model(name: str, created: int, most: int) -> OpenAiModel:
+    return OpenAiModel(id=name, created=created, max_model_len=most)

@@ -50,7 +50,6 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: str
-    """The JSON of its arguments."""
 
 
 class ToolCall(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):

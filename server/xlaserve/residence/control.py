@@ -117,7 +117,6 @@ class ModelControl:
         answer_answering(self.plane, registry, self.follower)
         self._stopping = False
         self._purging = 0
-        """Purges in progress."""
         self._purges = 0
         """Number of begun and ended purges: a load that saw another number is cancelled."""
         self._log = structlog.get_logger("control")

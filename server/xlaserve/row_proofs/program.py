@@ -118,7 +118,6 @@ class Program:
     types: Mapping[int, Tensor]
     """Types of its arguments."""
     operations: int
-    """Number of operations."""
     modules: tuple[Any, Any]
     """Modules that were read, which have to live as long: `Operation.source` refers to them."""
 

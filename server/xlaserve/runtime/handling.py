@@ -10,7 +10,6 @@ from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
 Parameters: TypeAlias = Mapping[str, Parameter]
-"""Parameters by name."""
 
 _NONE: Mapping[str, Parameters] = MappingProxyType({})
 

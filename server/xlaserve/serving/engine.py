@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -384,12 +383,7 @@ class _Reading(AbstractContextManager[ModelInfo]):
     def __enter__(self) -> ModelInfo:
         return self._info
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._version.statistics.failed(error, 0)
 

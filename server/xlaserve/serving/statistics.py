@@ -66,22 +66,22 @@ def reason_of(error: BaseException) -> FailureReason:
 
 
 @dataclass(frozen=True, slots=True)
-class Duration:
-    """A count of events, and the time that they took in all (StatisticDuration)."""
+class StatisticDuration:
+    """A count of events, and the time that they took in all."""
 
     count: int = 0
     ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTotals:
+class BatchStatistics:
     """Times of executions of one batch size (InferBatchStatistics)."""
 
     batch_size: int
     """Exact up to EXACT_ROWS, then a power of two that the batches did not exceed."""
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +114,27 @@ NO_OFFLOADS = Offloads()
 class Totals:
     """The statistics of a model version at one moment (InferStatistics)."""
 
-    success: Duration
+    success: StatisticDuration
     """Requests, from when their model was found until their answer was made."""
-    fail: Duration
-    queue: Duration
+    fail: StatisticDuration
+    queue: StatisticDuration
     """Waiting for a thread; of successful requests, as the following."""
-    compute_input: Duration
+    compute_input: StatisticDuration
     """Checking and decoding the inputs."""
-    compute_infer: Duration
+    compute_infer: StatisticDuration
     """Executing the model, with the way to the device and back."""
-    compute_output: Duration
+    compute_output: StatisticDuration
     """Making the answer after that, with the way back to the event loop."""
-    cache_hit: Duration
+    cache_hit: StatisticDuration
     """Looking for an answer in the response cache, where it was; these are successful too."""
-    cache_miss: Duration
+    cache_miss: StatisticDuration
     """Failed lookups, and storing the answers instead."""
     inference_count: int
     """Rows of requests that were executed; one of a model without batches is one."""
     execution_count: int
     last_inference_ms: int
     """Since the epoch; 0 before the first."""
-    batches: tuple[BatchTotals, ...]
+    batches: tuple[BatchStatistics, ...]
     """Totals by batch size, ascending."""
     failures: Mapping[FailureReason, int]
     request_buckets: tuple[int, ...]
@@ -362,10 +362,10 @@ class VersionStatistics:
         return max(self._last_ns, self._loaded_ns)
 
     @property
-    def success(self) -> Duration:
+    def success(self) -> StatisticDuration:
         """Return the count and the time of the requests that were answered."""
         batches, cached = self._batches.values(), self._cached
-        return Duration(
+        return StatisticDuration(
             sum(b.count for b in batches) + cached.hits,
             sum(b.total_ns for b in batches) + cached.total_ns,
         )
@@ -392,22 +392,22 @@ class VersionStatistics:
         count = sum(b.count for b in batches)
         return Totals(
             success=self.success,
-            fail=Duration(self.fail_count, self._fail_ns),
-            queue=Duration(count, sum(b.queue_ns for b in batches)),
-            compute_input=Duration(count, sum(b.input_ns for b in batches)),
-            compute_infer=Duration(count, sum(b.infer_ns for b in batches)),
-            compute_output=Duration(count, sum(b.output_ns for b in batches)),
-            cache_hit=Duration(cached.hits, cached.hit_ns),
-            cache_miss=Duration(cached.misses, cached.miss_ns),
+            fail=StatisticDuration(self.fail_count, self._fail_ns),
+            queue=StatisticDuration(count, sum(b.queue_ns for b in batches)),
+            compute_input=StatisticDuration(count, sum(b.input_ns for b in batches)),
+            compute_infer=StatisticDuration(count, sum(b.infer_ns for b in batches)),
+            compute_output=StatisticDuration(count, sum(b.output_ns for b in batches)),
+            cache_hit=StatisticDuration(cached.hits, cached.hit_ns),
+            cache_miss=StatisticDuration(cached.misses, cached.miss_ns),
             inference_count=self._inference_count,
             execution_count=sum(b.executions for b in batches),
             last_inference_ms=self.last_inference_ms,
             batches=tuple(
-                BatchTotals(
+                BatchStatistics(
                     size,
-                    Duration(batch.executions, batch.input_ns),
-                    Duration(batch.executions, batch.executed_ns),
-                    Duration(batch.executions, batch.output_ns),
+                    StatisticDuration(batch.executions, batch.input_ns),
+                    StatisticDuration(batch.executions, batch.executed_ns),
+                    StatisticDuration(batch.executions, batch.output_ns),
                 )
                 for size, batch in sorted(self._batches.items())
             ),

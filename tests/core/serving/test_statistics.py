@@ -21,8 +21,8 @@ from xlaserve.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.serving.statistics import (
     EXACT_ROWS,
     REQUEST_BOUNDS_NS,
-    Duration,
     FailureReason,
+    StatisticDuration,
     Totals,
     VersionStatistics,
     reason_of,
@@ -53,7 +53,9 @@ def test_every_sum_is_that_of_the_requests(requests: list[tuple[int, int, int, i
     parts = (totals.compute_input, totals.queue, totals.compute_infer, totals.compute_output)
 
     assert count == totals.success.count == totals.execution_count
-    assert [Duration(count, sum(r[part] for r in requests)) for part in (1, 2, 3, 4)] == list(parts)
+    assert [
+        StatisticDuration(count, sum(r[part] for r in requests)) for part in (1, 2, 3, 4)
+    ] == list(parts)
     assert totals.success.ns == sum(part.ns for part in parts)
     assert count == sum(totals.request_buckets)
     assert sum(r[0] for r in requests) == totals.inference_count
@@ -103,7 +105,7 @@ def test_batch_sizes_are_never_many(together: bool) -> None:
 def test_nothing_happened_yet() -> None:
     totals = VersionStatistics().totals()
 
-    assert Duration() == totals.success == totals.fail == totals.compute_output
+    assert StatisticDuration() == totals.success == totals.fail == totals.compute_output
     assert (0, 0, 0, ()) == (
         totals.inference_count,
         totals.execution_count,
@@ -132,7 +134,7 @@ def test_every_failure_has_a_reason(error: BaseException, reason: FailureReason)
     totals = statistics.totals()
 
     assert reason is reason_of(error)
-    assert Duration(1, 7) == totals.fail
+    assert StatisticDuration(1, 7) == totals.fail
     assert [reason] == [known for known, count in totals.failures.items() if count]
 
 
@@ -165,7 +167,7 @@ async def test_an_inline_execution_waits_for_no_thread(core: Core, add_model: Ad
     await ticking(core, inline_seconds=10).infer(request(rows=3))
     found = totals(core)
 
-    assert Duration(1, 30) == found.success
+    assert StatisticDuration(1, 30) == found.success
     assert [10, 0, 10, 10] == [
         part.ns
         for part in (found.compute_input, found.queue, found.compute_infer, found.compute_output)
@@ -184,7 +186,7 @@ async def test_an_execution_in_a_thread_has_a_queue(core: Core, add_model: AddMo
     await ticking(core, inline_seconds=0).infer(request())
     found = totals(core)
 
-    assert Duration(1, 40) == found.success
+    assert StatisticDuration(1, 40) == found.success
     assert [10, 10, 10, 10] == [
         part.ns
         for part in (found.compute_input, found.queue, found.compute_infer, found.compute_output)
@@ -200,7 +202,7 @@ async def test_a_request_that_does_not_fit_the_model_is_a_failure(
         await ticking(core, inline_seconds=0).infer(request(rows=9))
     found = totals(core)
 
-    assert (Duration(), Duration(1, 10)) == (found.success, found.fail)
+    assert (StatisticDuration(), StatisticDuration(1, 10)) == (found.success, found.fail)
     assert 1 == found.failures[FailureReason.INVALID]
 
 
@@ -215,7 +217,7 @@ async def test_what_a_transport_cannot_read_is_a_failure_too(
     with core.engine.require("m"):
         pass
 
-    assert Duration(1, 0) == totals(core).fail
+    assert StatisticDuration(1, 0) == totals(core).fail
 
 
 async def test_unknown_models_and_versions_leave_no_trace(core: Core, add_model: AddModel) -> None:
@@ -227,7 +229,7 @@ async def test_unknown_models_and_versions_leave_no_trace(core: Core, add_model:
             await core.engine.infer(unknown)
 
     assert ["m"] == [model.name for model in core.registry.models()]
-    assert Duration() == totals(core).fail
+    assert StatisticDuration() == totals(core).fail
 
 
 async def test_a_request_over_the_limit_is_rejected(
@@ -320,8 +322,11 @@ async def test_an_ensemble_counts_for_itself_and_for_its_steps(
 
     assert [1, 1, 1] == [each.success.count for each in (first, second, whole)]
     assert [2, 2, 2] == [each.inference_count for each in (first, second, whole)]
-    assert Duration(1, 10) == first.compute_infer == second.compute_infer
-    assert (Duration(1, 20), Duration(1, 20)) == (whole.queue, whole.compute_infer)
+    assert StatisticDuration(1, 10) == first.compute_infer == second.compute_infer
+    assert (StatisticDuration(1, 20), StatisticDuration(1, 20)) == (
+        whole.queue,
+        whole.compute_infer,
+    )
     assert first.success.ns + second.success.ns < whole.success.ns
 
 

@@ -15,9 +15,8 @@ from support.fake_programs import CHUNK, LENGTH, VOCAB, WINDOWS, FakePrograms, a
 from support.generators import Asking
 
 from xlaserve.generation import asking
-from xlaserve.generation.batch import MOST_PREEMPTED, Batch
+from xlaserve.generation.batch import MOST_PASSED, MOST_PREEMPTED, Batch, choose
 from xlaserve.generation.running import Running
-from xlaserve.generation.turns import MOST_PASSED, choose
 from xlaserve.runtime.generator.counts import GenerationCounts
 from xlaserve.runtime.generator.info import GenerationInfo
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.offline.targets.diagnosis import problem_of
+from xlaserve.offline.targets.child import problem_of
 from xlaserve.offline.targets.jobs import Problem
 
 _REWRITING = (

@@ -8,9 +8,7 @@ from support.others import PlayedOthers
 
 from xlaserve.concurrency.others import Question
 from xlaserve.http.messages import HttpRequest
-from xlaserve.http.metrics.fetching_families import OF_FETCHING
 from xlaserve.http.metrics.generation_families import OF_GENERATORS
-from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.http.metrics.metric_folds import (
     FOLDS,
@@ -20,10 +18,10 @@ from xlaserve.http.metrics.metric_folds import (
     of_workers,
 )
 from xlaserve.http.metrics.metrics import Metrics
-from xlaserve.http.metrics.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.http.metrics.observing_families import OF_FETCHING, OF_OBSERVING, ObservingReading
 from xlaserve.http.metrics.openmetrics import exemplar_text, to_openmetrics
 from xlaserve.http.metrics.program_families import OF_PROGRAMS
-from xlaserve.http.metrics.server_families import OF_SERVER
+from xlaserve.http.metrics.server_families import OF_SERVER, OF_SHARED
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.registry import Registry
 from xlaserve.serving.observability.exemplar import Exemplar

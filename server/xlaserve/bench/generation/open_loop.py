@@ -26,7 +26,6 @@ class Trace:
     sent: float
     """Its actual time, later if the client does not keep up."""
     tokens: "array[float]" = field(default_factory=lambda: array("d"))
-    """Arrival of each token."""
     status: str = ""
     """OK, or why it failed; empty while its answer has no end."""
     ended: float = 0.0

@@ -1,4 +1,4 @@
-"""The options by which commands find a server; `bench`, `health` and `infer` share them."""
+"""The options by which commands find a server; commands share them."""
 
 import asyncio
 import inspect
@@ -21,7 +21,6 @@ T = TypeVar("T")
 URL_HELP = (
     "host:port or unix:path for gRPC, http://host:port for REST; grpcs:// and https:// over TLS."
 )
-"""Help text of `--url`."""
 
 TOKEN_FILE = "V2_TOKEN_FILE"
 """Environment variable for `--token-file`. It lacks the prefix `XLASERVE_` since a server refuses

@@ -1,6 +1,5 @@
 """`xlaserve infer`: one inference from the shell, against any V2 server."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +15,8 @@ from rich.console import Console
 from xlaserve.bench.inputs import make_inputs
 from xlaserve.cli.asking import infer_display
 from xlaserve.cli.asking.advice import advised
-from xlaserve.cli.asking.connection import (
-    URL_HELP,
-    TlsCa,
-    TlsCertificate,
-    TlsInsecure,
-    TlsKey,
-    TokenFile,
-    server_address,
-)
-from xlaserve.dialing.address import ServerAddress, TlsFiles
-from xlaserve.dialing.dial import dial
+from xlaserve.cli.asking.connection import Reach, ask_server, reaching
 from xlaserve.dialing.interface import InferenceResult, ModelTensors, asked
-from xlaserve.dialing.spoken import advising
 from xlaserve.errors import InvalidRequest, UnknownTensor
 from xlaserve.serving.inference import RequestedOutput
 from xlaserve.serving.inputs.output_forms import CLASSES
@@ -41,7 +29,9 @@ _TOP = 3
 """Classes that are shown where their labels are known."""
 
 
+@reaching(30.0)
 def infer(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    reach: Reach,
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     image: Annotated[
         Path | None, typer.Option(help="A JPEG or PNG for the model's only input.")
@@ -56,8 +46,6 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     model_version: Annotated[
         str, typer.Option("--model-version", help="The newest one if not given.")
     ] = "",
-    url: Annotated[str, typer.Option(help=URL_HELP)] = "127.0.0.1:8001",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 30.0,
     classes: Annotated[
         int | None,
         typer.Option("--classes", min=1, help="Show so many classes with the highest scores."),
@@ -70,22 +58,14 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the outputs to this .npz file.")
     ] = None,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_insecure: TlsInsecure = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Run one inference and print the values of the outputs."""
     values = dict(_split(text) for text in input_values or ())
     names = _labels(labels)
-    tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
-    address = server_address(url, tls, token_file)
     # Where its own labels are given, or all values are wanted, the server need not classify.
     most = 0 if names or as_json or output else classes or _TOP
     question = _Question(model, model_version, image, values, most, only_labelled=not classes)
-    with advising(address):
-        result, specs = asyncio.run(_ask(address, timeout, question))
+    result, specs = ask_server(_ask(reach, question))
     if output is not None:
         infer_display.write_npz(output, result)
     if as_json:
@@ -132,10 +112,8 @@ Classified: TypeAlias = Mapping[str, TensorSpec]
 """Outputs that the server was asked to classify, as its metadata describes them."""
 
 
-async def _ask(
-    address: ServerAddress, timeout: float, question: _Question
-) -> tuple[InferenceResult, Classified]:
-    async with dial(address, timeout=timeout) as client:
+async def _ask(reach: Reach, question: _Question) -> tuple[InferenceResult, Classified]:
+    async with reach.dial() as client:
         asking = client.tensors(question.model, question.version)
         tensors = await advised(client, question.model, asking)
         classified = _to_classify(question, tensors)

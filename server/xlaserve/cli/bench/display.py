@@ -1,6 +1,5 @@
 """The terminal's display of a benchmark: its progress, then a table."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.box import SIMPLE
@@ -42,12 +41,7 @@ class BenchDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._progress.stop()
 
     def step(self, step: Step, index: int, steps: int) -> None:

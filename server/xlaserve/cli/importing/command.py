@@ -96,8 +96,9 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
 ) -> None:
     """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
     # With JAX: the other commands are quicker without.
-    from xlaserve.cli.importing import display, pytorch
+    from xlaserve.cli.importing import display
     from xlaserve.importers.onnx.importing import Options
+    from xlaserve.importers.pt2.importing import SUFFIX
     from xlaserve.importers.pt2.importing import Options as PytorchOptions
 
     check_name("model", directory.absolute().name)
@@ -112,7 +113,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     _refuse(context, {"weights"}, f"is for language models, and '{model}' is a file")
     dimensions = pairs_of("--dim", dim, sizes_of)
     parameters = _of_images(resize, scale=scale, mean=mean, std=std)
-    if pytorch.is_program(model):
+    if model.suffix == SUFFIX:
         _refuse(context, _OF_ONNX, f"is for ONNX files, and '{model}' is a .pt2 file")
         program = PytorchOptions(
             version=version,
@@ -125,7 +126,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
             batch_independent=batch_independent,
         )
         with _said(), unwinding_on_signals():
-            path = pytorch.run(model, directory.absolute(), program)
+            path = display.run_program(model, directory.absolute(), program)
             recorded.record(path, for_target)
         return
     options = Options(
@@ -144,7 +145,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         batch_independent=batch_independent,
     )
     with _said(), unwinding_on_signals():
-        path = display.run(model, directory.absolute(), options)
+        path = display.run_onnx(model, directory.absolute(), options)
         recorded.record(path, for_target)
 
 
@@ -164,15 +165,19 @@ _OF_LANGUAGE = frozenset({"model", "directory", "version", "weights"})
 """Parameters that a language model obeys."""
 
 
+_SHOWN = 4
+"""Most left out tensors that are named."""
+
 _OF_ENCODERS = frozenset({"model", "directory", "version", "max_batch_size", "dim"})
 """Parameters that an encoder obeys."""
 
 
 def _is_encoder(context: typer.Context, source: Path) -> bool:
     """Tell whether a directory is of an encoder; raises InvalidRequest for a flag of others."""
+    from xlaserve.importers.huggingface.config_json import CONFIG
     from xlaserve.importers.huggingface.encoders import configuration
 
-    if not (source / configuration.CONFIG).is_file() or not configuration.is_encoder(source):
+    if not (source / CONFIG).is_file() or not configuration.is_encoder(source):
         return False
     _refuse(
         context, context.params.keys() - _OF_ENCODERS, f"is of no effect: '{source}' is an encoder"
@@ -187,9 +192,28 @@ def _import_encoder(
     max_batch_size: int | None,
     dimensions: Mapping[str, Sequence[int]],
 ) -> None:
-    from xlaserve.cli.importing import encoder
+    """Import an encoder, and describe it; raises InvalidRequest for other dimensions."""
+    from xlaserve.cli.sizes import format_bytes
+    from xlaserve.importers.huggingface.encoders.importing import TOKENS, import_encoder
+    from xlaserve.runtime.devices import device
 
-    encoder.run(source, directory, version, max_batch_size, dimensions)
+    for name in dimensions:
+        if name != TOKENS:
+            raise InvalidRequest(f"--dim: expected {TOKENS}, which an encoder has, got '{name}'")
+    device.start("cpu")
+    made = import_encoder(source, directory, version, max_batch_size, dimensions.get(TOKENS))
+    form = made.form
+    length = " of length 1" if form.is_normalised else ""
+    typer.echo(
+        f"{made.path}: {form.layers} layers of {form.hidden}, embeddings of {form.size}{length} "
+        f"({', '.join(form.poolings)}), compiled for {', '.join(map(str, made.lengths))} tokens, "
+        f"parameters of {format_bytes(made.parameters_bytes)} in {made.dtype}"
+    )
+    if made.left_out:
+        shown = ", ".join(made.left_out[:_SHOWN])
+        more = " and others" if len(made.left_out) > _SHOWN else ""
+        typer.echo(f"left out, since no embedding needs it: {shown}{more}")
+    typer.echo(f"beside it: {', '.join(made.files) or 'no files of a tokenizer'}")
 
 
 def _import_language(
@@ -201,7 +225,8 @@ def _import_language(
 ) -> None:
     """Import a directory of Hugging Face; raises InvalidRequest for a flag of ONNX."""
     from xlaserve.cli.sizes import format_bytes
-    from xlaserve.importers.huggingface.importing import CONFIG, import_checkpoint
+    from xlaserve.importers.huggingface.config_json import CONFIG
+    from xlaserve.importers.huggingface.importing import import_checkpoint
     from xlaserve.importers.huggingface.quantising import KINDS
     from xlaserve.runtime.devices import device
 

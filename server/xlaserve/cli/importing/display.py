@@ -1,20 +1,44 @@
 """The terminal's display of an import: its progress, then the written files."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from xlaserve.artifact.manifest import Manifest
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.importers.onnx.importing import Imported, Options, import_model
+from xlaserve.importers.pt2.importing import Options as ProgramOptions
+from xlaserve.importers.pt2.importing import import_program
 from xlaserve.runtime.devices import device
 from xlaserve.runtime.loaded import Stage
 
+T = TypeVar("T")
 
-def run(model: Path, directory: Path, options: Options) -> Path:
+
+def run_onnx(model: Path, directory: Path, options: Options) -> Path:
     """Import a model with a progress bar, print the result, and return its path."""
+    made = _with_bar(model, lambda on_stage: import_model(model, directory, options, on_stage))
+    what = f"opset {made.opset}, {made.nodes} operators"
+    rows = rows_shown(made.manifest, [made.notice] if made.notice else [])
+    _show(made.path, made.manifest, what, (_comparison(made), made.labels, *rows))
+    return made.path
+
+
+def run_program(model: Path, directory: Path, options: ProgramOptions) -> Path:
+    """Import a program with a progress bar, print the result, and return its path."""
+    made = _with_bar(model, lambda on_stage: import_program(model, directory, options, on_stage))
+    what = f"PyTorch {made.torch_version}, {made.nodes} nodes"
+    rows = rows_shown(made.manifest, [made.notice] if made.notice else [])
+    _show(made.path, made.manifest, what, (*rows, made.labels))
+    return made.path
+
+
+def _with_bar(model: Path, make: Callable[[Callable[[Stage], None]], T]) -> T:
     # The same numbers on every machine, also where a GPU would calculate with fewer bits.
     device.start("cpu")
     with progress_bar() as progress:
@@ -28,33 +52,22 @@ def run(model: Path, directory: Path, options: Options) -> Path:
                 completed=stage.step,
             )
 
-        imported = import_model(model, directory, options, show)
-    _show(Console(), imported)
-    return imported.path
+        return make(show)
 
 
-def _show(console: Console, imported: Imported) -> None:
-    described = imported.manifest
+def _show(path: Path, described: Manifest, what: str, lines: Iterable[str]) -> None:
     table = Table("", "name", "tensor")
     for kind, specs in (("input", described.inputs), ("output", described.outputs)):
         for spec in specs:
             table.add_row(kind, spec.name, str(spec))
-    console.print(table)
-    console.print(f"{imported.path}: {_summary(imported)}", soft_wrap=True, highlight=False)
-    console.print(_comparison(imported), soft_wrap=True, highlight=False)
-    if imported.labels:
-        console.print(imported.labels, soft_wrap=True, highlight=False, markup=False)
-    for line in rows_shown(imported.manifest, [imported.notice] if imported.notice else []):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _summary(imported: Imported) -> str:
-    described = imported.manifest
-    return (
-        f"opset {imported.opset}, {imported.nodes} operators, {len(described.parameters)} "
-        f"parameters of {format_bytes(described.parameters_bytes)}, max_batch_size "
-        f"{described.max_batch_size}"
+    summary = (
+        f"{path}: {what}, {len(described.parameters)} parameters of "
+        f"{format_bytes(described.parameters_bytes)}, max_batch_size {described.max_batch_size}"
     )
+    console = Console()
+    console.print(table)
+    for line in filter(None, (summary, *lines)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _comparison(imported: Imported) -> str:

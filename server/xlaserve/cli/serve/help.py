@@ -17,10 +17,8 @@ WITHOUT_EFFECT = "xlaserve.without_effect"
 """Key in the command's context for tritonserver flags without effect."""
 
 CONFIG_HELP = "File of settings in TOML; the environment and flags go before it."
-"""Help text of `--config`."""
 
 OPEN_HELP = "Open the status page in a browser once the server has started."
-"""Help text of `--open`."""
 
 POSITIONAL = "repository"
 """The setting that needs no flag."""

@@ -38,7 +38,6 @@ from xlaserve.grpc.infer.long_messages import (
 )
 from xlaserve.grpc.problems import PROBLEMS
 from xlaserve.grpc.protobuf.codec import refusal_of
-from xlaserve.net.ledger import Account
 from xlaserve.serving.call import NOBODY, Peer
 from xlaserve.serving.engine import Engine
 from xlaserve.serving.gates import Gates
@@ -243,17 +242,15 @@ class InferFastPath:
         stream: ServerStream,
         write: Callable[[], Written],
         then: Callable[[list[Buffer], int], None],
-        account: Account | None = None,
-        count: int = 0,
+        held: int = 0,
     ) -> None:
         """Make the parts of an answer in a thread, unless the stream is closed; `then` gets them.
 
-        So many bytes, which the account holds, are released once the thread has ended.
+        `held` bytes of the stream's account are released once the thread has ended.
         """
 
         def written(found: Written | BaseException) -> None:
-            if account is not None:
-                account.release(count)
+            stream.owner.account.release(held)
             writing.end()
             stream.call = None
             if isinstance(found, BaseException):
@@ -409,7 +406,7 @@ class CompressedCall(FastPathCall):
             then(compressed(encoding, parts, size), size)
         elif stream.open and account.spare(COMPRESSED_TIMES * size):
             work = partial(_compressed, encoding, parts, size)
-            fast_path.write_in_thread(self, stream, work, then, account, COMPRESSED_TIMES * size)
+            fast_path.write_in_thread(self, stream, work, then, COMPRESSED_TIMES * size)
         else:
             then(compressed("", parts, size), size)
 

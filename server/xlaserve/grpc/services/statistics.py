@@ -2,7 +2,7 @@
 
 from xlaserve.residence.reports.monitor import VersionReport
 from xlaserve.runtime.loaded import Bucket
-from xlaserve.serving.statistics import BatchTotals, Duration, Totals
+from xlaserve.serving.statistics import BatchStatistics, StatisticDuration, Totals
 from xlaserve_proto import inference as pb
 
 
@@ -38,7 +38,7 @@ def _inference(totals: Totals) -> pb.InferStatistics:
     )
 
 
-def _batch(batch: BatchTotals) -> pb.InferBatchStatistics:
+def _batch(batch: BatchStatistics) -> pb.InferBatchStatistics:
     return pb.InferBatchStatistics(
         batch_size=batch.batch_size,
         compute_input=_duration(batch.compute_input),
@@ -56,5 +56,5 @@ def _compiled(bucket: Bucket) -> pb.CompileStatistics:
     )
 
 
-def _duration(duration: Duration) -> pb.StatisticDuration:
+def _duration(duration: StatisticDuration) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=duration.count, ns=duration.ns)

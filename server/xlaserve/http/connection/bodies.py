@@ -44,7 +44,6 @@ class BodyReader:
         self._is_over = False
         """Whether no body is waited for."""
         self._timeouts: set[asyncio.Timeout] = set()
-        """Timeouts of the bodies being read."""
 
     def drain(self) -> None:
         """Refuse each body from now on as soon as nothing of it comes for a second."""

@@ -37,7 +37,6 @@ class Held:
 
     def __init__(self, account: Account, transport: asyncio.Transport) -> None:
         self.account = account
-        """Account of the connection."""
         self._transport = transport
         self._answers = False
         """Whether an answer is being written: all of it counts until that completes."""

@@ -66,7 +66,6 @@ class HttpLimits:
     answer_seconds: float = 120.0
     """Seconds for a client to read more of its queued answer."""
     handshake_seconds: float = 5.0
-    """Seconds for a TLS handshake."""
     compress_answers: bool = True
     """Whether answers are compressed for clients that accept it."""
 

@@ -21,7 +21,7 @@ from xlaserve.residence.reports.history import (
 )
 from xlaserve.serving.access.sight import everything
 from xlaserve.serving.call import Operation
-from xlaserve.serving.observability.failures import Failure
+from xlaserve.serving.observability.failures import FailedCall
 from xlaserve.serving.observability.loop_lag import LAG_BOUNDS
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
@@ -90,18 +90,6 @@ class Interval(msgspec.Struct):
     ]
 
 
-class Error(msgspec.Struct):
-    """One request that failed."""
-
-    at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
-    reason: str
-    operation: str
-    model: str
-    version: str
-    id: str
-    text: Annotated[str, msgspec.Meta(description="As its client was told.")]
-
-
 class HourOfServer(msgspec.Struct):
     """The last hour."""
 
@@ -111,7 +99,9 @@ class HourOfServer(msgspec.Struct):
         list[Moment], msgspec.Meta(description="The last two minutes, by the second.")
     ]
     hour: Annotated[list[Interval], msgspec.Meta(description="The oldest first.")]
-    errors: Annotated[list[Error], msgspec.Meta(description="The last 50, the newest first.")]
+    errors: Annotated[
+        Sequence[FailedCall], msgspec.Meta(description="The last 50, the newest first.")
+    ]
     missing: Annotated[
         Mapping[str, str],
         msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
@@ -164,7 +154,7 @@ class HistoryRoutes:
             REQUEST_BOUNDS_NS,
             [_moment(sample) for sample in history.recent],
             hour,
-            list(map(error_of, history.failures)),
+            history.failures,
             dict(asked.missing),
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
@@ -184,11 +174,6 @@ def _moment(sample: Sample) -> Moment:
         for m in sample.models
     ]
     return Moment(sample.at, sample.success, sample.buckets, models)
-
-
-def error_of(failure: Failure) -> Error:
-    """Return a failure as pages show it."""
-    return Error(*failure)
 
 
 def _interval(before: Sample, after: Sample) -> Interval:

@@ -1,26 +1,22 @@
 """One model as JSON, for its page: everything that the server knows of it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
 
 from xlaserve.concurrency.others import NOBODY, About, Others, Question
-from xlaserve.http.dashboard.history_page import Error, error_of
 from xlaserve.http.dashboard.permits import Permits, models_shown, permit_everything
 from xlaserve.http.messages import HttpRequest, HttpResponse
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.v2.statistics import ModelStatistics, statistics_json
-from xlaserve.http.v2.v2_schemas import TensorMetadata
 from xlaserve.residence.catalog import Catalog
 from xlaserve.residence.reports.fold_model import fold_model
 from xlaserve.residence.reports.model_board import (
     LoadedReading,
     ModelBoard,
     ModelReading,
-    TensorReading,
     VersionReading,
     executed_rows,
     of_model_in_sight,
@@ -28,6 +24,7 @@ from xlaserve.residence.reports.model_board import (
 from xlaserve.serving.access.sight import everything
 from xlaserve.serving.call import Call, Operation
 from xlaserve.serving.observability.events import MAX_NAME, Origin, cut
+from xlaserve.serving.observability.failures import FailedCall
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
@@ -38,58 +35,6 @@ class Permissions(msgspec.Struct):
     infer: bool
     metadata: bool
     manage: Annotated[bool, msgspec.Meta(description="And whether clients may load at all.")]
-
-
-class Rows(msgspec.Struct):
-    """Whether the rows of a batch are independent of one another."""
-
-    independence: Annotated[str, msgspec.Meta(description="proved, mixed, unknown, or empty.")]
-    by: Annotated[str, msgspec.Meta(description="analysis, declaration, or empty.")]
-    text: str
-    notice: Annotated[str, msgspec.Meta(description="Why requests are not put together.")]
-
-
-class Programs(msgspec.Struct):
-    """Sources of the programs of a version."""
-
-    compiled: int
-    cached: int
-    shared: int
-    on_demand: int
-    seconds: float
-
-
-class Generator(msgspec.Struct):
-    """A model that generates tokens."""
-
-    slots: int
-    running: Annotated[int, msgspec.Meta(description="Requests that have a slot.")]
-    positions: Annotated[int, msgspec.Meta(description="Of the cache, of all slots.")]
-    positions_used: int
-    prompt_tokens: Annotated[int, msgspec.Meta(description="Since the load.")]
-    output_tokens: int
-    max_length: Annotated[int, msgspec.Meta(description="Most positions of one request.")]
-    has_text: Annotated[bool, msgspec.Meta(description="Whether OpenAI's endpoints answer for it.")]
-    has_template: Annotated[bool, msgspec.Meta(description="Whether it takes messages.")]
-    no_text: Annotated[str, msgspec.Meta(description="Why it has no text, behind its name.")]
-
-
-class LoadedVersion(msgspec.Struct):
-    """A version while it is loaded."""
-
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    max_batch_size: int
-    decoupled: bool
-    sequences: bool
-    steps: list[str]
-    rows: Rows
-    memory: Annotated[Mapping[str, int], msgspec.Meta(description="Bytes by part.")]
-    devices: Annotated[Mapping[str, int], msgspec.Meta(description="Bytes by device.")]
-    programs: Programs
-    pending: int
-    generator: Generator | None
 
 
 class VersionOfPage(msgspec.Struct):
@@ -105,7 +50,7 @@ class VersionOfPage(msgspec.Struct):
     origin: Annotated[
         Origin | None, msgspec.Meta(description="Who asked for the last load, and when.")
     ]
-    loaded: LoadedVersion | None
+    loaded: LoadedReading | None
     statistics: ModelStatistics
     failures: Annotated[Mapping[str, int], msgspec.Meta(description="Requests by reason.")]
     bucket_executions: Annotated[
@@ -128,7 +73,9 @@ class ModelOfPage(msgspec.Struct):
         str, msgspec.Meta(description="Why it is not loaded, where it has no versions.")
     ]
     versions: list[VersionOfPage]
-    errors: Annotated[list[Error], msgspec.Meta(description="Of the last 50 of the server.")]
+    errors: Annotated[
+        Sequence[FailedCall], msgspec.Meta(description="Of the last 50 of the server.")
+    ]
     grpc_endpoint: Annotated[str, msgspec.Meta(description="The setting: `port:8001`.")]
     missing: Annotated[
         Mapping[str, str],
@@ -219,7 +166,7 @@ def _page(
         list(reading.dependents),
         "" if reading.versions else reason,
         [_version(version) for version in reading.versions],
-        list(map(error_of, reading.failures)),
+        reading.failures,
         grpc_endpoint,
         dict(missing),
     )
@@ -242,39 +189,10 @@ def _version(version: VersionReading) -> VersionOfPage:
         version.unloads,
         version.load_seconds,
         version.origin,
-        None if version.loaded is None else _loaded(version.loaded),
+        version.loaded,
         statistics_json([version.report]).model_stats[0],
         {reason.value: count for reason, count in version.report.totals.failures.items() if count},
         executions,
         computed,
         padding,
     )
-
-
-def _loaded(loaded: LoadedReading) -> LoadedVersion:
-    rows, programs = loaded.rows, loaded.programs
-    return LoadedVersion(
-        loaded.platform,
-        list(map(_tensor, loaded.inputs)),
-        list(map(_tensor, loaded.outputs)),
-        loaded.max_batch_size,
-        loaded.is_decoupled,
-        loaded.has_sequences,
-        list(loaded.steps),
-        Rows(rows.independence, rows.by, rows.text, rows.notice),
-        loaded.memory,
-        loaded.devices,
-        Programs(
-            programs.compiled,
-            programs.cached,
-            programs.shared,
-            programs.on_demand,
-            programs.seconds,
-        ),
-        loaded.pending,
-        None if loaded.generator is None else Generator(**asdict(loaded.generator)),
-    )
-
-
-def _tensor(tensor: TensorReading) -> TensorMetadata:
-    return TensorMetadata(tensor.name, tensor.datatype, list(tensor.shape), tensor.parameters)

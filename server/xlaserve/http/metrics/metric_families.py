@@ -1,45 +1,37 @@
 """The metrics of models and versions: name, meaning and source of each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Protocol
 
 from xlaserve.http.metrics.generation_families import OF_GENERATION, GenerationReading
-from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.http.metrics.metric_family import Family, Row, counter, escape, gauge, histogram, one
 from xlaserve.residence.executed_rows import ExecutedRows
 from xlaserve.residence.registry import Instance, Model
 from xlaserve.runtime.loaded import Bucket
 from xlaserve.serving.observability.events import MAX_TEXT, cut
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
-from xlaserve.serving.statistics import NO_OFFLOADS, REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.serving.statistics import (
+    NO_OFFLOADS,
+    REQUEST_BOUNDS_NS,
+    FailureReason,
+    Totals,
+    VersionStatistics,
+)
 
 # --- of a model version ---
 
 
-class LoadCounts(Protocol):
-    """Loads of a version, or of several."""
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """Loads of several versions, as the statistics of one have them."""
 
-    @property
-    def loads(self) -> int:
-        """Return how many succeeded."""
-        ...
-
-    @property
-    def load_failures(self) -> int:
-        """Return how many did not."""
-        ...
-
-    @property
-    def unloads(self) -> int:
-        """Return the number of unloads."""
-        ...
-
-    @property
-    def load_seconds(self) -> float:
-        """Return how long the last successful load took."""
-        ...
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float = 0.0
+    """Time of the last load that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class VersionReading:
     """A model version at the moment of a scrape."""
 
     totals: Totals
-    statistics: LoadCounts
+    statistics: VersionStatistics | LoadCounts
     instance: Instance | None
     """None while it is not loaded, and of versions that share one series."""
     ready: int
@@ -195,15 +187,9 @@ def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading]
     return rows
 
 
-def _of_version(
-    name: str,
-    kind: str,
-    help: str,
-    read: Callable[[VersionReading], Iterable[Row]],
-    label: str = "",
-) -> Family[VersionReading]:
-    labels = (*_VERSION_LABELS, label) if label else _VERSION_LABELS
-    return Family(name, kind, help, read, labels)
+def _of_version(family: Family[VersionReading]) -> Family[VersionReading]:
+    """Return a family whose rows have the labels of their version first."""
+    return replace(family, labels=(*_VERSION_LABELS, *family.labels))
 
 
 def failure_rows(reason: str) -> Iterable[Row]:
@@ -220,216 +206,181 @@ def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading
     return Family(family.name, family.kind, family.help, read, family.labels)
 
 
-OF_VERSIONS: tuple[Family[VersionReading], ...] = (
-    _of_version(
+_ROWS: tuple[Family[VersionReading], ...] = (
+    counter(
         "nv_inference_request_success",
-        "counter",
         "Requests that were answered",
         lambda r: one(r.totals.success.count),
     ),
-    _of_version(
+    counter(
         "nv_inference_request_failure",
-        "counter",
         "Requests for a model that answers that were not answered: REJECTED for want of room, "
         "CANCELED by the client or its deadline, BACKEND where the model failed, OTHER where the "
         "request does not fit the model",
         _failures,
         "reason",
     ),
-    _of_version(
+    counter(
         "nv_inference_count",
-        "counter",
         "Rows of the requests that were answered; a request of a model without batches is one",
         lambda r: one(r.totals.inference_count),
     ),
-    _of_version(
+    counter(
         "nv_inference_exec_count",
-        "counter",
         "Executions of the model for requests that were answered",
         lambda r: one(r.totals.execution_count),
     ),
-    _of_version(
+    counter(
         "nv_inference_request_duration_us",
-        "counter",
         "Time of the requests that were answered, from when their model was found",
         lambda r: one(r.totals.success.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_inference_queue_duration_us",
-        "counter",
         "Part of that time in which they waited for a thread",
         lambda r: one(r.totals.queue.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_inference_compute_input_duration_us",
-        "counter",
         "Part of that time in which their inputs were checked and decoded",
         lambda r: one(r.totals.compute_input.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_inference_compute_infer_duration_us",
-        "counter",
         "Part of that time in which the model ran, with the way to the device and back",
         lambda r: one(r.totals.compute_infer.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_inference_compute_output_duration_us",
-        "counter",
         "The rest of that time, until the answer was made",
         lambda r: one(r.totals.compute_output.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_cache_num_hits_per_model",
-        "counter",
         "Requests that were answered from the response cache; absent where a model has none",
         lambda r: _cached(r, r.totals.cache_hit.count),
     ),
-    _of_version(
+    counter(
         "nv_cache_num_misses_per_model",
-        "counter",
         "Requests whose answer was not in the response cache",
         lambda r: _cached(r, r.totals.cache_miss.count),
     ),
-    _of_version(
+    counter(
         "nv_cache_hit_duration_per_model",
-        "counter",
         "Microseconds in which hits were looked for",
         lambda r: _cached(r, r.totals.cache_hit.ns // 1000),
     ),
-    _of_version(
+    counter(
         "nv_cache_miss_duration_per_model",
-        "counter",
         "Microseconds in which misses were looked for, and their answers kept",
         lambda r: _cached(r, r.totals.cache_miss.ns // 1000),
     ),
-    _of_version(
+    gauge(
         "nv_inference_pending_request_count",
-        "gauge",
         "Executions that wait for a thread",
         lambda r: one(r.backlog.pending),
     ),
-    _of_version(
+    gauge(
         "xlaserve_queue_age_seconds",
-        "gauge",
         "Seconds since the oldest of these was submitted, 0 while none waits",
         lambda r: one(r.backlog.oldest_seconds),
     ),
-    _of_version(
+    gauge(
         "nv_model_load_duration_secs",
-        "gauge",
         "Seconds that the last load took, while the model is loaded",
         lambda r: () if r.instance is None else one(r.statistics.load_seconds),
     ),
-    _of_version(
+    histogram(
         REQUEST_SECONDS,
-        "histogram",
         "Time of the requests that were answered; absent until there is one",
         _request_seconds,
-        "le",
     ),
-    _of_version(
+    histogram(
         "xlaserve_batch_size",
-        "histogram",
         "Rows of the executions; absent until there is one",
         _batch_rows,
-        "le",
     ),
-    _of_version(
+    gauge(
         "xlaserve_model_ready",
-        "gauge",
         "1 where requests are answered, 0 otherwise",
         lambda r: one(r.ready),
     ),
-    _of_version(
+    gauge(
         "xlaserve_model_bytes",
-        "gauge",
         "Memory of a loaded model: parameters, constants, temporaries of the largest batch, "
         "executables",
         _bytes,
         "part",
     ),
-    _of_version(
+    gauge(
         "xlaserve_model_device_bytes",
-        "gauge",
         "Memory of a loaded model on each device; absent for kinds of models that do not know",
         _device_bytes,
         "device",
     ),
-    _of_version(
+    counter(
         "xlaserve_bucket_executions_total",
-        "counter",
         "Executions by the batch size that was compiled for them, of all loads of the version",
         _bucket_executions,
         "rows",
     ),
-    _of_version(
+    counter(
         "xlaserve_padding_rows_total",
-        "counter",
         "Rows that these executions computed beyond those of their requests",
         _padding,
     ),
-    _of_version(
+    counter(
         "xlaserve_offloaded_batches_total",
-        "counter",
         "Batches that were given to an idle worker by what became of them: executed there, refused "
         "(and executed at home), or lost with the worker; absent before the first",
         _offloads,
         "outcome",
     ),
-    _of_version(
+    counter(
         "xlaserve_offloaded_bytes_total",
-        "counter",
         "Bytes of tensors that passed between workers for these, in both directions",
         lambda reading: one(reading.totals.offloads.bytes) if reading.totals.offloads.bytes else (),
     ),
-    _of_version(
+    gauge(
         "xlaserve_model_compile_seconds",
-        "gauge",
         "Seconds that went into compilation since the last load, while the model is loaded",
         _when_loaded(lambda instance: instance.info.compile_seconds),
     ),
-    _of_version(
+    counter(
         "xlaserve_model_on_demand_compilations_total",
-        "counter",
         "Shapes that were compiled since the last load because a request asked for them",
         _when_loaded(lambda instance: instance.info.on_demand_compilations),
     ),
-    _of_version(
+    gauge(
         "xlaserve_bucket_compile_seconds",
-        "gauge",
         "Seconds that the compilation of one batch size took; 0 rows where there is no batch",
         lambda r: _buckets(r, lambda bucket: bucket.compile_seconds),
         "rows",
     ),
-    _of_version(
+    gauge(
         "xlaserve_bucket_execution_seconds",
-        "gauge",
         "Seconds of the quickest execution of one batch size, as the warm-up measured it; "
         "0 where it measured nothing",
         lambda r: _buckets(r, lambda bucket: bucket.seconds),
         "rows",
     ),
-    _of_version(
+    counter(
         "xlaserve_model_loads_total",
-        "counter",
         "Loads and reloads that succeeded",
         lambda r: one(r.statistics.loads),
     ),
-    _of_version(
+    counter(
         LOAD_FAILURES,
-        "counter",
         "Loads and reloads that failed or were cancelled; those that came to no version have none",
         lambda r: one(r.statistics.load_failures),
     ),
-    _of_version(
+    counter(
         "xlaserve_model_unloads_total",
-        "counter",
         "Unloads",
         lambda r: one(r.statistics.unloads),
     ),
-    _of_version(
+    gauge(
         FAILURE,
-        "gauge",
         "1, with the reason that the repository index has, from a load that failed to one that"
         " succeeds; a load that came to no version has none",
         lambda r: failure_rows(r.failure),
@@ -437,6 +388,8 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     ),
     *map(_when_generating, OF_GENERATION),
 )
+
+OF_VERSIONS = tuple(map(_of_version, _ROWS))
 """One row for each version in the registry, until its model's files are gone."""
 
 
@@ -444,11 +397,10 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
 
 
 OF_MODELS: tuple[Family[Model], ...] = (
-    Family(
+    gauge(
         "xlaserve_requests_in_progress",
-        "gauge",
         "Requests in progress, all versions together",
         lambda model: one(model.requests),
-        ("model",),
+        "model",
     ),
 )

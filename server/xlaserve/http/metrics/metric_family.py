@@ -37,6 +37,25 @@ class Family(Generic[Subject]):
         ]
 
 
+def counter(
+    name: str, help: str, read: Callable[[Subject], Iterable[Row]], *labels: str
+) -> Family[Subject]:
+    """Return a metric that only grows."""
+    return Family(name, "counter", help, read, labels)
+
+
+def gauge(
+    name: str, help: str, read: Callable[[Subject], Iterable[Row]], *labels: str
+) -> Family[Subject]:
+    """Return a metric that goes up and down."""
+    return Family(name, "gauge", help, read, labels)
+
+
+def histogram(name: str, help: str, read: Callable[[Subject], Iterable[Row]]) -> Family[Subject]:
+    """Return a metric with a count by bound."""
+    return Family(name, "histogram", help, read, ("le",))
+
+
 def escape(value: str) -> str:
     r"""Write a label's value: backslash, quote and line feed are escaped, nothing else is."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -6,7 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from xlaserve.http.metrics.metric_family import Family, escape
+from xlaserve.http.metrics.metric_family import Family, escape, gauge
 
 WORKER_LABEL = "worker"
 
@@ -205,16 +205,15 @@ class FoldedMetrics:
 
 
 OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
-    Family(
+    gauge(
         "xlaserve_worker_answered",
-        "gauge",
         "1 where the numbers of a process of the server are in this answer, 0 where it did not "
         "answer in time; absent with one process",
         lambda workers: [
             ("", f'{WORKER_LABEL}="{escape(worker)}"', int(is_in))
             for worker, is_in in workers.items()
         ],
-        (WORKER_LABEL,),
+        WORKER_LABEL,
     ),
 )
 """Metrics of a merged answer that name each worker."""

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
@@ -16,15 +15,14 @@ from xlaserve.concurrency.others import NOBODY, About, Others, Question
 from xlaserve.grpc.http2.limits import Shared
 from xlaserve.http.accept import preferred
 from xlaserve.http.messages import HttpRequest, HttpResponse
-from xlaserve.http.metrics.fetching_families import OF_FETCHING
 from xlaserve.http.metrics.generation_families import OF_GENERATORS, GenerationReading
-from xlaserve.http.metrics.held_families import OF_SHARED
 from xlaserve.http.metrics.metric_families import (
     FAILURE,
     LOAD_FAILURES,
     OF_MODELS,
     OF_VERSIONS,
     REQUEST_SECONDS,
+    LoadCounts,
     VersionReading,
     failure_rows,
     seconds_bound,
@@ -32,10 +30,10 @@ from xlaserve.http.metrics.metric_families import (
 from xlaserve.http.metrics.metric_family import escape
 from xlaserve.http.metrics.metric_folds import FoldedMetrics, MetricsSnapshot, newest, of_workers
 from xlaserve.http.metrics.model_families import written
-from xlaserve.http.metrics.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.http.metrics.observing_families import OF_FETCHING, OF_OBSERVING, ObservingReading
 from xlaserve.http.metrics.openmetrics import END, OPENMETRICS_TYPE, exemplar_text, to_openmetrics
 from xlaserve.http.metrics.program_families import OF_PROGRAMS
-from xlaserve.http.metrics.server_families import OF_SERVER, ServerReading
+from xlaserve.http.metrics.server_families import OF_SERVER, OF_SHARED, ServerReading
 from xlaserve.http.routing import Body, Route
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.failed_loads import is_failure
@@ -301,20 +299,12 @@ def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> No
         family_lines.extend(family.lines(labels, reading))
 
 
-@dataclass(frozen=True, slots=True)
-class _Loads:
-    loads: int
-    load_failures: int
-    unloads: int
-    load_seconds: float = 0.0
-
-
 def together(readings: Sequence[VersionReading]) -> VersionReading:
     """Return the sums of several versions, without an instance."""
     counts = [reading.statistics for reading in readings]
     return VersionReading(
         sum_of([reading.totals for reading in readings]),
-        _Loads(
+        LoadCounts(
             sum(count.loads for count in counts),
             sum(count.load_failures for count in counts),
             sum(count.unloads for count in counts),

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from xlaserve.grpc.reasons import KNOWN_REASONS
-from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.http.metrics.metric_family import Family, Row, counter, escape, histogram, one
 from xlaserve.serving.observability.failures import Failures
 from xlaserve.serving.observability.gpus import GpuReading
 from xlaserve.serving.observability.loop_lag import LAG_BOUNDS, LoopLag
+from xlaserve.storage.fetching import FetchCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +81,62 @@ _OF_GPUS = (
 """Triton's names, if it has one."""
 
 OF_OBSERVING: tuple[Family[ObservingReading], ...] = (
-    Family(
+    counter(
         "xlaserve_refusals_total",
-        "counter",
         "Requests of all operations that failed, by the class of their error; Cancelled where the "
         "client left, Rpc and a status where gRPC itself refused it, Unexpected where the log has "
         "a traceback; what is known has a row from the start",
         _refusals,
-        ("reason",),
+        "reason",
     ),
-    Family(
+    histogram(
         "xlaserve_event_loop_lag_seconds",
-        "histogram",
         "How late the event loop is, looked at ten times a second",
         _lag,
-        ("le",),
     ),
-    Family(
+    counter(
         "xlaserve_access_records_dropped_total",
-        "counter",
         "Access records that were dropped or could not be written; absent without an access log",
         lambda reading: _counted(reading.dropped_records),
     ),
-    Family(
+    counter(
         "xlaserve_spans_dropped_total",
-        "counter",
         "Spans that were lost, wherever; absent unless trace_mode is opentelemetry",
         lambda reading: _counted(reading.dropped_spans),
     ),
     *_OF_GPUS,
+)
+
+
+OF_FETCHING: tuple[Family[FetchCounts], ...] = (
+    counter(
+        "xlaserve_fetched_bytes_total",
+        "Bytes that were fetched from stores; absent, as the next are, without a repository in one",
+        lambda counts: one(counts.fetched_bytes),
+    ),
+    counter(
+        "xlaserve_fetched_models_total",
+        "Model versions that were fetched whole",
+        lambda counts: one(counts.models),
+    ),
+    counter(
+        "xlaserve_fetch_seconds_total",
+        "Time in which model versions were fetched, of all of them together",
+        lambda counts: one(counts.seconds),
+    ),
+    counter(
+        "xlaserve_fetch_failures_total",
+        "Fetches that failed; those that were cancelled are not among them",
+        lambda counts: one(counts.failures),
+    ),
+    counter(
+        "xlaserve_fetch_retries_total",
+        "Requests to stores that were sent again",
+        lambda counts: one(counts.retries),
+    ),
+    counter(
+        "xlaserve_store_request_failures_total",
+        "Requests to stores that failed in all attempts; those for files of a fetch fail that",
+        lambda counts: one(counts.refused),
+    ),
 )

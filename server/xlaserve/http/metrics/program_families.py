@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from xlaserve.http.metrics.metric_family import Family, Row
+from xlaserve.http.metrics.metric_family import Family, Row, counter
 from xlaserve.runtime.programs.program_counts import ProgramCounts
 
 _PLACE = "place"
@@ -26,9 +26,8 @@ def _of_each(
 
 
 OF_PROGRAMS: tuple[Family[Mapping[str, ProgramCounts]], ...] = (
-    Family(
+    counter(
         "xlaserve_program_lookups_total",
-        "counter",
         "Lookups of compiled programs in the directory (compilation_cache_directory) and the store "
         "(compilation_cache_url): hit, miss, unusable, or unanswered by the store; absent, as the "
         "next are, for a place that there is not",
@@ -40,34 +39,32 @@ OF_PROGRAMS: tuple[Family[Mapping[str, ProgramCounts]], ...] = (
                 "unanswered": counts.unanswered,
             }
         ),
-        (_PLACE, "outcome"),
+        _PLACE,
+        "outcome",
     ),
-    Family(
+    counter(
         "xlaserve_program_lookup_seconds_total",
-        "counter",
         "Time that these lookups took, with the reading of what they found",
         _of_each(lambda counts: counts.seconds),
-        (_PLACE,),
+        _PLACE,
     ),
-    Family(
+    counter(
         "xlaserve_program_read_bytes_total",
-        "counter",
         "Bytes of the programs that were found",
         _of_each(lambda counts: counts.read_bytes),
-        (_PLACE,),
+        _PLACE,
     ),
-    Family(
+    counter(
         "xlaserve_program_writes_total",
-        "counter",
         "Compiled programs that were written, or could not be",
         _of_each(lambda counts: {"written": counts.written, "failed": counts.failures}),
-        (_PLACE, "outcome"),
+        _PLACE,
+        "outcome",
     ),
-    Family(
+    counter(
         "xlaserve_program_written_bytes_total",
-        "counter",
         "Bytes of the programs that were written",
         _of_each(lambda counts: counts.written_bytes),
-        (_PLACE,),
+        _PLACE,
     ),
 )

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from xlaserve.concurrency.abandoned import AbandonedWork
-from xlaserve.http.metrics.metric_family import Family, Row, escape, one
+from xlaserve.grpc.http2.limits import Shared
+from xlaserve.http.metrics.metric_family import Family, Row, counter, escape, gauge, one
+from xlaserve.net.ledger import Kind
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.repository.watches import RepositoryWatches
 from xlaserve.runtime.programs.mappings import UNLIMITED, Mappings
@@ -44,78 +46,104 @@ def _skipped(server: ServerReading) -> Iterable[Row]:
 
 
 OF_SERVER: tuple[Family[ServerReading], ...] = (
-    Family("xlaserve_capacity_bytes", "gauge", "Memory for models on all devices", _total_bytes),
-    Family(
+    gauge("xlaserve_capacity_bytes", "Memory for models on all devices", _total_bytes),
+    gauge(
         "xlaserve_capacity_used_bytes",
-        "gauge",
         "Memory that loaded and loading models have booked",
         lambda server: one(server.capacity.used_bytes),
     ),
-    Family(
+    gauge(
         "xlaserve_device_capacity_bytes",
-        "gauge",
         "Memory for models on each device",
         lambda server: _by_device(server.capacity.totals),
-        ("device",),
+        "device",
     ),
-    Family(
+    gauge(
         "xlaserve_device_capacity_used_bytes",
-        "gauge",
         "Part of it that loaded and loading models have booked",
         lambda server: _by_device(
             {device: server.capacity.used_on(device) for device in server.capacity.totals}
         ),
-        ("device",),
+        "device",
     ),
-    Family(
+    gauge(
         "xlaserve_connections",
-        "gauge",
         "Open connections of clients: grpc or http",
         lambda server: [
             ("", f'protocol="{escape(protocol)}"', count())
             for protocol, count in server.connections.items()
         ],
-        ("protocol",),
+        "protocol",
     ),
-    Family(
+    gauge(
         "xlaserve_repository_readable",
-        "gauge",
         "1 where the last look at the repository saw what is there, 0 otherwise",
         _readable,
     ),
-    Family(
+    gauge(
         "xlaserve_store_readable",
-        "gauge",
         "1 where a store of the repository answered the last request, 0 otherwise; it is asked "
         "every poll_interval_seconds in every mode of control, and absent for directories",
         lambda server: [
             ("", f'store="{escape(url)}"', int(not problem))
             for url, problem in server.stores().items()
         ],
-        ("store",),
+        "store",
     ),
-    Family(
+    gauge(
         "xlaserve_repository_skipped_entries",
-        "gauge",
         "Entries of the repository that are no models, at the last look",
         _skipped,
     ),
-    Family(
+    gauge(
         "xlaserve_abandoned_work",
-        "gauge",
         "Loads and compilations that took too long, and whose threads have not ended",
         lambda server: () if server.abandoned is None else one(len(server.abandoned)),
     ),
-    Family(
+    gauge(
         "xlaserve_memory_mappings",
-        "gauge",
         "Memory mappings of the process when they were last counted, at a compilation or unload",
         lambda server: one(server.mappings.used) if server.mappings.is_counted else (),
     ),
-    Family(
+    gauge(
         "xlaserve_memory_mappings_limit",
-        "gauge",
         "Memory mappings that the process may have for another program to be compiled",
         lambda server: one(server.mappings.limit) if server.mappings.is_counted else (),
     ),
 )
+
+
+def _by_kind(shared: Shared) -> Iterable[Row]:
+    ledger = shared.ledger
+    held = {kind.name.lower(): ledger.held_for(kind) for kind in Kind}
+    return [
+        ("", f'kind="{kind}"', count)
+        for kind, count in (*held.items(), ("spare", shared.memory.spare_bytes))
+    ]
+
+
+OF_SHARED: tuple[Family[Shared], ...] = (
+    gauge(
+        "xlaserve_held_bytes",
+        "Memory that clients make the server hold: requests, answers, what came ahead, cached "
+        "answers; and spare",
+        _by_kind,
+        "kind",
+    ),
+    gauge(
+        "xlaserve_held_limit_bytes",
+        "Most that they may (max_held_bytes)",
+        lambda shared: one(shared.ledger.limit),
+    ),
+    counter(
+        "xlaserve_held_refusals_total",
+        "Requests and answers that were refused for want of that memory",
+        lambda shared: one(shared.ledger.refused),
+    ),
+    counter(
+        "xlaserve_held_waits_total",
+        "Requests that had to wait for that memory",
+        lambda shared: one(shared.ledger.waited),
+    ),
+)
+"""They have no row where nothing is counted."""

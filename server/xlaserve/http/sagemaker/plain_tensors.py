@@ -293,7 +293,6 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
 )
 
 PLAIN_TYPES = tuple(_READERS)
-"""Media types of plain tensors."""
 
 
 # --- writing -----------------------------------------------------------------------------------

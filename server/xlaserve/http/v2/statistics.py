@@ -1,7 +1,7 @@
 """Configuration and statistics of a model as JSON, in the spelling of Triton's endpoints."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import msgspec
 from xlaserve.model_config.schema import Field, schema_of
 from xlaserve.residence.reports.monitor import VersionReport
 from xlaserve.runtime.config_served import ServedConfig
-from xlaserve.serving.statistics import Duration, Totals
+from xlaserve.serving.statistics import BatchStatistics, StatisticDuration, Totals
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -57,13 +57,6 @@ _NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 # --- statistics ---
 
 
-class StatisticDuration(msgspec.Struct):
-    """The count and the total duration of an event."""
-
-    count: int
-    ns: int
-
-
 class InferStatistics(msgspec.Struct):
     """Durations of a model's requests."""
 
@@ -75,15 +68,6 @@ class InferStatistics(msgspec.Struct):
     compute_output: StatisticDuration
     cache_hit: StatisticDuration
     cache_miss: StatisticDuration
-
-
-class BatchStatistics(msgspec.Struct):
-    """Durations of executions of one batch size."""
-
-    batch_size: int
-    compute_input: StatisticDuration
-    compute_infer: StatisticDuration
-    compute_output: StatisticDuration
 
 
 class MemoryUsage(msgspec.Struct):
@@ -117,7 +101,7 @@ class ModelStatistics(msgspec.Struct):
     inference_stats: InferStatistics
     response_stats: dict[str, StatisticDuration]
     """Empty: only for models that answer a request more than once."""
-    batch_stats: list[BatchStatistics]
+    batch_stats: Sequence[BatchStatistics]
     memory_usage: list[MemoryUsage]
     compile_stats: list[CompileStatistics]
 
@@ -143,15 +127,7 @@ def _statistics(report: VersionReport) -> ModelStatistics:
         totals.execution_count,
         _inference(totals),
         response_stats={},
-        batch_stats=[
-            BatchStatistics(
-                batch.batch_size,
-                _duration(batch.compute_input),
-                _duration(batch.compute_infer),
-                _duration(batch.compute_output),
-            )
-            for batch in totals.batches
-        ],
+        batch_stats=totals.batches,
         memory_usage=[
             MemoryUsage(use.kind, use.device_id, use.size_bytes) for use in report.memory
         ],
@@ -169,16 +145,12 @@ def _statistics(report: VersionReport) -> ModelStatistics:
 
 def _inference(totals: Totals) -> InferStatistics:
     return InferStatistics(
-        success=_duration(totals.success),
-        fail=_duration(totals.fail),
-        queue=_duration(totals.queue),
-        compute_input=_duration(totals.compute_input),
-        compute_infer=_duration(totals.compute_infer),
-        compute_output=_duration(totals.compute_output),
-        cache_hit=_duration(totals.cache_hit),
-        cache_miss=_duration(totals.cache_miss),
+        success=totals.success,
+        fail=totals.fail,
+        queue=totals.queue,
+        compute_input=totals.compute_input,
+        compute_infer=totals.compute_infer,
+        compute_output=totals.compute_output,
+        cache_hit=totals.cache_hit,
+        cache_miss=totals.cache_miss,
     )
-
-
-def _duration(duration: Duration) -> StatisticDuration:
-    return StatisticDuration(duration.count, duration.ns)

@@ -12,12 +12,12 @@ import numpy as np
 from xlaserve.artifact import weights
 from xlaserve.errors import InvalidModel
 from xlaserve.files import files
+from xlaserve.importers.huggingface.config_json import CONFIG
 from xlaserve.importers.huggingface.form import Form, Stored
 from xlaserve.tensors import Tensor, describe
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_CONFIG = "config.json"
 _MAX_INDEX_BYTES = 16 << 20
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _HEAD = Stored("head", "lm_head.weight", ("vocab", "hidden"))
@@ -34,15 +34,14 @@ def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, 
     temporary files are.
     """
     layout = form.layout
-    tensors = _with_prefix(_tensors(directory), layout.optional_prefix)
+    tensors = _with_prefix(tensors_of(directory), layout.optional_prefix)
     params: dict[str, Any] = {}
     head = (_HEAD,) if not form.tied or _HEAD.name in tensors else ()
     for stored in (*layout.ends, *head):
         params[stored.role] = _taken(tensors, stored, stored.name, form)
     if form.tied and head and not np.array_equal(params.pop("head"), params["embedding"]):
         raise InvalidModel(
-            f"tensor '{_HEAD.name}' differs from '{layout.ends[0].name}', to which "
-            f"{_CONFIG} ties it"
+            f"tensor '{_HEAD.name}' differs from '{layout.ends[0].name}', to which {CONFIG} ties it"
         )
     params["layers"] = [
         _layer(tensors, form, number, scratch) for number in range(len(form.windows))
@@ -52,7 +51,7 @@ def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, 
         first = tensors[extra[0]]
         raise InvalidModel(
             f"tensor '{extra[0]}' {describe(first.dtype.name, first.shape)} and {len(extra) - 1} "
-            f"more are in the checkpoint, expected none: {_CONFIG} describes no use of them"
+            f"more are in the checkpoint, expected none: {CONFIG} describes no use of them"
         )
     _check_dtypes(params)
     return params
@@ -155,7 +154,8 @@ def _check_dtypes(params: Mapping[str, Any]) -> None:
                 )
 
 
-def _tensors(directory: Path) -> dict[str, Tensor]:
+def tensors_of(directory: Path) -> dict[str, Tensor]:
+    """Return all tensors of a directory by name, as views of its files. Raises InvalidModel."""
     if (directory / SINGLE).exists():
         return dict(weights.read_mapped(directory, SINGLE))
     if not (directory / INDEX).exists():
@@ -167,11 +167,6 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     except msgspec.MsgspecError as error:
         raise InvalidModel(f"{INDEX}: expected a weight_map of names: {error}") from error
     return _of_shards(directory, named)
-
-
-def tensors_of(directory: Path) -> dict[str, Tensor]:
-    """Return all tensors of a directory by name, as views of its files. Raises InvalidModel."""
-    return _tensors(directory)
 
 
 def _of_shards(directory: Path, named: Mapping[str, str]) -> dict[str, Tensor]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from xlaserve.errors import InvalidModel
-from xlaserve.files import files
-from xlaserve.importers.huggingface import rope
+from xlaserve.importers.huggingface import config_json, rope
+from xlaserve.importers.huggingface.config_json import check_keys, one_of, positive, refused, size
 from xlaserve.importers.huggingface.families import (
     FAMILIES,
     MLP_BIAS,
@@ -20,11 +19,8 @@ from xlaserve.importers.huggingface.families import (
 )
 from xlaserve.importers.huggingface.form import Experts, Form, Rope, Stored
 
-CONFIG = "config.json"
-_MAX_CONFIG_BYTES = 1 << 20
 _MAX_LAYERS = 1024
 _MAX_EXPERTS = 4096
-_MAX_SIZE = 1 << 31
 
 _OBEYED = keys_of(
     "architectures vocab_size hidden_size num_attention_heads intermediate_size num_hidden_layers "
@@ -58,38 +54,33 @@ _ACTIVATIONS = {
 
 def read(directory: Path) -> Form:
     """Return the form of the model of a directory. Raises InvalidModel."""
-    with files.opened(directory, CONFIG, limit_bytes=_MAX_CONFIG_BYTES) as (file, _):
-        text = file.read(_MAX_CONFIG_BYTES)
-    try:
-        return form_of(msgspec.json.decode(text, type=dict[str, object]))
-    except msgspec.MsgspecError as error:
-        raise InvalidModel(f"{CONFIG}: expected an object: {error}") from error
+    return form_of(config_json.read(directory))
 
 
 def form_of(config: Mapping[str, object]) -> Form:
     """Return the form that a decoded config.json describes. Raises InvalidModel."""
     family = _family(config)
-    _check_keys(config, family)
+    check_keys(config, family.obeyed(_OBEYED) | _WITHOUT_EFFECT, _ONLY, family.unused)
     key = family.key
-    hidden, heads = _size(config, key("hidden_size")), _size(config, key("num_attention_heads"))
-    kv_heads = _size(config, "num_key_value_heads", heads if family.optional_kv_heads else None)
-    head_dim = _size(config, "head_dim", hidden // heads if family.optional_head_dim else None)
+    hidden, heads = size(config, key("hidden_size")), size(config, key("num_attention_heads"))
+    kv_heads = size(config, "num_key_value_heads", heads if family.optional_kv_heads else None)
+    head_dim = size(config, "head_dim", hidden // heads if family.optional_head_dim else None)
     if heads % kv_heads:
-        raise _refused("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
+        raise refused("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
     widened = family.default_widening and family.default_widening * hidden
-    layers = _size(config, key("num_hidden_layers"), most=_MAX_LAYERS)
+    layers = size(config, key("num_hidden_layers"), most=_MAX_LAYERS)
     kinds = _kinds(config, family, layers)
     return Form(
-        vocab=_size(config, "vocab_size"),
+        vocab=size(config, "vocab_size"),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=_size(config, key("intermediate_size"), widened),
-        max_length=_size(config, key("max_position_embeddings")),
-        windows=tuple(_size(config, "sliding_window") if slides else None for slides in kinds),
+        intermediate=size(config, key("intermediate_size"), widened),
+        max_length=size(config, key("max_position_embeddings")),
+        windows=tuple(size(config, "sliding_window") if slides else None for slides in kinds),
         ropes=_ropes(config, family, head_dim, kinds),
-        norm_epsilon=_positive(config, key("rms_norm_eps")),
+        norm_epsilon=positive(config, key("rms_norm_eps")),
         centred=family.centred,
         norm_offset=1.0 if family.gemma else 0.0,
         attention_scale=_attention_scale(config, family, head_dim),
@@ -98,7 +89,7 @@ def form_of(config: Mapping[str, object]) -> Form:
         embedding_scale=math.sqrt(hidden)
         if family.gemma
         else _factor(config, "embedding_multiplier"),
-        activation=_activation(config, key("hidden_act")),
+        activation=one_of(config, key("hidden_act"), _ACTIVATIONS),
         post_norms=any(one.role == "attention_post_norm" for one in family.layout.layer),
         tied=_flag(config, "tie_word_embeddings", default=family.tied),
         stop_tokens=_stop_tokens(config),
@@ -113,24 +104,13 @@ def _family(config: Mapping[str, object]) -> Family:
     named = config.get("architectures")
     if isinstance(named, list) and len(named) == 1 and str(named[0]) in FAMILIES:
         return FAMILIES[str(named[0])]
-    raise _refused("architectures", f"one of {', '.join(FAMILIES)}", named)
-
-
-def _check_keys(config: Mapping[str, object], family: Family) -> None:
-    known = family.obeyed(_OBEYED) | _WITHOUT_EFFECT | _ONLY.keys()
-    unknown = sorted(config.keys() - known)
-    if unknown:
-        shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
-        raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
-    for name, allowed in _ONLY.items():
-        if name in config and config[name] not in allowed and name not in family.unused:
-            raise _refused(name, f"{allowed[0]}", config[name])
+    raise refused("architectures", f"one of {', '.join(FAMILIES)}", named)
 
 
 def _attention_scale(config: Mapping[str, object], family: Family, head_dim: int) -> float:
     if "attention_multiplier" in family.keys:
         return _factor(config, "attention_multiplier")
-    scalar = _positive(config, "query_pre_attn_scalar") if family.gemma else head_dim
+    scalar = positive(config, "query_pre_attn_scalar") if family.gemma else head_dim
     return float(scalar**-0.5)
 
 
@@ -148,15 +128,15 @@ def _layer(config: Mapping[str, object], family: Family) -> tuple[Stored, ...]:
 def _experts(config: Mapping[str, object], family: Family, layers: int) -> Experts:
     """Return the mixture of experts; what a family has no key for is as it is in all its models."""
     count, keys = _count_of_experts(config, family), family.keys
-    step = _size(config, "decoder_sparse_step", 1)
+    step = size(config, "decoder_sparse_step", 1)
     dense = _layers_named(config, "mlp_only_layers", layers)
     has_sizes = "moe_intermediate_size" in keys
     return Experts(
         count,
-        _size(config, "num_experts_per_tok", most=count),
+        size(config, "num_experts_per_tok", most=count),
         _flag(config, "norm_topk_prob", default="norm_topk_prob" not in keys),
-        _size(config, "moe_intermediate_size" if has_sizes else "intermediate_size"),
-        _size(config, "shared_expert_intermediate_size")
+        size(config, "moe_intermediate_size" if has_sizes else "intermediate_size"),
+        size(config, "shared_expert_intermediate_size")
         if "shared_expert_intermediate_size" in keys
         else 0,
         tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
@@ -165,9 +145,9 @@ def _experts(config: Mapping[str, object], family: Family, layers: int) -> Exper
 
 def _count_of_experts(config: Mapping[str, object], family: Family) -> int:
     given = [name for name in family.experts if config.get(name) is not None]
-    counts = {_size(config, name, most=_MAX_EXPERTS) for name in given or family.experts[:1]}
+    counts = {size(config, name, most=_MAX_EXPERTS) for name in given or family.experts[:1]}
     if len(counts) > 1:
-        raise _refused(given[1], f"{config[given[0]]} as in {given[0]}", config[given[1]])
+        raise refused(given[1], f"{config[given[0]]} as in {given[0]}", config[given[1]])
     return counts.pop()
 
 
@@ -178,7 +158,7 @@ def _layers_named(config: Mapping[str, object], name: str, layers: int) -> froze
     except msgspec.ValidationError:
         named = frozenset({-1})
     if not named <= set(range(layers)):
-        raise _refused(name, f"numbers of layers from 0 to {layers - 1}", found)
+        raise refused(name, f"numbers of layers from 0 to {layers - 1}", found)
     return named
 
 
@@ -197,7 +177,7 @@ def _kinds(config: Mapping[str, object], family: Family, layers: int) -> tuple[b
         or len(kinds) != layers
         or not known.keys() >= set(map(str, kinds))
     ):
-        raise _refused("layer_types", f"{layers} times one of {', '.join(known)}", kinds)
+        raise refused("layer_types", f"{layers} times one of {', '.join(known)}", kinds)
     return tuple(known[str(kind)] for kind in kinds)
 
 
@@ -220,7 +200,7 @@ def _rotated(config: Mapping[str, object], family: Family, layers: int) -> tuple
         return (True,) * layers
     found = config.get("no_rope_layers")
     if found is None:
-        every = _size(config, "no_rope_layer_interval", family.unrotated_every)
+        every = size(config, "no_rope_layer_interval", family.unrotated_every)
         return tuple((layer + 1) % every != 0 for layer in range(layers))
     # There may be more of them than layers, as transformers takes it.
     if (
@@ -228,7 +208,7 @@ def _rotated(config: Mapping[str, object], family: Family, layers: int) -> tuple
         or len(found) < layers
         or not set(map(repr, found)) <= {"0", "1"}
     ):
-        raise _refused("no_rope_layers", f"{layers} times 1 (rotated) or 0", found)
+        raise refused("no_rope_layers", f"{layers} times 1 (rotated) or 0", found)
     return tuple(map(bool, found[:layers]))
 
 
@@ -241,22 +221,15 @@ def _slides(config: Mapping[str, object], family: Family, layer: int) -> bool:
     if family.window_everywhere:
         first = config.get("max_window_layers")
         if first:
-            raise _refused("max_window_layers", "0 or none beside a sliding window", first)
+            raise refused("max_window_layers", "0 or none beside a sliding window", first)
         return True
     if family.full_every > 1:
         # The underscore is of transformers 5.
         key = "_" * ("sliding_window_pattern" not in config) + "sliding_window_pattern"
-        return (layer + 1) % _size(config, key, family.full_every) != 0
+        return (layer + 1) % size(config, key, family.full_every) != 0
     if family.unrotated_every is not None:
         return not _rotated(config, family, layer + 1)[layer]
-    return not _switched(family) or layer >= _size(config, "max_window_layers", least=0)
-
-
-def _activation(config: Mapping[str, object], key: str) -> str:
-    found = _ACTIVATIONS.get(str(config.get(key)))
-    if found is None:
-        raise _refused(key, f"one of {', '.join(_ACTIVATIONS)}", config.get(key))
-    return found
+    return not _switched(family) or layer >= size(config, "max_window_layers", least=0)
 
 
 def _stop_tokens(config: Mapping[str, object]) -> tuple[int, ...]:
@@ -266,45 +239,19 @@ def _stop_tokens(config: Mapping[str, object]) -> tuple[int, ...]:
     try:
         return tuple(msgspec.convert(found if isinstance(found, list) else [found], list[int]))
     except msgspec.ValidationError:
-        raise _refused("eos_token_id", "token numbers", found) from None
-
-
-def _size(
-    config: Mapping[str, object],
-    name: str,
-    default: int | None = None,
-    *,
-    least: int = 1,
-    most: int = _MAX_SIZE,
-) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _refused(name, f"a whole number from {least} to {most}", value)
-    return value
-
-
-def _positive(config: Mapping[str, object], name: str) -> float:
-    value = config.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise _refused(name, "a number above 0", value)
+        raise refused("eos_token_id", "token numbers", found) from None
 
 
 def _factor(config: Mapping[str, object], name: str) -> float:
-    return 1.0 if config.get(name) is None else _positive(config, name)
+    return 1.0 if config.get(name) is None else positive(config, name)
 
 
 def _cap(config: Mapping[str, object], name: str) -> float | None:
-    return None if config.get(name) is None else _positive(config, name)
+    return None if config.get(name) is None else positive(config, name)
 
 
 def _flag(config: Mapping[str, object], name: str, *, default: bool = False) -> bool:
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise _refused(name, "true or false", value)
+        raise refused(name, "true or false", value)
     return value
-
-
-def _refused(name: str, expected: str, got: object) -> InvalidModel:
-    return InvalidModel(f"{CONFIG}: {name}: expected {expected}, got {got!r:.200}")

@@ -14,9 +14,9 @@ from xlaserve.generation.exporting import export_generator
 from xlaserve.importers.huggingface import agreement as agreement_of
 from xlaserve.importers.huggingface import checkpoint, configuration, forward, quantising
 from xlaserve.importers.huggingface.agreement import Agreement
+from xlaserve.importers.huggingface.config_json import CONFIG
 from xlaserve.importers.huggingface.form import Form
 
-CONFIG = "config.json"
 _OF_TEXT = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,7 +43,6 @@ class ImportedLanguage:
     agreement: Agreement | None
     """How far quantised ones are off."""
     files: Sequence[str]
-    """Files of the tokenizer."""
 
 
 def import_checkpoint(

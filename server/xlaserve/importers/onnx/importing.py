@@ -157,7 +157,7 @@ def import_model(
             )
         if options.labels:
             labels = configuring.named(manifest.read(written), options.labels)
-        _publish(written, target)
+        version_numbers.publish(written, target)
     described = manifest.read(target)
     said = configuring.write(directory, described, labels, options.parameters)
     return Imported(
@@ -237,11 +237,3 @@ def _reader() -> Callable[[Path, int, Roots], Model]:
             f"reading ONNX files needs more packages: pip install 'xlaserve[onnx]' ({error})"
         ) from error
     return reading.read
-
-
-def _publish(written: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    try:
-        written.rename(target)
-    except OSError as error:
-        raise FileExistsError(f"{target} exists already: {error.strerror}") from error

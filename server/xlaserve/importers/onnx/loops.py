@@ -122,8 +122,6 @@ def _single(value: Value, subject: str) -> jax.Array:
 
 @dataclass(slots=True)
 class _Loop:
-    """A Loop that is traced."""
-
     node: Node
     body: Body
     limit: "int | jax.Array | None"

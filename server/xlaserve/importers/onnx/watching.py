@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import TracebackType
 from typing import Protocol, Self
 
 from xlaserve.process.allocator import resident_bytes
@@ -35,12 +34,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Stop watching."""
         self._done.set()
         self._thread.join()

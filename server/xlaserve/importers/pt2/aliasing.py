@@ -261,8 +261,6 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One part of a split."""
-
     is_one: bool
     """Whether its dimension is left out."""
     dim: int

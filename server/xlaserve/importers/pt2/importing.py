@@ -98,7 +98,7 @@ def import_program(
         written = made.write(staging.path / target.name, on_notice=notices.append)
         described = manifest.read(written)
         labels = configuring.named(described, options.labels) if options.labels else {}
-        _publish(written, target)
+        version_numbers.publish(written, target)
     return Imported(
         target,
         described,
@@ -118,14 +118,6 @@ def _read(path: Path, options: Options) -> Archive:
     if not data:
         raise InvalidModel(f"{path.name} is empty")
     return archive.read(bytes(data), options.limit_bytes)
-
-
-def _publish(written: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    try:
-        written.rename(target)
-    except OSError as error:
-        raise FileExistsError(f"{target} exists already: {error.strerror}") from error
 
 
 def exportable(read: Archive, inputs: Inputs, options: Options) -> Exportable:

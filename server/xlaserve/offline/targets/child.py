@@ -9,6 +9,7 @@ stdin ends. Its environment is that of `environment.of`, its JAX that of no serv
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from xlaserve.generation.in_place import Memory
 from xlaserve.generation.lowering import Wanted, why_not
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.model_config.text import read_config
-from xlaserve.offline.targets import diagnosis, environment, wheels
+from xlaserve.offline.targets import environment, wheels
 from xlaserve.offline.targets.ahead import Ahead
 from xlaserve.offline.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
 from xlaserve.offline.targets.results import Results, key_of
@@ -55,7 +56,7 @@ class Child:
             return Compiled(job, problem=Problem(str(error)))
         # What a compiler meets in a model has no class of its own.
         except Exception as error:
-            return Compiled(job, problem=diagnosis.problem_of(error))
+            return Compiled(job, problem=problem_of(error))
 
     def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
         """Do a job; raises whatever the compiler does."""
@@ -218,3 +219,33 @@ def serve(make: Callable[[], Child]) -> None:
 if __name__ == "__main__":
     end_with_parent()
     serve(Child)
+
+
+_MAX_CHARACTERS = 300
+
+_OPERATIONS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"translation rule for primitive '(?P<operation>[\w.-]+)' not found",
+        r"No FFI handler registered for (?P<operation>[\w.$-]+)",
+        r"Custom emitter for (?P<operation>[\w.$-]+) not found",
+        # %dot_general.1 = s64[64,64]{1,0} dot(...)
+        r"rewriting is not implemented: %\S+ = \S+ (?P<operation>[\w-]+)\(",
+        r"Unexpected operand type for (?P<operation>\w+)",
+    )
+)
+"""Patterns of errors of JAX's lowering, and of the compilers of CUDA and of TPUs behind it."""
+
+_LOCATION = re.compile(r"Suspected Python Code Location:\s+(?P<place>/[^\s:]+:\d+)")
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the problem behind an exception of a lowering or a compilation."""
+    text = str(error) or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    if len(reason) > _MAX_CHARACTERS:
+        reason = f"{reason[:_MAX_CHARACTERS]}..."
+    found = (match["operation"] for pattern in _OPERATIONS if (match := pattern.search(text)))
+    location = _LOCATION.search(text)
+    return Problem(reason, next(found, ""), location["place"] if location else "")

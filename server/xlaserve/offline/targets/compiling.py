@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, local
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -54,12 +53,7 @@ class Compilers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End the processes, also those that compile."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for lane in self._lanes:
@@ -88,7 +82,6 @@ class Compilers:
         return list(self._threads.map(run, asked))
 
     def _lane(self) -> "_Lane":
-        """Return the lane of this thread."""
         if not hasattr(self._own, "lane"):
             self._own.lane = _Lane(self._command, self._seconds)
             self._lanes.append(self._own.lane)

@@ -10,7 +10,7 @@ from xlaserve.concurrency.in_turns import in_turns
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.registry import Registry, Version
 from xlaserve.serving.access.sight import Sees
-from xlaserve.serving.observability.failures import Failure, Failures, of_anybody
+from xlaserve.serving.observability.failures import FailedCall, Failures, of_anybody
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
@@ -79,7 +79,7 @@ class HistorySnapshot(NamedTuple):
     """Its uptime in seconds."""
     recent: Sequence[Sample]
     hour: Sequence[Sample]
-    failures: Sequence[Failure]
+    failures: Sequence[FailedCall]
     """The last ones, the newest first."""
 
 

@@ -1,9 +1,14 @@
-"""The contents of a model's page: its versions, their memory, and its dependents."""
+"""The contents of a model's page: its versions, their memory, and its dependents.
+
+What is loaded is written to the page as it is read; descriptions are for its clients.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from xlaserve.errors.access import HIDDEN
 from xlaserve.model_config.buckets import declared
@@ -18,36 +23,32 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.runtime.metadata_parameters import of_input, of_output
 from xlaserve.serving.access.sight import Sees, without_names
 from xlaserve.serving.observability.events import Origin
-from xlaserve.serving.observability.failures import Failure, Failures, of_anybody
+from xlaserve.serving.observability.failures import FailedCall, Failures, of_anybody
 from xlaserve.tensors import TensorSpec
 
 ANALYSIS = "analysis"
 DECLARATION = "declaration"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorReading:
+class TensorReading(msgspec.Struct, frozen=True, omit_defaults=True):
     """One input or output."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    parameters: dict[str, str]
+    parameters: dict[str, str] = {}
     """As in ModelMetadata: `content_type`, `format`, `labels`, `optional`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReading:
-    """Whether the rows of a batch are independent, and by which evidence."""
+    """Whether the rows of a batch are independent of one another, and by which evidence."""
 
-    independence: str
-    """proved, mixed or unknown; empty without rows or a verdict."""
-    by: str
-    """`analysis` of the program, or the configuration's `declaration`; empty for neither."""
+    independence: Annotated[str, Meta(description="proved, mixed, unknown, or empty.")]
+    by: Annotated[str, Meta(description="analysis, declaration, or empty.")]
     text: str
     """Details of the analysis."""
-    notice: str
-    """Why requests are not batched; empty if they are."""
+    notice: Annotated[str, Meta(description="Why requests are not put together.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +67,16 @@ class GeneratorReading:
     """A loaded generator: slots and cache at one moment, and its inputs."""
 
     slots: int
-    running: int
-    """Requests with a slot."""
-    positions: int
-    """Positions of the cache, of all slots."""
+    running: Annotated[int, Meta(description="Requests that have a slot.")]
+    positions: Annotated[int, Meta(description="Of the cache, of all slots.")]
     positions_used: int
     """Positions in use by requests with a slot."""
-    prompt_tokens: int
+    prompt_tokens: Annotated[int, Meta(description="Since the load.")]
     output_tokens: int
-    """Tokens generated since the load."""
-    max_length: int
-    """The most positions of one request, prompt and answer together."""
-    has_text: bool
-    """Whether it accepts text."""
-    has_template: bool
-    """Whether it takes the messages of a chat."""
-    no_text: str
-    """Why it has no text, following its name; empty if it has, or lacks a tokenizer."""
+    max_length: Annotated[int, Meta(description="Most positions of one request.")]
+    has_text: Annotated[bool, Meta(description="Whether OpenAI's endpoints answer for it.")]
+    has_template: Annotated[bool, Meta(description="Whether it takes messages.")]
+    no_text: Annotated[str, Meta(description="Why it has no text, behind its name.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +87,13 @@ class LoadedReading:
     inputs: tuple[TensorReading, ...]
     outputs: tuple[TensorReading, ...]
     max_batch_size: int
-    is_decoupled: bool
-    has_sequences: bool
+    decoupled: bool
+    sequences: bool
     steps: tuple[str, ...]
     """Models of an ensemble's steps."""
     rows: RowsReading
-    memory: dict[str, int]
-    """Bytes by part: parameters, constants, temporaries, executables, states."""
-    devices: dict[str, int]
-    """Bytes by device."""
+    memory: Annotated[dict[str, int], Meta(description="Bytes by part.")]
+    devices: Annotated[dict[str, int], Meta(description="Bytes by device.")]
     programs: CompiledReading
     pending: int
     """Queued executions."""
@@ -141,7 +133,7 @@ class ModelReading:
     dependents: tuple[str, ...]
     """Loaded ensembles that need it."""
     versions: tuple[VersionReading, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedCall, ...]
     """The last requests for it that failed, the newest first."""
     reason: str = ""
     """Why it has no versions, where a load failed before one was known."""

@@ -52,7 +52,6 @@ class Site:
     ) -> None:
         self.devices = tuple(devices)
         self.platform = platform
-        """The platform of its programs."""
         self._sharding = sharding
         self.launching = _launching if len(self.devices) > 1 else None
         """Lock for dispatching to several devices; None for a single one."""

@@ -60,7 +60,6 @@ class JaxInFlight:
 
     model: str
     names: Sequence[str]
-    """Names of the outputs."""
     outputs: Sequence[jax.Array]
     arguments: Arrays
     """Kept alive as long as they may be read: copies to the device are asynchronous."""

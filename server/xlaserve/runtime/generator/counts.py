@@ -44,7 +44,6 @@ class GenerationCounts:
     """
 
     slots: int = 0
-    """Number of slots."""
     positions: int = 0
     """Capacity of the cache in positions, all slots together."""
     running: int = 0
@@ -56,11 +55,8 @@ class GenerationCounts:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache, and not computed."""
     prefix_lookups: int = 0
-    """Prefix cache lookups."""
     prefix_hits: int = 0
-    """Prefix cache hits."""
     output_tokens: int = 0
-    """Generated tokens."""
     preemptions: int = 0
     """Preempted requests."""
     steps: int = 0

@@ -19,9 +19,7 @@ class ProgramCounts:
         self.seconds = 0.0
         """Total time of lookups, including reads of hits."""
         self.read_bytes = 0
-        """Bytes of the programs that were found."""
         self.written = 0
-        """Programs that were written."""
         self.written_bytes = 0
         self.failures = 0
         """Programs that could not be written."""

@@ -126,8 +126,6 @@ class EncodedImages:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """The images of one input."""
-
     model: str
     form: Form
     elements: Tensor

@@ -4,7 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from xlaserve.errors import XlaserveError
 from xlaserve.serving.call import Call
@@ -23,23 +25,22 @@ _MAX_TEXT = 256
 _MAX_NAME = 128
 
 
-class Failure(NamedTuple):
-    """One call that failed."""
+class FailedCall(msgspec.Struct, frozen=True):
+    """One call that failed, as pages show it."""
 
-    at_ns: int
-    """Since the epoch."""
+    at_ns: Annotated[int, msgspec.Meta(description="Since the epoch.")]
     reason: str
     operation: str
     model: str
     version: str
     id: str
-    text: str
-    """Error text sent to its client; empty if none was."""
+    text: Annotated[str, msgspec.Meta(description="As its client was told.")]
+    """Empty if it was told nothing."""
 
 
-def of_anybody(failure: Failure) -> Failure:
+def of_anybody(failure: FailedCall) -> FailedCall:
     """Return a failure without what its client sent or was told: that may be another caller."""
-    return failure._replace(version="", id="", text="")
+    return msgspec.structs.replace(failure, version="", id="", text="")
 
 
 ReasonOf: TypeAlias = Callable[[BaseException, str], str]
@@ -59,7 +60,7 @@ class Failures:
     def __init__(self, reason_of: ReasonOf = reason_name) -> None:
         self._reason_of = reason_of
         self._counts: dict[str, int] = {}
-        self._last: deque[Failure] = deque(maxlen=KEPT)
+        self._last: deque[FailedCall] = deque(maxlen=KEPT)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -67,7 +68,7 @@ class Failures:
         return MappingProxyType(self._counts)
 
     @property
-    def last(self) -> Sequence[Failure]:
+    def last(self) -> Sequence[FailedCall]:
         """Return the last of them, the newest first."""
         return tuple(reversed(self._last))
 
@@ -83,7 +84,7 @@ class Failures:
         is_seen = call.sight is None or call.sight.shows(call.model)
         model, version = (call.model, call.version) if is_seen else ("", "")
         self._last.append(
-            Failure(
+            FailedCall(
                 now_ns,
                 reason,
                 call.operation.value,

@@ -2,17 +2,23 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from xlaserve.serving.statistics import NO_OFFLOADS, BatchTotals, Duration, FailureReason, Totals
+from xlaserve.serving.statistics import (
+    NO_OFFLOADS,
+    BatchStatistics,
+    FailureReason,
+    StatisticDuration,
+    Totals,
+)
 
 
 def sum_of(readings: Sequence[Totals]) -> Totals:
     """Return the statistics of several versions together."""
 
-    def whole(read: Callable[[Totals], Duration]) -> Duration:
+    def whole(read: Callable[[Totals], StatisticDuration]) -> StatisticDuration:
         found = [read(each) for each in readings]
-        return Duration(sum(d.count for d in found), sum(d.ns for d in found))
+        return StatisticDuration(sum(d.count for d in found), sum(d.ns for d in found))
 
-    sizes: dict[int, list[BatchTotals]] = {}
+    sizes: dict[int, list[BatchStatistics]] = {}
     for each in readings:
         for batch in each.batches:
             sizes.setdefault(batch.batch_size, []).append(batch)
@@ -35,12 +41,12 @@ def sum_of(readings: Sequence[Totals]) -> Totals:
     )
 
 
-def _batch_sum(size: int, batches: Sequence[BatchTotals]) -> BatchTotals:
-    def whole(durations: Iterable[Duration]) -> Duration:
+def _batch_sum(size: int, batches: Sequence[BatchStatistics]) -> BatchStatistics:
+    def whole(durations: Iterable[StatisticDuration]) -> StatisticDuration:
         found = list(durations)
-        return Duration(sum(d.count for d in found), sum(d.ns for d in found))
+        return StatisticDuration(sum(d.count for d in found), sum(d.ns for d in found))
 
-    return BatchTotals(
+    return BatchStatistics(
         size,
         whole(batch.compute_input for batch in batches),
         whole(batch.compute_infer for batch in batches),

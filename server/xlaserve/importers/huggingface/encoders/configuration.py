@@ -1,21 +1,23 @@
 """The form of an encoder from config.json; every key is obeyed or refused by name."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from xlaserve.errors import InvalidModel
-from xlaserve.files import files
+from xlaserve.importers.huggingface import config_json
+from xlaserve.importers.huggingface.config_json import (
+    CONFIG,
+    check_keys,
+    one_of,
+    positive,
+    refused,
+    size,
+)
 from xlaserve.importers.huggingface.encoders import sentences
 from xlaserve.importers.huggingface.encoders.families import ENCODERS, EncoderFamily
 from xlaserve.importers.huggingface.encoders.form import EncoderForm
 from xlaserve.importers.huggingface.families import keys_of
 
-CONFIG = "config.json"
-_MAX_BYTES = 1 << 20
-_MOST = 1 << 31
 _MOST_LAYERS = 1024
 
 _OBEYED = (
@@ -52,20 +54,20 @@ _ACTIVATIONS = {
 
 def is_encoder(directory: Path) -> bool:
     """Tell whether a directory's config.json names an encoder; raises InvalidModel."""
-    named = _read(directory).get("architectures")
+    named = config_json.read(directory).get("architectures")
     return isinstance(named, list) and len(named) == 1 and str(named[0]) in ENCODERS
 
 
 def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
     """Return the form of the encoder of a directory, and its family. Raises InvalidModel."""
-    config = _read(directory)
+    config = config_json.read(directory)
     family = ENCODERS[str(config["architectures"][0])]  # type: ignore[index]
-    _check_keys(config, family)
+    check_keys(config, {*map(family.key, _OBEYED), *family.more, *_WITHOUT_EFFECT}, _ONLY)
     key = family.key
-    hidden, heads = _size(config, key("hidden_size")), _size(config, key("num_attention_heads"))
+    hidden, heads = size(config, key("hidden_size")), size(config, key("num_attention_heads"))
     if hidden % heads:
-        raise _refused(key("num_attention_heads"), f"a divisor of {hidden}", heads)
-    positions, pad = _size(config, "max_position_embeddings"), _size(config, "pad_token_id", 0)
+        raise refused(key("num_attention_heads"), f"a divisor of {hidden}", heads)
+    positions, pad = size(config, "max_position_embeddings"), size(config, "pad_token_id", least=0)
     before = pad if family.padding_position is None else family.padding_position
     first = before + 1 if family.is_offset else 0
     found = sentences.read(directory, hidden)
@@ -80,17 +82,17 @@ def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
     has_distances = "relative_attention_num_buckets" in family.more
     return (
         EncoderForm(
-            vocab=_size(config, "vocab_size"),
+            vocab=size(config, "vocab_size"),
             hidden=hidden,
             heads=heads,
-            intermediate=_size(config, key("intermediate_size")),
-            layers=_size(config, key("num_hidden_layers"), most=_MOST_LAYERS),
+            intermediate=size(config, key("intermediate_size")),
+            layers=size(config, key("num_hidden_layers"), most=_MOST_LAYERS),
             positions=positions,
             first_position=first,
-            types=_size(config, "type_vocab_size") if has_types else 0,
+            types=size(config, "type_vocab_size") if has_types else 0,
             relative=_buckets(config) if has_distances else 0,
-            norm_epsilon=family.epsilon or _epsilon(config),
-            activation=_activation(config, key("hidden_act")),
+            norm_epsilon=family.epsilon or positive(config, "layer_norm_eps"),
+            activation=one_of(config, key("hidden_act"), _ACTIVATIONS),
             poolings=found.poolings,
             is_normalised=found.is_normalised,
             max_tokens=found.max_tokens or most,
@@ -104,54 +106,9 @@ def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
     )
 
 
-def _read(directory: Path) -> dict[str, object]:
-    with files.opened(directory, CONFIG, limit_bytes=_MAX_BYTES) as (file, _):
-        text = file.read(_MAX_BYTES)
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError as error:
-        raise InvalidModel(f"{CONFIG}: expected an object: {error}") from error
-
-
-def _check_keys(config: Mapping[str, object], family: EncoderFamily) -> None:
-    known = {*map(family.key, _OBEYED), *family.more, *_WITHOUT_EFFECT, *_ONLY}
-    unknown = sorted(config.keys() - known)
-    if unknown:
-        shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
-        raise InvalidModel(f"{CONFIG}: {shown} may change what is computed, and is not known")
-    for name, allowed in _ONLY.items():
-        if name in config and config[name] not in allowed:
-            raise _refused(name, f"{allowed[0]}", config[name])
-
-
 def _buckets(config: Mapping[str, object]) -> int:
     name = "relative_attention_num_buckets"
-    found = _size(config, name, least=4)
+    found = size(config, name, least=4)
     if found % 4:
-        raise _refused(name, "a multiple of 4", found)
+        raise refused(name, "a multiple of 4", found)
     return found
-
-
-def _activation(config: Mapping[str, object], key: str) -> str:
-    found = _ACTIVATIONS.get(str(config.get(key)))
-    if found is None:
-        raise _refused(key, f"one of {', '.join(_ACTIVATIONS)}", config.get(key))
-    return found
-
-
-def _size(config: Mapping[str, object], name: str, least: int = 1, *, most: int = _MOST) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _refused(name, f"a whole number from {least} to {most}", value)
-    return value
-
-
-def _epsilon(config: Mapping[str, object]) -> float:
-    value = config.get("layer_norm_eps")
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise _refused("layer_norm_eps", "a number above 0", value)
-
-
-def _refused(name: str, expected: str, got: object) -> InvalidModel:
-    return InvalidModel(f"{CONFIG}: {name}: expected {expected}, got {got!r:.200}")

@@ -39,7 +39,6 @@ class ImportedEncoder:
     dtype: str
     parameters_bytes: int
     files: Sequence[str]
-    """Files of the tokenizer."""
     left_out: Sequence[str]
     """Tensors of the checkpoint that stand behind the encoder."""
 

@@ -45,8 +45,6 @@ _DIRECTIONS: MappingProxyType[str, tuple[bool, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights of one direction."""
-
     inputs: jax.Array
     """[gates * hidden, input]."""
     recurrent: jax.Array

@@ -31,8 +31,6 @@ _MAX_SIZE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One axis to be resized."""
-
     size: int
     output: int
     scale: np.float32
@@ -223,7 +221,6 @@ def _fitted(
 
 
 def _along(x: jax.Array, axis: int, step: _Axis, method: _Method) -> jax.Array:
-    """Resize one axis."""
     where = method.coordinates(np.arange(step.output, dtype=np.float32), step)
     if method.mode == "nearest":
         picked = np.clip(method.nearest(where), 0, step.size - 1).astype(np.int64)

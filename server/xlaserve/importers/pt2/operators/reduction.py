@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,34 +94,19 @@ def _correction(unbiased: bool | None, correction: Number | None) -> Number:
     return 1 if correction is None else correction
 
 
-def _var(
-    self: jax.Array,
-    dim: Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    correction: Number | None = None,
-) -> jax.Array:
-    return _variance(self, dim, _correction(unbiased, correction), keepdim)[0]
+def _spread(result: Callable[[jax.Array, jax.Array], Any]) -> Operation:
+    """Return a result of the variance and the mean."""
 
+    def compute(
+        self: jax.Array,
+        dim: Dims = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        correction: Number | None = None,
+    ) -> Any:
+        return result(*_variance(self, dim, _correction(unbiased, correction), keepdim))
 
-def _std(
-    self: jax.Array,
-    dim: Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    correction: Number | None = None,
-) -> jax.Array:
-    return jnp.sqrt(_var(self, dim, unbiased, keepdim, correction))
-
-
-def _var_mean(
-    self: jax.Array,
-    dim: Dims = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    correction: Number | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    return _variance(self, dim, _correction(unbiased, correction), keepdim)
+    return compute
 
 
 def _logsumexp(self: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
@@ -177,9 +163,9 @@ REDUCTION: Family = {
     "min.dim": _extreme_with_place(jnp.min, jnp.argmin),
     "prod": _summed(jnp.prod),
     "sort": _sorted,
-    "std": _std,
+    "std": _spread(lambda variance, mean: jnp.sqrt(variance)),
     "sum": _summed(jnp.sum),
     "topk": _topk,
-    "var": _var,
-    "var_mean": _var_mean,
+    "var": _spread(lambda variance, mean: variance),
+    "var_mean": _spread(lambda variance, mean: (variance, mean)),
 }

@@ -77,7 +77,6 @@ class Job:
 
     model: str
     computation: str
-    """Key of its computation."""
     device: int
     """Index of the device in the compiler process, which sees the same devices as the server."""
     packing: Packed

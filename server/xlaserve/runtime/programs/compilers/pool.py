@@ -276,8 +276,6 @@ class CompilerProcesses:
 
 
 class _Process:
-    """A process, and which computation it has."""
-
     def __init__(
         self, command: Sequence[str], given: Mapping[str, str], tell: Callable[..., None]
     ) -> None:
