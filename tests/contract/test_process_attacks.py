@@ -182,7 +182,7 @@ async def test_a_message_that_is_none_ends_the_process_and_not_the_server(
         await until_gone(before)
 
     assert before != after
-    assert "UNAVAILABLE: model 'm': its process was lost" in text
+    assert "INTERNAL: model 'm': its process was lost while it executed this request" in text
 
 
 @pytest.mark.parametrize("shared", [pytest.param(0, marks=pytest.mark.slow), 64 << 20])

@@ -364,7 +364,7 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
 ) -> None:
     """It is XLA that chose to copy: no author can help it, so that is no reason to refuse."""
     monkeypatch.setattr("xlaserve.generation.in_place._SLACK_BYTES", -(1 << 30))
-    monkeypatch.setattr("xlaserve.generation.programs.check_aliasing", lambda *given: None)
+    monkeypatch.setattr("xlaserve.generation.lowering.check_aliasing", lambda *given: None)
 
     model = load(directory, slots=str(SLOTS))
     loaded = Loaded(model)

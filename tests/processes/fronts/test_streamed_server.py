@@ -440,8 +440,9 @@ async def test_an_engine_that_dies_ends_its_streams(server: Running) -> None:
             await _read_to_its_end(stream)
         last = (await reader.events())[-1]
 
-    assert grpc.StatusCode.UNAVAILABLE is raised.value.code()
-    assert "engine process has ended" in last[1]["error"]
+    assert grpc.StatusCode.INTERNAL is raised.value.code()
+    for told in (raised.value.details() or "", last[1]["error"]):
+        assert "model 'count': the engine process has ended while it executed this request" in told
     async with asyncio.timeout(MOST_SECONDS), chatting(server) as chat:
         while True:
             try:
