@@ -231,8 +231,8 @@ class Call:
     has_begun = False
     has_ended = False
     outcome: "Outcome" = None
-    """What its observers are told once it has ended; who cannot write its answer makes it an
-    error."""
+    """What its observers are to be told once it has ended; who cannot write its answer makes it an
+    error. None again when they were told."""
     is_told_later = False
     """Whether its observers are told when its answer is written, which is not at once."""
     is_cancelled = False
@@ -379,8 +379,7 @@ class Call:
             self.outcome = error
             report(error)
         if not self.is_told_later:
-            for observer in self._observers:
-                observer.ended((self,), self.outcome)
+            self.tell()
 
     def close(self, outcome: Outcome) -> None:
         """End a call whose answer is to be written; who has it written tells its observers."""
@@ -392,8 +391,10 @@ class Call:
     def tell(self) -> None:
         """Tell the observers how it ended."""
         self.is_told_later = False
+        # An error refers to frames that refer to the call.
+        outcome, self.outcome = self.outcome, None
         for observer in self._observers:
-            observer.ended((self,), self.outcome)
+            observer.ended((self,), outcome)
 
     def release(self) -> None:
         """Release the call's resources; called once, by `end` or `end_together`."""
@@ -414,7 +415,7 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
     anything is written.
     """
     for call in calls:
-        call.close(outcome)
+        call.close(None)
         call.is_told_later = False
     for observer in calls[0]._observers:
         observer.ended(calls, outcome)
