@@ -103,7 +103,7 @@ REFLECTION = b"\x3a\x00"
 """Asks for the list of services."""
 
 GZIP = (("grpc-encoding", "gzip"),)
-COMPRESSED = {"headers": GZIP, "compressed": True, "h2_answer": "13"}
+COMPRESSED = {"headers": GZIP, "compressed": True, "h2_answer": NOT_BUILT}
 OF_MESH = (("mm-model-id", "fp32"),)
 MALFORMED = b"\x0a\x7f"
 WAYS_TO_INFER: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (

@@ -215,9 +215,10 @@ H2: Mapping[Moment, Mapping[str, int]] = {
     reset_before_a_message: {"Cancelled": 1},
     reset_within_a_message: {"Cancelled": 1},
     closed_before_a_message: {"Cancelled": 1},
+    reset_with_an_answer_unsent: {"Cancelled": 1, "CANCELED": 1},
 }
-"""What grpclib's counts more: a unary call begins with its headers there, and with its message in
-our own, which has nothing to give up before."""
+"""What grpclib's counts otherwise: a unary call begins with its headers there, and with its message
+in our own, which has nothing to give up before; and it ends there once its answer has left."""
 NAMES = [moment.__name__ for moment in MOMENTS]
 
 
