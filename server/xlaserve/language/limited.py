@@ -235,12 +235,16 @@ class Limited:
             process = None
         if process is not None:
             return process
+        self._check_open()
         process = self._process = LimitedProcess(self._script, self.limits, *self._named)
-        # Here: `close` kills the process that it sees, and the next one sees that it is closed.
-        if self._is_closed:
-            raise OSError("it is being unloaded")
+        # Again: `close` kills the process that it sees, and the next one sees that it is closed.
+        self._check_open()
         found = process.ask(_ENCODER.encode({**self._first, "limits": asdict(self.limits)}))
         return process if "text" in found else found
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError("it is being unloaded")
 
     def _end(self) -> None:
         process, self._process = self._process, None

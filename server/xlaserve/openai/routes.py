@@ -268,6 +268,8 @@ class OpenAiRoutes:
             name_field(error, asked.fields)
             if not has_sent or isinstance(error, ConnectionError):
                 raise
+            for one in begun.calls:
+                one.end(error)
             answer = translate(error, method="POST", path=asked.path, shape=error_body)
             yield b"".join(writer.fail(b"".join(answer.parts)))
 

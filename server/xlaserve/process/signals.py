@@ -97,9 +97,12 @@ def _end_by_the_next(loop: asyncio.AbstractEventLoop) -> None:
             end()
             os.kill(os.getpid(), number)
 
+    # Between the two lines the default action would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, again)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     loop.call_later(_ONCE_SECONDS, end)
 
 

@@ -42,8 +42,7 @@ class Nested(InferCall):
         self.headers, self.peer = parent.headers, parent.peer
         self.principal = parent.principal
         self.waiting = _together(parent)
-        deadlines = [one.deadline for one in self.waiting]
-        self.deadline = None if None in deadlines else max(filter(None, deadlines))
+        self.deadline = _latest(self.waiting)
         # Code may pass on what it was given.
         self.is_volatile = any(one.is_volatile for one in self.waiting)
         for one in self.waiting:
@@ -185,12 +184,12 @@ class NestedCalls:
         call.operation, call.model = Operation.MANAGE, change.model
         if parent is not None:
             call.parent, call.headers, call.peer = parent, parent.headers, parent.peer
-            call.principal, call.deadline = parent.principal, parent.deadline
-            waiting.update(_models_of(parent))
+            together = _together(parent)
+            call.principal, call.deadline = parent.principal, _latest(together)
             task = asyncio.current_task()
             assert task is not None
-            together = _together(parent)
             for one in together:
+                waiting.update(_models_of(one))
                 one.hold(partial(_cancel_change, change, task, answer, together))
         try:
             assert self._make_change is not None
@@ -281,6 +280,12 @@ def _together(call: InferCall) -> Sequence[InferCall]:
     """Return the calls that one run of code answers, this one among them."""
     others = [one for ref in call.companions if isinstance(one := ref(), InferCall)]
     return others or [call]
+
+
+def _latest(calls: Sequence[InferCall]) -> float | None:
+    """Return the last of the deadlines of calls; None where one has none."""
+    deadlines = [one.deadline for one in calls]
+    return None if None in deadlines else max(filter(None, deadlines))
 
 
 def _nobody_waits(calls: Sequence[InferCall]) -> bool:

@@ -379,7 +379,10 @@ class Call:
             self.outcome = error
             report(error)
         if not self.is_told_later:
-            self.tell()
+            # As `close` and `tell`, whose calls most requests would pay for.
+            told, self.outcome = self.outcome, None
+            for observer in self._observers:
+                observer.ended((self,), told)
 
     def close(self, outcome: Outcome) -> None:
         """End a call whose answer is to be written; who has it written tells its observers."""
@@ -438,7 +441,7 @@ def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
         observer.ended(alike, outcome)
     if len(alike) < len(calls):
         for call in calls:
-            if call.outcome is not outcome:
+            if call.outcome is not outcome and call.outcome is not None:
                 call.tell()
 
 

@@ -348,6 +348,8 @@ class _Stream(Stream):
         finally:
             self.waiting = False
         self._at_prefix = not self._at_prefix
+        if size and not data and self._at_prefix:
+            raise GRPCError(*PROBLEMS[Problem.TRUNCATED])
         if data and not self._at_prefix and data[0]:
             compressed = _COMPRESSED if self.is_encoded else _UNNAMED
             raise GRPCError(*(compressed if data[0] == 1 else PROBLEMS[Problem.FLAG]))

@@ -224,8 +224,10 @@ class InferFastPath:
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:
-            self.send(call, stream, [answer], len(answer))
-            call.tell()
+            try:
+                self.send(call, stream, [answer], len(answer))
+            finally:
+                call.tell()
         return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
@@ -253,17 +255,30 @@ class InferFastPath:
             stream.owner.account.release(held)
             writing.end()
             stream.call = None
-            if isinstance(found, BaseException):
-                self.refuse_instead(call, stream, found)
-            else:
-                then(*found)
+            if not call.is_told_later:
+                return  # cancelled, and told so
+            try:
+                if isinstance(found, BaseException):
+                    self.refuse_instead(call, stream, found)
+                else:
+                    then(*found)
+            except ENDS:
+                raise
+            except BaseException as error:
+                stream.call, call.is_told_later = None, True
+                self.refuse_instead(call, stream, error)
             # Not where `then` has begun another part of the work.
             if stream.call is None:
                 call.end()
 
         writing = stream.call = Writing(call)
         call.is_told_later = True
-        writing.begin(self._long.threads, write, written)
+        try:
+            writing.begin(self._long.threads, write, written)
+        except BaseException:
+            stream.call, call.is_told_later = None, False
+            stream.owner.account.release(held)
+            raise
 
     def send_written(
         self, call: InferCall, stream: ServerStream, head: bytes, parts: list[Buffer], size: int

@@ -108,6 +108,7 @@ class GenerateRoutes:
         except (ConnectionError, *ENDS):
             raise
         except BaseException as error:
+            call.end(error)
             answer = translate(error, method="POST", path=path)
             return replace(answer, content_type=_CONTENT_TYPE, parts=[_event(answer)])
         return HttpStream(_CONTENT_TYPE, _opened(first, events))
@@ -161,6 +162,7 @@ class GenerateRoutes:
         except BaseException as error:
             if not has_begun or isinstance(error, ConnectionError):
                 raise
+            call.end(error)
             yield _event(translate(error, method="POST", path=path))
 
 

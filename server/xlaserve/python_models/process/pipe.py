@@ -83,6 +83,7 @@ class Pipe:
             limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
             raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
         said: dict[str, Any] = {**header, "tensors": shown}
+        msgspec.msgpack.encode(header)  # what cannot be said takes no place of the slab
         writer, reader = self.writer, self.reader
         if reader is not None and (dropped := reader.dropped()):
             said["dropped"] = dropped

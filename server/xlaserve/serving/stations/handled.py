@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 
-from xlaserve.errors import BudgetExhausted, Decoupled
+from xlaserve.errors import Decoupled
 from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
@@ -73,8 +73,7 @@ class Handed:
         account = call.peer.account
         if account is None or not size:
             return
-        if not account.reserve(size):
-            raise BudgetExhausted("the tokens of a prompt", size, account.ledger.limit)
+        account.take("the tokens of a prompt", size)
         held, also = [size], call.on_begun
 
         def release() -> None:

@@ -71,9 +71,10 @@ class FrontCall(InferCall):
         except ENDS:
             raise
         except BaseException as error:
-            if not last:
+            if last:
+                self.outcome = error
+            else:
                 self.cancel("its answer cannot be said")
-            self.outcome = error
             self.refuse(error)
 
     def _send(self, response: InferResponse, *, last: bool) -> None:
