@@ -42,6 +42,14 @@ def test_values_that_are_no_trees_stay() -> None:
     assert values == flattened("m", values)
 
 
+def test_a_container_is_no_array_whatever_it_can_be_made_to() -> None:
+    class Pair(tuple[Any, ...]):
+        def __array__(self) -> np.ndarray[Any, Any]:
+            raise AssertionError("it is taken for an array")
+
+    assert ["a.0", "a.1"] == list(flattened("m", {"a": Pair((np.ones(1), np.ones(2)))}))
+
+
 @pytest.mark.parametrize(
     ("inputs", "problem"),
     [

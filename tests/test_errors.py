@@ -241,7 +241,7 @@ TEXTS = [
     ),
     (
         DuplicateTensor("m", "input", "x"),
-        "model 'm': input 'x' already exists in request, send one",
+        "model 'm': input 'x' already exists in request, send it once",
     ),
     (
         UnknownDatatype("FLOAT", ["FP32", "FP64"]),
@@ -324,7 +324,7 @@ TEXTS = [
         "expected an Accept of text/csv, got 'text/html'",
     ),
     (
-        OutputNotInForm("m", "y", "strict JSON", "NaN"),
+        OutputNotInForm("m", "y", "strict JSON", "NaN", "use V2"),
         "model 'm', output 'y': strict JSON cannot hold NaN, use V2",
     ),
     (
@@ -339,7 +339,7 @@ TEXTS = [
     ),
     (
         BodyTimeout(2.5),
-        "no body in 2.5 seconds (message_timeout_seconds), send it again",
+        "the body did not come whole in 2.5 seconds (message_timeout_seconds), send it again",
     ),
     (
         MissingSequence("m"),
@@ -359,11 +359,11 @@ TEXTS = [
     ),
     (
         ModelHasNoText("m"),
-        "model 'm' has no tokenizer.json beside it: it takes token ids, not text, send these",
+        "model 'm' has no tokenizer.json beside it: it takes no text, send token ids",
     ),
     (
         ModelHasNoText(),
-        "the model has no tokenizer.json beside it: it takes token ids, not text, send these",
+        "the model has no tokenizer.json beside it: it takes no text, send token ids",
     ),
     (
         ModelHasNoTemplate("m"),

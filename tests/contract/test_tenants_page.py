@@ -13,7 +13,7 @@ from support.server import RunningServer, serving
 from xlaserve.serving.access.tokens import digest_of, new_token
 from xlaserve.settings.choices import ModelControlMode
 
-TENANT, OPERATOR = new_token(), new_token()
+TENANT, OPERATOR, PAGE_ALONE, BOTH = (new_token() for _ in range(4))
 OWN, OTHER, ABSENT = "a-one", "b-one", "b-non"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 
@@ -38,6 +38,9 @@ async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
                 "token": digest_of(OPERATOR),
                 "allow": ["infer", "metadata", "page", "manage"],
             },
+            {"name": "p", "token": digest_of(PAGE_ALONE), "allow": ["page"], "models": "a-*"},
+            {"name": "q", "token": digest_of(BOTH), "allow": ["page"], "models": "a-*"},
+            {"name": "q-all", "token": digest_of(BOTH), "allow": ["metadata"]},
         ]
     }
     (folder / "rules.json").write_text(json.dumps(rules))
@@ -124,3 +127,31 @@ async def test_events_are_those_of_its_models(server: RunningServer) -> None:
     answer = json.loads((await ask(server, "GET", "/page/events", TENANT)).body)
 
     assert {OWN} == {event["model"] for event in answer["events"]}
+
+
+@pytest.mark.parametrize("token", [PAGE_ALONE, BOTH], ids=["page", "metadata of all"])
+@pytest.mark.parametrize(
+    "path", ["/status.json", "/history.json", "/page/events", f"/page/models/{OWN}"]
+)
+async def test_a_page_of_some_models_shows_these_whatever_else_its_caller_may(
+    server: RunningServer, path: str, token: str
+) -> None:
+    answer = await ask(server, "GET", path, token)
+
+    assert 200 == answer.status
+    assert OWN.encode() in answer.body
+    assert OTHER.encode() not in answer.body
+
+
+async def test_what_a_caller_of_some_models_reads_replaces_no_answer_of_all(
+    server: RunningServer,
+) -> None:
+    """A search changes its rows alone."""
+    searched, whole = [
+        json.loads((await ask(server, "GET", path, TENANT)).body)
+        for path in ("/status.json?search=nothing", "/status.json")
+    ]
+
+    assert ([], 0) == (searched["models"], searched["matching"])
+    for name in ("memory", "requests", "ready_models", "model_count"):
+        assert whole[name] == searched[name]

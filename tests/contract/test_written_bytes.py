@@ -71,7 +71,7 @@ class Writer:
         written = np.zeros(ELEMENTS)
         self.written = weakref.ref(written)
         if self._refuses:
-            raise OutputNotInForm("m", "y", "JSON", "it")
+            raise OutputNotInForm("m", "y", "JSON", "it", "use V2")
         return self._write(*given, **named)
 
 

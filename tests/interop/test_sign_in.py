@@ -86,6 +86,37 @@ async def test_a_tenant_signs_in_sees_its_models_and_signs_out(
     assert OWN not in await page.evaluate("document.getElementById('model-rows').textContent")
 
 
+async def test_who_signs_in_after_another_sees_nothing_of_it(
+    page: Page, server: ServerProcess
+) -> None:
+    """Its token expires, and the page is loaded anew for the next one."""
+    await start(page, server)
+    await sign_in(page, TENANT)
+    await page.until(f"{NAMES}.length")
+    await page.evaluate(
+        "window.before = true; window.fetch = async () => new Response('{}', {status: 401}); 0"
+    )
+    await page.until(ASKS)
+    await sign_in(page, TENANT)
+    await page.until(f"!window.before && {NAMES}.length")
+
+    assert not await page.evaluate(ASKS)
+
+
+async def test_a_token_is_kept_by_the_page_where_the_browser_keeps_nothing(
+    page: Page, server: ServerProcess
+) -> None:
+    await start(page, server)
+    await page.evaluate(
+        "Object.defineProperty(window, 'sessionStorage',"
+        " {get() { throw new DOMException('blocked', 'SecurityError'); }}); 0"
+    )
+    await sign_in(page, TENANT)
+    await page.until(f"{NAMES}.length")
+
+    assert not await page.evaluate(ASKS)
+
+
 @pytest.mark.parametrize(
     ("token", "said"),
     [

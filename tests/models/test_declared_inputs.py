@@ -71,7 +71,7 @@ def test_specs_within_a_tree(tmp_path: Path) -> None:
             )
             for narrow, wide in (
                 ("float8_e4m3fn", "FP16 or FP32"),
-                ("float8_e8m0fnu", "FP16 or FP32"),
+                ("float8_e8m0fnu", "FP32"),
                 ("float4_e2m1fn", "FP16 or FP32"),
                 ("int4", "INT8 or UINT8"),
             )

@@ -37,8 +37,6 @@ from xlaserve.tensors import Datatype, Shape, TensorSpec, datatype_of, describe
 BATCH_DIMENSION = "b"
 """The name of the symbolic dimension that export gives the batch."""
 
-_WIDER = ("INT8 or UINT8", "FP16 or FP32")
-"""Datatypes that hold what narrow integers, and narrow floats, can be."""
 _PAIRS = ": give its real and imaginary parts one more dimension, of size 2, in the function"
 
 _SHOWN_ELEMENTS = 16
@@ -84,8 +82,7 @@ def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Expor
     """Read and check the computation that a manifest describes; raises InvalidModel.
 
     It is the one that was exported (its hash is), JAX can compile it, and it calls nothing outside
-    XLA but the kernels of the list above. What JAX reads for years is what is read, where it is
-    there.
+    XLA but the kernels of the list above. What JAX reads for years is read, where it is there.
     """
     return read_keyed(directory, described, roots).exported
 
@@ -106,10 +103,7 @@ def read_keyed(
     roots: Roots = ANYWHERE,
     known: Callable[[str], Exported | None] = lambda key: None,
 ) -> Keyed:
-    """Read what `read` does, with its key.
-
-    `known` may have it already, by its key, without the module: it was checked then.
-    """
+    """Read what `read` does; `known` may have it, by its key, without the module, checked then."""
     record = described.files.get(ARTIFACT)
     data = _read_file(directory, ARTIFACT, record, roots) if record else bytearray()
     if described.durable is None:
@@ -117,7 +111,7 @@ def read_keyed(
     written = described.files[STABLEHLO]
     module = bytes(_read_file(directory, STABLEHLO, written, roots))
     computation = _computation(module, described)
-    key = of(module, replace(computation, module=b""))
+    key = key_of(module, replace(computation, module=b""))
     if (frame := known(key)) is not None:
         return Keyed(key, replace(frame, mlir_module_serialized=module), written.sha256)
     return Keyed(key, from_computation(computation, described.jax_version), written.sha256)
@@ -137,7 +131,7 @@ def keyed(exported: Exported) -> Keyed:
         str(exported.in_shardings_hlo),
         str(exported.out_shardings_hlo),
     )
-    return Keyed(of(neutral(exported.mlir_module_serialized), outline), exported)
+    return Keyed(key_of(neutral(exported.mlir_module_serialized), outline), exported)
 
 
 def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> bytearray:
@@ -153,7 +147,7 @@ def from_computation(computation: Computation, jax_version: str) -> Exported:
         _check_signature(exported, module)
     except InvalidModel:
         raise
-    # JAX has no error of its own for this: parsing what it does not know ends in any of its parts.
+    # JAX has no error of its own for what it does not know.
     except Exception as error:
         raise _unreadable(STABLEHLO, jax_version, computation.module, error) from error
     check_custom_calls(module.text, STABLEHLO)
@@ -204,8 +198,7 @@ def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT)
     try:
         exported = jax.export.deserialize(data)
         text = _module(exported).text
-    # See above.
-    except Exception as refusal:
+    except Exception as refusal:  # see above
         exported, text = _deserialize_refused(data, jax_version, name, refusal)
     check_custom_calls(text, name)
     return exported
@@ -245,8 +238,7 @@ def _deserialize_refused(
         return exported, _module(exported).text
     except InvalidModel:
         raise _unreadable(name, jax_version, module, refusal) from refusal
-    # See above.
-    except Exception as error:
+    except Exception as error:  # see above
         raise _unreadable(name, jax_version, module, error) from error
 
 
@@ -457,10 +449,14 @@ def unnamed(kind: str, name: str, dtype: Any) -> InvalidModel:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         advice = _PAIRS
     elif jnp.issubdtype(dtype, jnp.number):
-        advice = (
-            f": make it {_WIDER[jnp.issubdtype(dtype, jnp.floating)]}, and cast in the function"
-        )
+        advice = f": make it {_wider(dtype)}, and cast in the function"
     return InvalidModel(f"{kind} '{name}' has dtype {dtype}, which V2 has no name for{advice}")
+
+
+def _wider(dtype: Any) -> str:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "INT8 or UINT8"
+    return "FP16 or FP32" if jnp.finfo(dtype).max <= jnp.finfo(jnp.float16).max else "FP32"
 
 
 def _shape(
@@ -493,7 +489,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def of(module: bytes, outline: object) -> str:
+def key_of(module: bytes, outline: object) -> str:
     """Return a computation's key: a hash of its module and its calling convention.
 
     There are no parameters in it, and no word of a file: it follows from what is compiled.

@@ -255,7 +255,9 @@ class DuplicateTensor(InvalidRequest):
     """A tensor is named twice in one request."""
 
     def __init__(self, model: str, kind: str, tensor: str) -> None:
-        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request, send one")
+        super().__init__(
+            f"model '{model}': {kind} '{tensor}' already exists in request, send it once"
+        )
 
 
 class UnknownDatatype(InvalidRequest):
@@ -302,8 +304,9 @@ class NotAcceptable(InvalidRequest):
 class OutputNotInForm(XlaserveError):
     """The model's output cannot be expressed in the answer's format; not the client's fault."""
 
-    def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
-        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, use V2")
+    def __init__(self, model: str, tensor: str, form: str, got: str, action: str) -> None:
+        """`action` says how the client gets the output."""
+        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, {action}")
 
 
 class OutputNotText(InvalidRequest):
@@ -328,7 +331,10 @@ class BodyTimeout(XlaserveError):
     """The body of a request did not come in time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"no body in {seconds:g} seconds (message_timeout_seconds), send it again")
+        super().__init__(
+            f"the body did not come whole in {seconds:g} seconds (message_timeout_seconds), "
+            "send it again"
+        )
 
 
 class InvalidRegion(InvalidRequest):

@@ -13,7 +13,7 @@ class ModelHasNoText(InvalidRequest):
     def __init__(self, model: str = "", reason: str = "") -> None:
         """`reason` says why, where it is not that there is no such file."""
         why = reason or "has no tokenizer.json beside it"
-        super().__init__(f"{_named(model)} {why}: it takes token ids, not text, send these")
+        super().__init__(f"{_named(model)} {why}: it takes no text, send token ids")
 
 
 class ModelHasNoTemplate(InvalidRequest):

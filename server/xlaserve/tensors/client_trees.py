@@ -69,6 +69,8 @@ def _is_tree(value: object) -> bool:
 
 def _is_array(value: object) -> bool:
     """Tell whether a value is an array, of numpy or of JAX; numbers of numpy are none."""
+    if isinstance(value, Mapping | list | tuple):
+        return False
     return hasattr(value, "__array__") and not np.isscalar(value)
 
 

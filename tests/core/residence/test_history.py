@@ -18,7 +18,13 @@ from xlaserve.http.dashboard.history_page import HistoryRoutes, quantile
 from xlaserve.http.messages import HttpRequest
 from xlaserve.residence.capacity import Capacity
 from xlaserve.residence.registry import Registry
-from xlaserve.residence.reports.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
+from xlaserve.residence.reports.history import (
+    HOUR_SAMPLES,
+    MAX_MODELS,
+    RECENT_SAMPLES,
+    History,
+    history_in_sight,
+)
 from xlaserve.serving.observability.failures import Failures
 from xlaserve.serving.observability.loop_lag import LoopLag
 from xlaserve.serving.stations.backlog import Backlog
@@ -112,6 +118,22 @@ async def test_a_sample_has_the_most_active_models_only() -> None:
     assert MAX_MODELS == len(latest.models)
     assert "m40" == latest.models[0].name
     assert 3 * MAX_MODELS + 5 == latest.success == sum(latest.buckets)
+
+
+async def test_sums_of_some_models_do_not_jump_as_busier_ones_take_their_place() -> None:
+    world = World()
+    world.ask("own", 7)
+    world.take(0)
+    for at in range(1, 4):
+        for number in range(2 * MAX_MODELS):
+            world.ask(f"m{number:02}", 1)
+        world.take(at)
+    world.ask("own", 2)
+    world.take(4)
+    seen = history_in_sight(world.history.snapshot(), lambda model: model == "own").recent
+
+    assert [7, 7, 7, 7, 9] == [sample.success for sample in seen]
+    assert [7, 7, 7, 7, 9] == [sum(sample.buckets) for sample in seen]
 
 
 async def test_requests_before_the_first_look_at_a_model_count() -> None:

@@ -12,7 +12,9 @@ from xlaserve.residence.reports.status_board import (
     REPOSITORY_SECONDS,
     TICK_SECONDS,
     StatusBoard,
+    status_in_sight,
 )
+from xlaserve.serving.call import Call, current_call
 from xlaserve.settings.choices import ModelControlMode
 
 MANY = 640
@@ -173,3 +175,46 @@ async def test_requests_of_all_versions_are_summed(
     totals = (await board.read()).totals
 
     assert (0, 2, 0) == (totals.success_count, totals.fail_count, sum(totals.request_buckets))
+
+
+async def test_a_search_among_some_models_changes_no_sum_and_none_is_cut_for_others(
+    core: Core, board: StatusBoard, add_model: AddModel
+) -> None:
+    for number in range(MAX_ROWS):
+        (core.root / f"a{number}").mkdir()
+    for name in ("own-1", "own-2", "own-3"):
+        add_model(name, {1: 1})
+    await core.control.load("own-1")
+    whole = await board.whole()
+    seen, one = [
+        status_in_sight(whole, lambda model: model.startswith("own"), search)
+        for search in ("", "OWN-2")
+    ]
+
+    assert ["own-1", "own-2", "own-3"] == [row.name for row in seen.rows]
+    assert ["own-2"] == [row.name for row in one.rows]
+    assert (3, 1) == (seen.matching, one.matching)
+    assert 0 < seen.used_bytes == one.used_bytes
+    assert (1, 3, seen.totals) == (one.ready_models, one.model_count, one.totals)
+    assert (1, 3) == (seen.ready_models, seen.model_count)
+
+
+async def test_what_all_read_is_read_for_no_caller(
+    core: Core, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reasons are written for the current caller, and a reading is that of all."""
+    asking: list[Call | None] = []
+    names = core.control.catalog.names
+
+    async def noted() -> object:
+        asking.append(current_call.get())
+        return await names()
+
+    monkeypatch.setattr(core.control.catalog, "names", noted)
+    call = Call()
+    token = current_call.set(call)
+    await board.read()
+
+    assert [None] == asking
+    assert call is current_call.get()
+    current_call.reset(token)

@@ -99,7 +99,7 @@ def test_one_element_is_no_list() -> None:
 
 def test_what_json_cannot_hold_is_refused() -> None:
     assert np.isnan(written(np.array([np.nan]), "FP64"))
-    with pytest.raises(OutputNotInForm):
+    with pytest.raises(OutputNotInForm, match="cannot hold NaN or Infinity, use V2$"):
         written(np.array([np.nan]), "FP64", JsonRules(strict=True))
     with pytest.raises(OutputNotText, match="output 'y': expected UTF-8"):
         written(np.array([b"\xff"], np.object_), "BYTES")

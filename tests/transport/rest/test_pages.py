@@ -28,7 +28,7 @@ from xlaserve.http.routing import Body, QueryParameter, Route
 from xlaserve.residence.reports.monitor import StatusRow
 from xlaserve.residence.reports.status_board import Reading, RequestTotals
 from xlaserve.residence.server import ServerDescription
-from xlaserve.serving.access.sight import Sees, nothing
+from xlaserve.serving.access.sight import Sees, everything, nothing
 from xlaserve.serving.call import Call, Operation
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 
@@ -239,7 +239,7 @@ async def test_the_status_says_what_the_board_says() -> None:
 
 async def test_models_that_the_caller_may_not_change_are_fixed() -> None:
     def permits(call: Call, operation: Operation) -> Sees:
-        return lambda model: operation is Operation.MANAGE and model == "own"
+        return (lambda model: model == "own") if operation is Operation.MANAGE else everything
 
     async def read(search: str) -> Reading:
         return replace(reading(row("other"), row("own")), controllable=True)

@@ -321,7 +321,10 @@ def test_what_json_cannot_hold_is_for_python_or_refused(output: Tensor, media_ty
     element = predictions["predictions"][0] if media_type == JSON else predictions
 
     assert str(float(output[0])) == str(element)
-    with pytest.raises(OutputNotInForm, match="model 'm', output 'y': .* can, cannot hold"):
+    text = (
+        r"^model 'm', output 'y': JSON \(strict_json\) cannot hold .*, ask for application/x-npy$"
+    )
+    with pytest.raises(OutputNotInForm, match=text):
         respond(media_type, output, rules=JsonRules(strict=True))
 
 

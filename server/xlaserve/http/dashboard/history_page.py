@@ -155,7 +155,7 @@ class HistoryRoutes:
             [_moment(sample) for sample in history.recent],
             hour,
             history.failures,
-            dict(asked.missing),
+            dict(asked.missing) if sees is everything else {},
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 

@@ -135,7 +135,8 @@ class ModelPageRoutes:
             reading = of_model_in_sight(reading, sees, cut(request.call.owner, MAX_NAME))
         may = self._may(request.call, reading.name)
         reason = reading.reason or self._catalog.why_not_loaded(reading.name)
-        answer = _page(reading, may, self._grpc_endpoint, asked.missing, reason)
+        missing = asked.missing if sees is everything else {}
+        answer = _page(reading, may, self._grpc_endpoint, missing, reason)
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> ModelReading:

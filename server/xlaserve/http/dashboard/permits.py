@@ -16,12 +16,22 @@ def permit_everything(call: Call, operation: Operation) -> Sees:
 
 
 def models_shown(permits: Permits, call: Call) -> Sees:
-    """Return the models that pages show a client: those whose metadata it may read.
+    """Return the models that pages show a client: those of its page whose metadata it may read.
 
-    To a client without that permission, those of which it may see the page: all, unless its rule
-    names some.
+    Without a permission for metadata, all those of its page.
     """
-    sees = permits(call, Operation.METADATA)
-    if sees is not nothing:
-        return sees
-    return everything if call.sight is None else call.sight.shows
+    shows = everything if call.sight is None else call.sight.shows
+    reads = permits(call, Operation.METADATA)
+    if reads is everything or reads is nothing:
+        return shows
+    if shows is everything:
+        return reads
+    return lambda model: shows(model) and reads(model)
+
+
+def models_told(permits: Permits, call: Call) -> Sees:
+    """Return the models whose events a client is told: those shown.
+
+    A page of all models without metadata tells of none.
+    """
+    return permits(call, Operation.METADATA) if call.sight is None else models_shown(permits, call)

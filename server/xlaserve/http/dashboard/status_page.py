@@ -35,6 +35,8 @@ SECURITY: Mapping[str, str] = MappingProxyType(
 
 _FRESH = MappingProxyType({**SECURITY, "Cache-Control": "no-store"})
 
+_ALL: About = MappingProxyType({"search": ""})
+
 _NO_ROWS = b"[]}"
 """The end of a status without rows, its last field."""
 
@@ -147,24 +149,34 @@ class StatusRoutes:
         304 where that is what the client has (`If-None-Match`), but for the time that the server
         has run.
         """
-        about = {"search": request.query.get("search", "")}
-        own = await self._own(about)
-        reading = own
-        if self._others.are_there:
-            asked = await self._others.ask(Question.STATUS, about, own, Reading)
-            reading = await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+        search = request.query.get("search", "")
         sees = models_shown(self._permits, request.call)
-        if sees is not everything:
-            reading = status_in_sight(reading, sees)
         manages = self._permits(request.call, Operation.MANAGE)
-        written = self._written
-        if written is None or written.reading is not reading or written.manages is not manages:
-            written = self._written = await self._write(reading, manages)
+        if sees is everything:
+            written = await self._shared(await self._read({"search": search}), manages)
+        else:
+            reading = await (self._read(_ALL) if self._others.are_there else self._board.whole())
+            reading = await asyncio.to_thread(status_in_sight, reading, sees, search)
+            written = await self._write(reading, manages)
         headers = {**_FRESH, "ETag": written.tag}
         if request.headers.get("If-None-Match") == written.tag:
             return HttpResponse(HTTPStatus.NOT_MODIFIED, headers=headers, compressible=False)
         # Not compressed: that would take longer than making it.
         return HttpResponse(parts=written.parts, headers=headers, compressible=False)
+
+    async def _read(self, about: About) -> Reading:
+        own = await self._own(about)
+        if not self._others.are_there:
+            return own
+        asked = await self._others.ask(Question.STATUS, about, own, Reading)
+        return await asyncio.to_thread(fold_readings, asked.answers, asked.missing)
+
+    async def _shared(self, reading: Reading, manages: Sees) -> _Written:
+        """Return a reading of all models as the last client got it, if it was the same."""
+        written = self._written
+        if written is None or written.reading is not reading or written.manages is not manages:
+            written = self._written = await self._write(reading, manages)
+        return written
 
     async def _own(self, about: About) -> Reading:
         return await self._board.read(about["search"])

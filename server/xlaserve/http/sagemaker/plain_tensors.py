@@ -346,8 +346,8 @@ def _listed(response: InferResponse, output: InferOutput, rules: JsonRules) -> A
         # Floats without typed contents, such as BF16, have no Python numbers of their own.
         data = data.astype(np.float32) if output.datatype.contents is None else data
         if rules.strict and not np.isfinite(data).all():
-            form = f"JSON (strict_json), but {NPY_TYPE} can,"
-            raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity")
+            form, action = "JSON (strict_json)", f"ask for {NPY_TYPE}"
+            raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity", action)
     # A single element is no array.
     return np.asarray(data, order="C")[()] if rules.strict else data.tolist()
 

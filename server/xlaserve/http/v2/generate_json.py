@@ -183,7 +183,7 @@ def write_generate_answer(
 
 
 def _elements(response: InferResponse, output: InferOutput, rules: JsonRules) -> list[Buffer]:
-    elements = elements_of(response.model_name, output, rules)
+    elements = elements_of(response.model_name, output, rules, "use V2")
     if output.data.size == 1:
         (only,) = elements
         return [memoryview(only)[1:-1]]

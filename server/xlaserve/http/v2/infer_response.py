@@ -222,17 +222,20 @@ def _describe(output: InferOutput, parameters: _Parameters) -> bytes:
 def _with_data(
     model: str, output: InferOutput, parameters: _Parameters, rules: JsonRules
 ) -> list[Buffer]:
-    elements = elements_of(model, output, rules)
+    elements = elements_of(model, output, rules, "ask for binary_data")
     return [_describe(output, parameters)[:-1] + b',"data":', *elements, b"}"]
 
 
-def elements_of(model: str, output: InferOutput, rules: JsonRules) -> list[Buffer]:
-    """Return the elements of an output as `write_elements` does; its errors name the output."""
+def elements_of(model: str, output: InferOutput, rules: JsonRules, action: str) -> list[Buffer]:
+    """Return the elements of an output as `write_elements` does; its errors name the output.
+
+    `action` says how a client gets what JSON cannot hold.
+    """
     try:
         return write_elements(output.datatype, output.data, rules)
     except NotInJson as error:
-        form = "JSON (strict_json), but binary_data can,"
-        raise OutputNotInForm(model, output.name, form, str(error)) from error
+        form = "JSON (strict_json)"
+        raise OutputNotInForm(model, output.name, form, str(error), action) from error
     except NotUtf8 as error:
         raise OutputNotText(model, output.name) from error
     except TensorDataError as error:

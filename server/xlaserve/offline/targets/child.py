@@ -216,11 +216,6 @@ def serve(make: Callable[[], Child]) -> None:
         main(make(), sys.stdin.buffer, answers)
 
 
-if __name__ == "__main__":
-    end_with_parent()
-    serve(Child)
-
-
 _MAX_CHARACTERS = 300
 
 _OPERATIONS = tuple(
@@ -249,3 +244,8 @@ def problem_of(error: BaseException) -> Problem:
     found = (match["operation"] for pattern in _OPERATIONS if (match := pattern.search(text)))
     location = _LOCATION.search(text)
     return Problem(reason, next(found, ""), location["place"] if location else "")
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    serve(Child)

@@ -173,6 +173,7 @@ def hosted_in_sight(reading: HostingReading, sees: Sees) -> HostingReading:
         model_count=len(models),
         models=models,
         loading=[one for one in reading.loading if sees(one.name)],
+        missing={},
     )
 
 

@@ -198,22 +198,56 @@ class History:
 def history_in_sight(history: HistorySnapshot, sees: Sees) -> HistorySnapshot:
     """Return the part of a caller of some models; of the event loop and the queues it has none."""
     return history._replace(
-        recent=[_sample_in_sight(one, sees) for one in history.recent],
-        hour=[_sample_in_sight(one, sees) for one in history.hour],
+        recent=_samples_in_sight(history.recent, sees),
+        hour=_samples_in_sight(history.hour, sees),
         failures=[of_anybody(one) for one in history.failures if one.model and sees(one.model)],
     )
 
 
-def _sample_in_sight(sample: Sample, sees: Sees) -> Sample:
+def _samples_in_sight(samples: Sequence[Sample], sees: Sees) -> list[Sample]:
+    """Return samples of some models; a version counts on where busier ones took its place.
+
+    Sums would jump by all its requests otherwise. Before its first sample it counts as in that.
+    """
     # Their order would tell which of the others had more requests.
-    models = sorted(one for one in sample.models if sees(one.name))
+    seen: list[_Known] = [
+        {(one.name, one.version): one for one in sorted(sample.models) if sees(one.name)}
+        for sample in samples
+    ]
+    known: _Known = {}
+    for here in reversed(seen):
+        known |= here
+    counts = [0] * (2 + len(_NO_REQUESTS))
+    for one in known.values():
+        counts = list(map(int.__add__, counts, _counts(one)))
+    found = []
+    for sample, here in zip(samples, seen, strict=True):
+        for key, one in here.items():
+            if one is not known[key]:
+                more = map(int.__sub__, _counts(one), _counts(known[key]))
+                counts = list(map(int.__add__, counts, more))
+        known |= here
+        # A sample with room for more has all that was loaded: the others held nothing.
+        held = here if len(sample.models) < MAX_MODELS else known
+        found.append(_of_some(sample, list(here.values()), counts, held))
+    return found
+
+
+def _counts(version: VersionSample) -> tuple[int, ...]:
+    return version.success, version.fail, *version.buckets
+
+
+def _of_some(
+    sample: Sample, models: Sequence[VersionSample], counts: Sequence[int], held: _Known
+) -> Sample:
+    success, fail, *buckets = counts
     return Sample(
         sample.at,
-        sum(one.success for one in models),
-        sum(one.fail for one in models),
-        tuple(map(sum, zip(_NO_REQUESTS, *(one.buckets for one in models), strict=True))),
+        success,
+        fail,
+        tuple(buckets),
         {},
-        sum(one.size_bytes or 0 for one in models),
+        sum(one.size_bytes or 0 for one in held.values()),
         {},
         models,
         lag=(),

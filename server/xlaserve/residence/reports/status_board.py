@@ -1,7 +1,7 @@
 """The contents of a status page: server, memory, and every known model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import islice
@@ -15,6 +15,7 @@ from xlaserve.residence.lifecycle import State
 from xlaserve.residence.registry import Registry
 from xlaserve.residence.reports.monitor import StatusRow, rows_of_model
 from xlaserve.serving.access.sight import Sees, without_names
+from xlaserve.serving.call import current_call
 from xlaserve.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.settings.choices import ModelControlMode
 
@@ -104,21 +105,32 @@ class StatusBoard:
 
         With the models whose names hold the text.
         """
-        taken = self._taken
-        if taken is None or self._is_old(taken):
-            taken = await self._taking.run("", self._take)
+        taken = await self._now()
         if not search:
             return taken.reading
         needle = search.casefold()
         known = [row async for row in in_turns(taken.known) if needle in row.name.casefold()]
         others = [row async for row in in_turns(taken.others) if needle in row.name.casefold()]
-        rows = await _first(known, others)
+        rows = [row async for row in in_turns(_first(known, others))]
         return replace(taken.reading, matching=len(known) + len(others), rows=rows)
+
+    async def whole(self) -> Reading:
+        """Return the server as `read` does, with rows of all models, unsorted: for a filter."""
+        taken = await self._now()
+        return replace(taken.reading, rows=[*taken.known, *taken.others])
+
+    async def _now(self) -> _Taken:
+        taken = self._taken
+        if taken is None or self._is_old(taken):
+            taken = await self._taking.run("", self._take)
+        return taken
 
     def _is_old(self, taken: _Taken) -> bool:
         return taken.revision != self._registry.revision or self._clock() >= taken.until
 
     async def _take(self) -> _Taken:
+        # In a task of its own, for all callers: what the first of them may see is not its measure.
+        current_call.set(None)
         # Before the rows are read: what changes meanwhile is read with the next reading.
         revision = self._registry.revision
         failed = self._registry.failed.reasons
@@ -146,7 +158,7 @@ class StatusBoard:
             ready_models=ready,
             model_count=models + len(others),
             matching=len(known) + len(others),
-            rows=await _first(known, others),
+            rows=[row async for row in in_turns(_first(known, others))],
         )
         until = self._clock() + TICK_SECONDS
         self._taken = _Taken(reading, known, others, until, revision)
@@ -165,8 +177,11 @@ class StatusBoard:
         return self._listed
 
 
-def status_in_sight(reading: Reading, sees: Sees) -> Reading:
-    """Return the part of a caller of some models, with their memory and requests alone."""
+def status_in_sight(reading: Reading, sees: Sees, search: str = "") -> Reading:
+    """Return the part of a caller of some models, with their memory and requests alone.
+
+    `search` chooses among the rows of a reading without one: sums are of all that the caller sees.
+    """
     rows = [
         replace(row, reason=without_names(row.reason, sees))
         for row in reading.rows
@@ -174,6 +189,10 @@ def status_in_sight(reading: Reading, sees: Sees) -> Reading:
     ]
     totals = _Totals()
     totals.add(rows)
+    needle = search.casefold()
+    found = [row for row in rows if needle in row.name.casefold()]
+    loaded = sorted((row for row in found if row.version), key=_name)
+    others = sorted((row for row in found if not row.version), key=_name)
     return replace(
         reading,
         used_bytes=sum(row.size_bytes or 0 for row in rows),
@@ -181,16 +200,20 @@ def status_in_sight(reading: Reading, sees: Sees) -> Reading:
         totals=totals.sum(),
         ready_models=len({row.name for row in rows if row.state == State.READY.public}),
         model_count=len({row.name for row in rows}),
-        matching=len(rows),
-        rows=rows,
+        matching=len(found),
+        rows=list(_first(loaded, others)),
+        missing={},
     )
 
 
-async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> list[StatusRow]:
+def _name(row: StatusRow) -> str:
+    return row.name
+
+
+def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> Iterator[StatusRow]:
     """Return the rows to show, loaded models first, by name."""
     room = max(0, MAX_ROWS - len(known))
-    shown = merge(islice(known, MAX_ROWS), islice(others, room), key=lambda row: row.name)
-    return [row async for row in in_turns(shown)]
+    return merge(islice(known, MAX_ROWS), islice(others, room), key=_name)
 
 
 def _not_loaded(name: str, reason: str) -> StatusRow:

@@ -9,6 +9,7 @@ const SENDABLE = /^[\x21-\x7e]+$/;
 /** The form that asks for a token, and the button that forgets it. */
 export class Session {
   #asked = false;
+  #shown = false;
 
   constructor(changed) {
     byId("sign-in").addEventListener("submit", (event) => {
@@ -20,7 +21,9 @@ export class Session {
         return;
       }
       keep(token);
-      changed();
+      // What was shown before may be another one's.
+      if (this.#shown) location.reload();
+      else changed();
     });
     byId("sign-out").addEventListener("click", () => {
       keep(null);
@@ -49,6 +52,7 @@ export class Session {
 
   /** Show the server: it has answered. */
   admit() {
+    this.#shown = true;
     byId("sign-out").hidden = !hasToken();
     document.body.toggleAttribute("data-token", hasToken());
     if (!this.#asked) return;
