@@ -241,7 +241,7 @@ TEXTS = [
     ),
     (
         DuplicateTensor("m", "input", "x"),
-        "model 'm': input 'x' already exists in request, send it once",
+        "model 'm': input 'x' already exists in request, send one",
     ),
     (
         UnknownDatatype("FLOAT", ["FP32", "FP64"]),
@@ -339,7 +339,7 @@ TEXTS = [
     ),
     (
         BodyTimeout(2.5),
-        "the body did not come whole in 2.5 seconds (message_timeout_seconds), send it again",
+        "the body takes over 2.5 s (message_timeout_seconds), send again",
     ),
     (
         MissingSequence("m"),

@@ -246,6 +246,7 @@ NOT_ANSWERED: Mapping[str, str] = {
     "http.connection.held:Held._wait": f"{_OF_OTHERS}whoever gives memory back",
     "http.dashboard.history_page:HistoryRoutes.show": "read by the function that begins it",
     "http.connection.request_body:Body.read": f"{_OF_OTHERS}the connection",
+    "http.dashboard.status_page:StatusRoutes._read": "read by the function that begins it",
     "http.dashboard.status_page:StatusRoutes.status": "read by the function that begins it",
 }
 """The others, and why nobody waits there for what is raised."""

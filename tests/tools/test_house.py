@@ -99,3 +99,16 @@ def test_names_on_the_newcomers_tour_are_in_the_code() -> None:
             for part in filter(None, name):
                 defined = rf"^ *(?:class |(?:async )?def )?{part}\b *[:=(]"
                 assert re.search(defined, there + elsewhere, re.MULTILINE), (room, part)
+
+
+def test_a_module_that_is_run_defines_nothing_below_that() -> None:
+    """What stands there is not defined yet when the module is run as a program."""
+    run = [path for path in PACKAGE.rglob("*.py") if "__main__" in path.read_text()]
+    ends = {path.name: ast.parse(path.read_text()).body for path in run}
+
+    assert "child.py" in ends
+    assert [] == [name for name, body in ends.items() if any(map(_is_run, body[:-1]))]
+
+
+def _is_run(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)

@@ -514,6 +514,13 @@ WORKERS: tuple[Worker, ...] = (
     Worker(
         "http/dashboard/status_page.py: StatusRoutes.status",
         "asyncio's threads",
+        "takes the models of a caller out of a status",
+        "a reading",
+        "a future",
+    ),
+    Worker(
+        "http/dashboard/status_page.py: StatusRoutes._read",
+        "asyncio's threads",
         "adds up the status of several processes",
         "their readings",
         "a future",

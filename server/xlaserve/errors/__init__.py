@@ -255,9 +255,7 @@ class DuplicateTensor(InvalidRequest):
     """A tensor is named twice in one request."""
 
     def __init__(self, model: str, kind: str, tensor: str) -> None:
-        super().__init__(
-            f"model '{model}': {kind} '{tensor}' already exists in request, send it once"
-        )
+        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request, send one")
 
 
 class UnknownDatatype(InvalidRequest):
@@ -305,7 +303,6 @@ class OutputNotInForm(XlaserveError):
     """The model's output cannot be expressed in the answer's format; not the client's fault."""
 
     def __init__(self, model: str, tensor: str, form: str, got: str, action: str) -> None:
-        """`action` says how the client gets the output."""
         super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}, {action}")
 
 
@@ -331,10 +328,7 @@ class BodyTimeout(XlaserveError):
     """The body of a request did not come in time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"the body did not come whole in {seconds:g} seconds (message_timeout_seconds), "
-            "send it again"
-        )
+        super().__init__(f"the body takes over {seconds:g} s (message_timeout_seconds), send again")
 
 
 class InvalidRegion(InvalidRequest):

@@ -1,14 +1,9 @@
 """What JAX 0.12 and the compilers of CUDA 12 and libtpu said, word for word."""
 
-import subprocess
-from pathlib import Path
-
-import msgspec
 import pytest
 
 from xlaserve.offline.targets.child import problem_of
-from xlaserve.offline.targets.compiling import COMMAND
-from xlaserve.offline.targets.jobs import Compiled, Job, Problem
+from xlaserve.offline.targets.jobs import Problem
 
 _REWRITING = (
     "UNIMPLEMENTED: While rewriting computation to not contain X{64|128} element types, XLA "
@@ -62,16 +57,3 @@ def test_the_operation_and_the_line_are_found(text: str, operation: str, locatio
 
 def test_an_error_without_a_text_has_a_name() -> None:
     assert Problem("ValueError") == problem_of(ValueError())
-
-
-def test_the_process_answers_a_job_that_fails_and_lives(tmp_path: Path) -> None:
-    """Of an error without a class: a file where a directory of its configuration should be."""
-    damaged = tmp_path / "config.json"
-    damaged.mkdir()
-    job = Job("m", str(tmp_path / "1"), "cpu", config_directory=str(tmp_path), parameters={})
-    line = msgspec.json.encode(job) + b"\n"
-    done = subprocess.run(COMMAND, input=2 * line, capture_output=True, check=False, timeout=300)
-
-    assert 0 == done.returncode, done.stderr
-    answers = [msgspec.json.decode(one, type=Compiled) for one in done.stdout.splitlines()]
-    assert 2 == len([one for one in answers if one.problem is not None])
