@@ -302,7 +302,7 @@ def _sliced_any(p: Program, v: Array) -> Array:
 def _transformed(p: Program, v: Array) -> Array:
     v = _floats(v)
     found = p.random.choice([jnp.fft.fft, jnp.fft.ifft])(v, axis=p.axis(v))
-    return p.random.choice([jnp.real, jnp.imag, lambda c: (c * jnp.conj(c)).real])(found)
+    return p.random.choice([jnp.real, jnp.imag, lambda c: jnp.real(c * jnp.conj(c))])(found)
 
 
 def _complex(p: Program, v: Array) -> Array:

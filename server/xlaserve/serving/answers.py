@@ -230,6 +230,10 @@ class Counting:
             self._note_failures(calls, error)
             for call in cast(Sequence[InferCall], calls):
                 statistics.failed(error, ended - call.started_ns if call.started_ns else 0)
+                # Its answer did not reach its client, and was computed all the same.
+                if call.executed is not None and not call.executed.is_counted:
+                    call.executed.is_counted = True
+                    statistics.executed(call.executed.rows, call.executed)
         elif len(calls) == 1 and outcome.rows <= first.rows:
             statistics.succeeded(first, outcome, ended, self._now())
         else:

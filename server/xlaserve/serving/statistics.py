@@ -314,6 +314,12 @@ class VersionStatistics:
         for start in starts:
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, ended - start)] += 1
 
+    def executed(self, batch_rows: int, run: Run) -> None:
+        """Count an execution none of whose requests was answered so far."""
+        batch = self._executions(batch_rows)
+        batch.executions += 1
+        batch.executed_ns += run.ended_ns - run.begun_ns
+
     def relayed(self, request: Timed, how: Outcome, ended: int, now_ns: int) -> None:
         """Count a request that was answered from the execution of another one.
 

@@ -19,7 +19,7 @@ from xlaserve.row_proofs import prove
 
 pytestmark = pytest.mark.slow
 
-KEY = np.zeros(2, np.uint32)
+KEY: Any = np.zeros(2, np.uint32)
 """A key of JAX as it is in memory: to make one would start XLA, with its threads, on import."""
 Network = tuple[Callable[[], Callable[..., Any]], list[tuple[tuple[int, ...], str]]]
 
