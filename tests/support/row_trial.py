@@ -182,7 +182,9 @@ def _interpreted(module: bytes) -> Run:
     parsed = refining.parse(module)
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        given = [ir.DenseElementsAttr.get(np.ascontiguousarray(one)) for one in inputs]
+        # Without their type: to the numpy of Python 3.11 an array is no Buffer.
+        arrays: list[Any] = [np.ascontiguousarray(one) for one in inputs]
+        given = [ir.DenseElementsAttr.get(one) for one in arrays]
         return [_read(one) for one in stablehlo.eval_module(parsed, given)]
 
     return run
