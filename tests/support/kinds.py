@@ -209,7 +209,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "cholesky": _square(jnp.linalg.cholesky),
         "det": _square(jnp.linalg.det),
         "fft": _square(lambda a: jnp.abs(jnp.fft.fft2(a))),
-        "random": _square(lambda a: a + jax.random.normal(jax.random.key(3), (3, 3))),
+        "random": _square(lambda a: a + jax.random.normal(jax.random.key(3), (3, 3), jnp.float32)),
         "generator": Kind(_generator, path="generate", asked=_TOKENS),
         "language": Kind(_language, path="generate", asked=_TOKENS),
         "sequence": Kind(

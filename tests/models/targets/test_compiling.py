@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.offline.targets import wheels
 from xlaserve.offline.targets.compiling import Compilers
 from xlaserve.offline.targets.jobs import Compiled, Job
+from xlaserve.runtime.devices import plugins
 from xlaserve.runtime.loaded import LoadedModel
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_model_is_to_blame_for_what_is_wrong_with_it(
     problems = [done.problem for done in compilers.compile(jobs)]
 
     assert [
-        "model.json is missing: the directory",
+        "model.json is missing",
         "an ONNX or .pt2 file is converted by its first load; to compile it ahead of that, "
         "import it: xlaserve import",
         "batch_sizes: expected 1 to 6, got 7",
@@ -135,7 +135,7 @@ def test_more_devices_than_a_host_has_are_refused(
 def test_missing_wheels_are_found_before_anything_is_compiled(
     compilers: Compilers, affine_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheels, "_version", lambda name: "")
+    monkeypatch.setattr(plugins, "version", lambda name: "")
 
     with pytest.raises(DeviceUnavailable, match=r"pip install 'xlaserve\[tpu\]'"):
         compilers.compile([Job("affine", str(affine_directory), "v5e")])

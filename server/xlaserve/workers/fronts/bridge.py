@@ -294,4 +294,5 @@ class Bridge(asyncio.Protocol):
         self._sizes.clear()
         # Who hears what it says refers to it: the slabs are not to stay until garbage is collected.
         self.reader = self._writer = None
-        self._lost()
+        self._lost()  # which may read what was begun
+        self.begun = None
