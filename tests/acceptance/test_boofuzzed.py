@@ -35,8 +35,8 @@ async def answering(octets: bytes, *, waits: bool) -> AsyncIterator[str]:
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", False, []),
         (b"HTTP/1.1 503 Busy\r\n\r\n", False, []),
-        (b"HTTP/1.1 500 Oh\r\n\r\n", False, ["5xx but 501, 503, 507, to boofuzz"]),
-        (b"HTTP/1.1 OK\r\n\r\n", False, ["5xx but 501, 503, 507, to boofuzz"]),
+        (b"HTTP/1.1 500 Oh\r\n\r\n", False, ["5xx but 501, 503, 505, 507, to boofuzz"]),
+        (b"HTTP/1.1 OK\r\n\r\n", False, ["5xx but 501, 503, 505, 507, to boofuzz"]),
         (b"", True, ["longer than 0.05 s, to boofuzz"]),
         (b"", False, []),
     ],

@@ -18,6 +18,7 @@ from xlaserve.grpc.http2.headers import HARD_FACTOR
 from xlaserve.grpc.http2.limits import Http2Limits, Shared
 from xlaserve.grpc.http2.messages import Placement
 from xlaserve.grpc.http2.stream import ServerStream
+from xlaserve.grpc.http2.streams import ANSWERED_SECONDS
 from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
@@ -56,8 +57,9 @@ class Core:
     def __init__(self) -> None:
         shared = Shared(Ledger(_PLENTY), MessageMemory(0))
         route = _Answering()
+        self._now = 0.0
         self._core = ServerConnection(
-            _LIMITS, lambda head: route, shared, buffer=_BUFFER, now=lambda: 0.0
+            _LIMITS, lambda head: route, shared, buffer=_BUFFER, now=lambda: self._now
         )
         self._core.start()
         self._core.take_output()
@@ -68,8 +70,10 @@ class Core:
         return self._core.failed is not None
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes; return what is answered."""
+        """Take bytes; return what is answered, until clients have had the time to end theirs."""
         self._core.receive(data)
+        self._now += ANSWERED_SECONDS
+        self._core.sweep(_PLENTY, _PLENTY)
         said = []
         while self._core.output:
             said += self._core.take_output()

@@ -176,6 +176,8 @@ class HttpClient:
     async def refused(self, random: Random) -> str:
         """Ask for what there is not."""
         answer = await self._ask("POST", "/v2/models/absent/infer", body=b'{"inputs": []}')
+        if answer.status == 503:  # a server that starts does not know yet what there is
+            raise LookupError(f"absent: {answer.status}")
         return "" if answer.status == 404 else f"a model that is not there: {answer.status}"
 
 

@@ -5,6 +5,7 @@
 
 import asyncio
 import gzip
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ async def _binary(place: Place, random: Random) -> None:
     name = "Inference-Header-Content-Length"
     path, headers = "/v2/models/binary.echo/infer", {name: str(len(head))}
     body = head + sent.tobytes()
-    async with place.session.post(path, data=body, headers=headers) as answer:
+    async with place.session.post(path, data=io.BytesIO(body), headers=headers) as answer:
         octets = await answer.read()
         if answer.status != 200:
             raise LookupError(f"binary: {answer.status} {octets[:200]!r}")

@@ -138,7 +138,7 @@ ROWS = (
         "F3",
         FUZZ,
         "200 000 damaged requests over HTTP, to every kind of address, and 20 000 of boofuzz",
-        "0 answers of 5xx but 501, 503, 507; none takes 2 s",
+        "0 answers of 5xx but 501, 503, 505, 507; none takes 2 s",
         fuzz.http,
         {
             Size.SHORT: {"count": 2000, "boofuzzed": 400},
