@@ -408,7 +408,7 @@ async def test_an_error_is_the_same_of_every_process(
 
     if name == "the h2 engine":
         assert "12" == zipped.status
-        assert "http2_engine" in zipped.text
+        assert "--http2-engine" in zipped.text
     else:
         assert Told("0", "") == zipped
     assert {} == {key: (plain[key], told) for key, told in found.items() if told != plain[key]}

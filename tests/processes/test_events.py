@@ -21,6 +21,11 @@ async def events(session: aiohttp.ClientSession, **query: str) -> list[dict[str,
         return list(reversed((await answer.json())["events"]))
 
 
+async def of_workers(session: aiohttp.ClientSession) -> list[Any]:
+    found = await events(session, search="worker")
+    return [one for one in found if one["kind"].startswith("worker")]
+
+
 async def test_every_worker_shows_the_events_of_all_and_a_death_loses_none(tmp_path: Path) -> None:
     models = several.repository(tmp_path)
     (models / "broken" / "1").mkdir(parents=True)
@@ -42,11 +47,14 @@ async def test_every_worker_shows_the_events_of_all_and_a_death_loses_none(tmp_p
         assert 2 == shown.count(("worker started", None))
         assert 1 == shown.count(("load", "who")), "worker 0 notes the start for all"
         assert 1 == shown.count(("load", "echo")), "the one that was asked notes it for all"
-        assert 1 == shown.count(("load", "broken"))
+        failed = [one for one in seen[0] if one.get("model") == "broken"]
+        assert 1 == len([one for one in failed if one.get("cause") != "other worker"])
+        workers = [one["worker"] for one in failed]
+        assert sorted(set(workers)) == sorted(workers), "a failure is noted where it happened"
         async with asyncio.timeout(START_SECONDS):
             os.kill(several.workers(server)[1], signal.SIGKILL)
             async with aiohttp.ClientSession(f"http://{server.http}") as session:
-                while len(found := await events(session, search="worker")) < 4:
+                while len(found := await of_workers(session)) < 4:
                     await asyncio.sleep(0.05)
                 last = await events(session)
 

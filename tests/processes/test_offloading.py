@@ -138,7 +138,7 @@ async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Pa
     assert 0 < len(failed) <= 4
     for one in failed.values():
         assert isinstance(one, str)
-        assert one.startswith("StatusCode.UNAVAILABLE: model 'slow': the worker 1 process has")
+        assert one.startswith("StatusCode.INTERNAL: model 'slow': the worker 1 process has")
     assert 1 == counted["lost"]
     assert ([value + 1 for value in range(ENOUGH)], True) == (again, executed > 0)
 

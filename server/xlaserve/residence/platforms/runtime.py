@@ -296,8 +296,12 @@ class ModelRuntime:
         coming = [self._predicted.get(model_id) for model_id in self._loading]
         if None in coming:
             return True
-        told = self._countable(self._told.total_bytes)
-        return self.limits.may_evict(told + sum(size or 0 for size in coming))
+        counted = self._countable(self._told.total_bytes) + sum(size or 0 for size in coming)
+        if len(self._loading) > 1:
+            # Another load that has its memory tells it in its answer, be it more than predicted.
+            fullest = max(map(self._capacity.used_on, self._capacity.totals))
+            counted = max(counted, self._countable(fullest))
+        return self.limits.may_evict(counted)
 
     def _countable(self, size_bytes: int) -> int:
         """Return the sum over all processes, in the mesh's range."""
