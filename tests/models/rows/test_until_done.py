@@ -210,6 +210,12 @@ def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
     return found
 
 
+def branched(x: Array, *branches: Callable[[Array], Array]) -> Array:
+    """Take one of several branches, by a number of the first row."""
+    found: Array = lax.switch(x[0, 0].astype(jnp.int32), branches, x)
+    return found
+
+
 def positive(x: Array) -> Array:
     return x[:, :1] > 0
 
@@ -288,6 +294,9 @@ PROVED: dict[str, Callable[[Array], Any]] = {
         lambda a: a.any() & (jnp.asarray(WEIGHTS)[0, 0] > 0),
         lambda a, x: jnp.where(a, x * 2, x),
         lambda a, x: jnp.where(a, x, x),
+    ),
+    "the same in all branches": lambda x: branched(
+        x, lambda x: jnp.where(x > 1, jnp.tanh(x), jnp.tanh(x)), jnp.tanh, jnp.tanh
     ),
 }
 
@@ -427,6 +436,11 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     ),
     "those that ask are changed where all do": asked(
         lambda a: a.all(), lambda a, x: jnp.where(a, x * 2, x), lambda a, x: x
+    ),
+    "another in the last branch": lambda x: branched(x, jnp.tanh, jnp.tanh, jnp.sin),
+    "another in the branch between": lambda x: branched(x, jnp.tanh, jnp.sin, jnp.tanh),
+    "another that is chosen in one branch": lambda x: branched(
+        x, lambda x: jnp.where(x > 1, jnp.tanh(x), x), jnp.tanh, jnp.tanh
     ),
 }
 
