@@ -221,8 +221,19 @@ def folded(
     if name == "stablehlo.convert":
         return fitting(operands[0], dtype)
     fold = FOLDS.get(name)
-    found = fold and fold(*operands)
+    found = _within_bits(name, dtype, operands) or (fold and fold(*operands))
     return found and fitting(found, dtype)
+
+
+def _within_bits(name: str, dtype: str, operands: Sequence[Constant]) -> Constant | None:
+    """Return what is bounded by the last integer of its datatype, which changes nothing."""
+    bits = _BITS.get(dtype, 0)
+    first = 0 if dtype.startswith("u") else -(1 << bits)
+    last = {"stablehlo.minimum": (1 << bits) - 1, "stablehlo.maximum": first}.get(name)
+    if last is None or not bits:
+        return None
+    one, other = operands
+    return other if one.item() == last else one if other.item() == last else None
 
 
 def fitting(found: Constant, dtype: str) -> Constant | None:

@@ -384,14 +384,17 @@ def _reshaped(operation: Any, operand: Constant) -> Constant | None:
 
 
 def _concatenated(operation: Any, *operands: Constant) -> Constant | None:
+    axis = ir.IntegerAttr(operation.attributes["dimension"]).value
     whole = []
     for one, value in zip(operands, operation.operands, strict=True):
-        shape = tuple(value.type.shape)
-        if len(shape) != 1 or shape[0] > MAX_ELEMENTS:
+        kind = value.type
+        if not kind.has_static_shape or np.prod(tuple(kind.shape)) > MAX_ELEMENTS:
             return None
+        shape = tuple(kind.shape)
         whole.append(one.map(lambda a, shape=shape: np.broadcast_to(a, shape)))  # type: ignore[misc]
     return Constant(
-        np.concatenate([one.fixed for one in whole]), np.concatenate([one.per_row for one in whole])
+        np.concatenate([one.fixed for one in whole], axis),
+        np.concatenate([one.per_row for one in whole], axis),
     )
 
 

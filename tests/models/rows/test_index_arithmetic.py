@@ -135,7 +135,6 @@ INDICES: Mapping[str, Index] = {
 UNPROVED = frozenset(
     {
         "row negated",
-        "remainder, always positive",
         "least",
         "largest",
         "clamped to the row",

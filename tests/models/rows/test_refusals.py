@@ -452,7 +452,7 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
     ),
     "a branch that each of three may be": (
         TOTAL + "%i = stablehlo.convert %q : (tensor<f32>) -> tensor<i32>\n"
-        f'%y = "stablehlo.case"(%i) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}) : (tensor<i32>) -> {SAME}',
+        f'%y = "stablehlo.case"(%i) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}, {{ %other = stablehlo.tanh %x : {SAME} stablehlo.return %other : {SAME} }}) : (tensor<i32>) -> {SAME}',
         Y, X,
         "takes a branch by",
     ),

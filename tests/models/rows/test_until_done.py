@@ -216,6 +216,15 @@ def branched(x: Array, *branches: Callable[[Array], Array]) -> Array:
     return found
 
 
+def bounded(
+    x: Array, holds: Callable[[Array], Array], bound: Callable[[Array], Array], *, where: int = 1
+) -> Array:
+    """Bound all rows where something holds for all of them, as a switch that clamps says it."""
+    branches = [lambda x: x, bound]
+    found: Array = lax.switch(holds(x).all().astype(jnp.int32), branches[:: 2 * where - 1], x)
+    return found
+
+
 def positive(x: Array) -> Array:
     return x[:, :1] > 0
 
@@ -294,6 +303,15 @@ PROVED: dict[str, Callable[[Array], Any]] = {
         lambda a: a.any() & (jnp.asarray(WEIGHTS)[0, 0] > 0),
         lambda a, x: jnp.where(a, x * 2, x),
         lambda a, x: jnp.where(a, x, x),
+    ),
+    "bounded where all are above": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 1)
+    ),
+    "bounded where all are below": lambda x: bounded(
+        x, lambda x: x < 1, lambda x: jnp.minimum(1, x)
+    ),
+    "bounded where some are not above": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 1), where=0
     ),
     "the same in all branches": lambda x: branched(
         x, lambda x: jnp.where(x > 1, jnp.tanh(x), jnp.tanh(x)), jnp.tanh, jnp.tanh
@@ -436,6 +454,16 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     ),
     "those that ask are changed where all do": asked(
         lambda a: a.all(), lambda a, x: jnp.where(a, x * 2, x), lambda a, x: x
+    ),
+    "bounded where all are above another bound": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 2)
+    ),
+    "bounded from below where all are below": lambda x: bounded(
+        x, lambda x: x < 1, lambda x: jnp.maximum(x, 1)
+    ),
+    # The larger of 0 and -0 is 0.
+    "bounded by zero where all are from zero on": lambda x: bounded(
+        x, lambda x: x >= 0, lambda x: jnp.maximum(x, 0)
     ),
     "another in the last branch": lambda x: branched(x, jnp.tanh, jnp.tanh, jnp.sin),
     "another in the branch between": lambda x: branched(x, jnp.tanh, jnp.sin, jnp.tanh),

@@ -120,6 +120,10 @@ def _is_followed(term: Term, walker: Walker) -> bool:
 def _truth_of(index: int, walker: Walker) -> int:
     """Return the truth value that the index of a branch was made of."""
     made = walker.made_by(index)
+    if made is not None and made.name == "stablehlo.clamp":
+        bounds = [walker.value(made.operands[place]).fact for place in (0, 2)]
+        if all(isinstance(one, Constant) and one.item() == n for n, one in enumerate(bounds)):
+            made = walker.made_by(made.operands[1])
     is_number = made is not None and made.name == "stablehlo.convert"
     if made is not None and is_number and made.operand_types[0].dtype == "i1":
         return made.operands[0]
