@@ -146,6 +146,12 @@ def spanned(left: Range, right: Range) -> Range:
     return Range(least(left.low, right.low), most(left.high, right.high))
 
 
+def met(one: Range, other: Range) -> Range:
+    """Return a range that has all that is in both."""
+    low = other.low if is_at_least(other.low, one.low) else one.low
+    return Range(low, other.high if is_at_least(one.high, other.high) else one.high)
+
+
 def is_within(inner: Range, outer: Range) -> bool:
     """Tell whether a range has nothing that another one has not."""
     return is_at_least(inner.low, outer.low) and is_at_least(outer.high, inner.high)

@@ -9,6 +9,7 @@ NumPy tells whether a row sees others, for all the integers that a client may se
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -106,6 +107,18 @@ INDICES: Mapping[str, Index] = {
     "chosen from the next": lambda xp, r, n: xp.where(n > 2, r * K, r * K + K),
     "chosen where it fits": lambda xp, r, n: r * K + xp.where((n >= 0) & (n < K), n, 0),
     "chosen where it may not": lambda xp, r, n: r * K + xp.where((n >= 0) | (n < K), n, 0),
+    "chosen unless it does not fit": lambda xp, r, n: r * K + xp.where(
+        xp.logical_not((n < 0) | (n >= K)), n, 0
+    ),
+    "chosen unless it fits nowhere": lambda xp, r, n: r * K + xp.where(
+        xp.logical_not((n < 0) & (n >= K)), n, 0
+    ),
+    "chosen where it is true that it fits": lambda xp, r, n: r * K + xp.where(
+        xp.not_equal((n < 0) | (n >= K), True), n, 0
+    ),
+    "chosen where it is true that it does not": lambda xp, r, n: r * K + xp.where(
+        xp.equal((n < 0) | (n >= K), True), n, 0
+    ),
     "chosen by what is known": lambda xp, r, n: xp.where(r >= 0, r * K, 0),
     "chosen by the row": lambda xp, r, n: r * K + xp.where(r < 1, 1, 2),
     "wrapped": lambda xp, r, n: r * K + xp.where(
@@ -140,13 +153,32 @@ UNPROVED = frozenset(
         "clamped to the row",
         "magnitude of less",
         "bits of both",
-        "chosen where it fits",
         "put together",
         "taken apart, two",
         "taken apart, stepwise",
     }
 )
 """What is not proved though it holds."""
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_long_question_of_a_reduction_is_not_traced_to_its_end(is_first: bool) -> None:
+    """Where the larger of both is, is one of the places, however it is found out."""
+
+    def larger(a: Any, b: Any) -> Any:
+        asked = a[0] >= b[0]
+        for number in range(60):
+            both = (asked, a[0] >= b[0] - number)
+            asked = jnp.logical_and(*both) if is_first else jnp.logical_and(*both[::-1])
+        return jnp.where(asked, a[0], b[0]), jnp.where(asked, a[1], b[1])
+
+    def model(x: Any, n: Any) -> Any:
+        places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        begin = np.float32(-np.inf), np.int32(0)
+        _, place = jax.lax.reduce((x, places), begin, larger, (1,))
+        return [x.reshape(-1)[jnp.arange(x.shape[0]) * K + place]]
+
+    assert findings_of(exported(model, INPUTS)) == [None]
 
 
 def looked_up(xp: Any, name: str, x: Array, n: Array) -> Array:

@@ -87,6 +87,13 @@ def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
     return jnp.where(done[:, None], tokens, tokens.at[:, i].set(new))
 
 
+def added(place: Array, number: int, *, times: int) -> Array:
+    """Add a number again and again, as it is written."""
+    for _ in range(times):
+        place = place + jnp.int32(number)
+    return place
+
+
 def by_both(done: Step, going: Step) -> Step:
     """Put what one puts into rows that are done, and what another puts into those that go on."""
 
@@ -267,6 +274,9 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "the first trip overwrites a prompt": lambda x: generated(
         x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
     )[1],
+    "at a place that nothing is added to": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i + jnp.zeros_like(i))
+    )[1],
     "one place further": lambda x: generated(
         x, put=pad_is_put_behind, begin=behind_a_prompt, first=2
     )[1],
@@ -347,6 +357,16 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     )[1],
     "a place that begins below the first": lambda x: generated(
         x, put=lambda t, done, new, i: pad_is_put(t, done, new, i - 1)
+    )[1],
+    "a place that is counted round all bits": lambda x: generated(
+        x,
+        put=lambda t, done, new, i: pad_is_put(t, done, new, added(i, 2**30, times=4)),
+        begin=lambda x: behind_a_prompt(x, 4),
+        first=1,
+        done=lambda x: x[:, 0] > 0,
+    )[1],
+    "a place that is far beyond": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, added(i, 2**20, times=1))
     )[1],
     "put at one place again and again": lambda x: generated(
         x, put=lambda t, done, new, i: t.at[:, 0 * i].set(jnp.where(done, PAD, new))

@@ -147,7 +147,8 @@ _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
     """Return what follows where two predicates hold, or one of both, it is not known which."""
     if hold:
-        return one or other
+        met = {n: ranges.met(within, other[n]) for n, within in one.items() if n in other}
+        return {**one, **other, **met}
     return {
         number: ranges.spanned(within, other[number])
         for number, within in one.items()

@@ -296,12 +296,10 @@ def _restricted(found: Place | None, within: Range | None) -> Place | None:
     """Return what is known of integers of which it is assumed where they lie."""
     if found is None or found.whole is None or within is None:
         return found
-    low, high = found.whole
-    low = within.low if ranges.is_at_least(within.low, low) else low
-    high = within.high if ranges.is_at_least(high, within.high) else high
+    both = ranges.met(found.whole, within)
     if not found.stride:
-        return replace(found, within=Range(low, high))
-    return found if Range(low, high).item() is None else Place(NOTHING, Range(low, high))
+        return replace(found, within=both)
+    return found if both.item() is None else Place(NOTHING, both)
 
 
 def _fitting(found: Place, dtype: str, *, is_modular: bool) -> Place | None:
