@@ -226,11 +226,9 @@ def folded(
 
 
 def _within_bits(name: str, dtype: str, operands: Sequence[Constant]) -> Constant | None:
-    """Return what is bounded by the last integer of its datatype, which changes nothing."""
-    bits = _BITS.get(dtype, 0)
-    first = 0 if dtype.startswith("u") else -(1 << bits)
-    last = {"stablehlo.minimum": (1 << bits) - 1, "stablehlo.maximum": first}.get(name)
-    if last is None or not bits:
+    """Return the smaller of a constant and the largest integer of its datatype."""
+    last = (1 << _BITS.get(dtype, 0)) - 1
+    if name != "stablehlo.minimum" or not last:
         return None
     one, other = operands
     return other if one.item() == last else one if other.item() == last else None

@@ -221,7 +221,7 @@ class _Scan:
             if operation.name not in _OF_SHAPES or others:
                 raise Unfollowed("asks for the size of something that is computed")
             return _MEASURED
-        if operation.name not in elementwise.NAMES or any(map(_is_size, operands)):
+        if not _is_elementwise(operation) or any(map(_is_size, operands)):
             raise Unfollowed("asks for the size of something that is computed")
         return _DATA if any(one is _DATA for one in operands) else _LIKE
 
@@ -328,6 +328,14 @@ def _taken_by(operation: Any) -> list[Any]:
             for inner in block.operations:
                 taken.extend(_taken_by(inner.operation))
     return taken
+
+
+def _is_elementwise(operation: Any) -> bool:
+    if operation.name == "stablehlo.bitcast_convert":
+        # Bits of another width come and go in a dimension of their own.
+        kinds = [one.type for one in (*operation.operands, *operation.results)]
+        return kinds[0].rank == kinds[1].rank
+    return operation.name in elementwise.NAMES
 
 
 def _is_of_computed(value: Any) -> bool:

@@ -274,6 +274,9 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "the first trip overwrites a prompt": lambda x: generated(
         x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
     )[1],
+    "lengths beside a place that is no counter": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i + i)
+    )[3],
     "at a place that nothing is added to": lambda x: generated(
         x, put=lambda t, done, new, i: pad_is_put(t, done, new, i + jnp.zeros_like(i))
     )[1],

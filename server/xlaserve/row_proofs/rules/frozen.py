@@ -349,10 +349,11 @@ class DoneRow:
         """
         for one, bound in (operation.operands, operation.operands[::-1]):
             both = self._sides(one, bound)
-            if both is not None and self.is_same(one, other, depth + 1):
-                labels = tuple(map(self.label, both))
-                if self.relations.get((_LARGER[operation.name], *labels)):
-                    return True
+            if both is None or not self.is_same(one, other, depth + 1):
+                continue
+            left, right = map(self.label, both)
+            if self.relations.get((_LARGER[operation.name], left, right)):
+                return True
         return False
 
     def settled(self, number: int) -> int:
