@@ -334,7 +334,7 @@ def _is_elementwise(operation: Any) -> bool:
     if operation.name == "stablehlo.bitcast_convert":
         # Bits of another width come and go in a dimension of their own.
         kinds = [one.type for one in (*operation.operands, *operation.results)]
-        return kinds[0].rank == kinds[1].rank
+        return bool(kinds[0].rank == kinds[1].rank)
     return operation.name in elementwise.NAMES
 
 

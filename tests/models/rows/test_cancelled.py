@@ -47,6 +47,9 @@ PROVED: Mapping[str, Callable[[Array, Array], Array]] = {
     "of two signs": lambda r, n: r.astype("int8").astype("uint8") - r.astype("uint8"),
     "added and taken away": lambda r, n: (r + n) - r,
     "times more than bits": lambda r, n: (r * 0x1000_0000 + n) - r * 0x1000_0000,
+    "added to columns and taken away": lambda r, n: (
+        (lax.broadcasted_iota(jnp.int32, (*r.shape, 4), 1) + r[:, None]) - r[:, None]
+    ).max(1),
     "summed up": lambda r, n: jnp.cumsum(r * 0 + 2) - 2 * r,
     "turned round twice": lambda r, n: lax.rev(lax.rev(r, (0,)), (0,)) - r,
     "rest by the size": lambda r, n: (r + r.shape[0]) % r.shape[0] - r,

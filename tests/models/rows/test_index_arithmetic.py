@@ -9,7 +9,6 @@ NumPy tells whether a row sees others, for all the integers that a client may se
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -159,26 +158,6 @@ UNPROVED = frozenset(
     }
 )
 """What is not proved though it holds."""
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_long_question_of_a_reduction_is_not_traced_to_its_end(is_first: bool) -> None:
-    """Where the larger of both is, is one of the places, however it is found out."""
-
-    def larger(a: Any, b: Any) -> Any:
-        asked = a[0] >= b[0]
-        for number in range(60):
-            both = (asked, a[0] >= b[0] - number)
-            asked = jnp.logical_and(*both) if is_first else jnp.logical_and(*both[::-1])
-        return jnp.where(asked, a[0], b[0]), jnp.where(asked, a[1], b[1])
-
-    def model(x: Any, n: Any) -> Any:
-        places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-        begin = np.float32(-np.inf), np.int32(0)
-        _, place = jax.lax.reduce((x, places), begin, larger, (1,))
-        return [x.reshape(-1)[jnp.arange(x.shape[0]) * K + place]]
-
-    assert findings_of(exported(model, INPUTS)) == [None]
 
 
 def looked_up(xp: Any, name: str, x: Array, n: Array) -> Array:

@@ -39,9 +39,7 @@ def _logical(trace: Trace, neutral: int) -> Place | None:
     """Return what `and` or `or` makes; where one is not known, the other may follow from it."""
     if trace.operation.types[0].dtype != "i1":
         return _bits(trace, neutral)
-    left, right = trace.operand(0), trace.operand(1)
-    if left is None or right is None:
-        return Place(NOTHING, TRUTH)
+    left, right = (trace.operand(place) or Place(NOTHING, TRUTH) for place in (0, 1))
     if 1 - neutral in (left.item(), right.item()):
         return known_number(trace, 1 - neutral)
     for one, other in ((left, right), (right, left)):
