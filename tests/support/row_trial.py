@@ -117,9 +117,10 @@ def dependences(
     if not all(seen or is_proved for seen, is_proved in zip(found, proved, strict=False)):
         # Of that many rows, narrow integers do not hold the numbers.
         many = refinery.refined(refinery.open_module(MANY, "cpu"))
-        runs = {1: _compiled(modules[1]), MANY: _compiled(many)}
-        trial = _Trial(kinds, (seed, MANY), "large integers", counts=counts, is_exact=False)
-        found = trial.seen(runs, found)
+        trial = _Trial(
+            kinds, (seed, MANY), "large integers", counts=counts, is_exact=not is_compiled
+        )
+        found = trial.seen({1: runs[1], MANY: make(many)}, found)
     return found, is_compiled
 
 
