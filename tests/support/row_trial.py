@@ -4,7 +4,8 @@
 # mypy: disallow-untyped-calls=False
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -53,6 +54,7 @@ def _spec(name: str, shape: Sequence[object], dtype: "np.dtype[np.generic]") -> 
 WATCHED = 3
 SIZES = (2, 3, 5, 8)
 """Batches besides that of one row."""
+MANY = 300
 COMPILED_SIZES = (3, 8)
 """Of these where a program has to be compiled for each."""
 
@@ -87,13 +89,15 @@ def dependences(
     *,
     is_compiled: bool = False,
     counts: bool = False,
+    proved: Sequence[bool] = (),
 ) -> tuple[list[str], bool]:
     """Return what rows of each output were seen to depend on, and whether XLA compiled it.
 
     The reference interpreter of StableHLO computes each element in the same way at every size: what
     differs depends on more than its row. What it has not, XLA computes, and then only what is
     beyond rounding counts. A program that `counts` up to an integer of its input is given no large
-    one. Inside of `refining.parsing()`.
+    one. Outputs that are not `proved`, and were not seen to depend on anything, are looked at in a
+    large batch too. Inside of `refining.parsing()`.
     """
     modules = {rows: refinery.refined(refinery.open_module(rows, "cpu")) for rows in (1, *SIZES)}
     first = refining.parse(modules[1])
@@ -103,31 +107,56 @@ def dependences(
     runs = {rows: make(modules[rows]) for rows in (1, *sizes)}
     found: list[str] = []
     for number, values in enumerate(_VALUES):
-        random = np.random.default_rng([seed, number])
-        watched = [_drawn(random, values, WATCHED, *kind) for kind in kinds]
         if is_compiled and values == "hostile":
             # What overflows is no number in one kernel, and infinite in another.
             continue
-        if counts:
-            watched = [_countable(one) for one in watched]
-        alone = [runs[1]([one[n : n + 1] for one in watched]) for n in range(WATCHED)]
-        found = found or [""] * len(alone[0])
-        for batch, places, beside in _batches(random, watched, kinds, sizes):
-            given = [_countable(one) for one in batch] if counts else batch
-            outputs = runs[len(given[0])](given)
-            for place, n in places:
-                for output, whole in enumerate(outputs):
-                    if not _is_same(alone[n][output][0], whole[place], is_exact=not is_compiled):
-                        found[output] = found[output] or (
-                            f"{values}: row {place} of {len(whole)}, {beside}: "
-                            f"{alone[n][output][0].ravel()[:6]} alone, {whole[place].ravel()[:6]}"
-                        )
+        trial = _Trial(kinds, (seed, number), values, counts=counts, is_exact=not is_compiled)
+        found = trial.seen(runs, found)
         if all(found):
             break
+    if not all(seen or is_proved for seen, is_proved in zip(found, proved, strict=False)):
+        # Of that many rows, narrow integers do not hold the numbers.
+        many = refinery.refined(refinery.open_module(MANY, "cpu"))
+        trial = _Trial(
+            kinds, (seed, MANY), "large integers", counts=counts, is_exact=not is_compiled
+        )
+        found = trial.seen({1: runs[1], MANY: make(many)}, found)
     return found, is_compiled
 
 
-_VALUES = ("small integers", "small integers", "normal", "hostile")
+@dataclass(frozen=True)
+class _Trial:
+    """Rows alone, and the same rows in batches."""
+
+    kinds: Inputs
+    seed: Sequence[int]
+    values: str
+    counts: bool
+    is_exact: bool
+
+    def seen(self, runs: "Mapping[int, Run]", before: Sequence[str]) -> list[str]:
+        """Return what each output depends on, where nothing was seen before."""
+        random = np.random.default_rng(self.seed)
+        watched = [_drawn(random, self.values, WATCHED, *kind) for kind in self.kinds]
+        if self.counts:
+            watched = [_countable(one) for one in watched]
+        alone = [runs[1]([one[n : n + 1] for one in watched]) for n in range(WATCHED)]
+        found = list(before) or [""] * len(alone[0])
+        sizes = [rows for rows in runs if rows > 1]
+        for batch, places, beside in _batches(random, watched, self.kinds, sizes):
+            given = [_countable(one) for one in batch] if self.counts else batch
+            outputs = runs[len(given[0])](given)
+            for place, n in places:
+                for output, whole in enumerate(outputs):
+                    if not _is_same(alone[n][output][0], whole[place], is_exact=self.is_exact):
+                        found[output] = found[output] or (
+                            f"{self.values}: row {place} of {len(whole)}, {beside}: "
+                            f"{alone[n][output][0].ravel()[:6]} alone, {whole[place].ravel()[:6]}"
+                        )
+        return found
+
+
+_VALUES = ("small integers", "small integers", "large integers", "normal", "hostile")
 
 
 def _has_to_be_compiled(text: str) -> bool:
@@ -145,13 +174,15 @@ def _drawn(
     whole = (rows, *shape)
     if dtype == "int32":
         if values != "hostile":
-            return random.integers(0, 8, whole).astype(np.int32)
+            least = 4 if values == "large integers" else 0
+            return random.integers(least, 8, whole).astype(np.int32)
         return random.choice(np.asarray(_INTEGERS, np.int64), whole).astype(np.int32)
     if values == "normal":
         return random.standard_normal(whole).astype(np.float32)
     if values == "hostile":
         return random.choice(np.asarray(_NUMBERS), whole).astype(np.float32)
-    return random.integers(-4, 5, whole).astype(np.float32)
+    least = 2 if values == "large integers" else -4
+    return random.integers(least, 5, whole).astype(np.float32)
 
 
 def _batches(

@@ -89,6 +89,7 @@ def _broad(seed: int, *, is_compiled: bool) -> dict[str, Any]:
             seed,
             is_compiled=is_compiled or not seed % 10,
             counts="until_all_are_long" in program.taken,
+            proved=[finding is None for finding in findings],
         )
     outputs = _outputs(findings, seen)
     return {"outputs": outputs, "steps": program.taken, "compiled": is_compiled}

@@ -221,8 +221,17 @@ def folded(
     if name == "stablehlo.convert":
         return fitting(operands[0], dtype)
     fold = FOLDS.get(name)
-    found = fold and fold(*operands)
+    found = _within_bits(name, dtype, operands) or (fold and fold(*operands))
     return found and fitting(found, dtype)
+
+
+def _within_bits(name: str, dtype: str, operands: Sequence[Constant]) -> Constant | None:
+    """Return the smaller of a constant and the largest integer of its datatype."""
+    last = (1 << _BITS.get(dtype, 0)) - 1
+    if name != "stablehlo.minimum" or not last:
+        return None
+    one, other = operands
+    return other if one.item() == last else one if other.item() == last else None
 
 
 def fitting(found: Constant, dtype: str) -> Constant | None:

@@ -36,8 +36,14 @@ def broken(
     """
     if len(results) != len(operation.types):
         return "has another number of results than its rule gives"
+    counted = [
+        one
+        for number, (one, kind) in enumerate(zip(operands, operation.operand_types, strict=False))
+        # What has no elements says nothing.
+        if number not in ignored and ZERO not in kind.shape
+    ]
     for value, kind in zip(results, operation.types, strict=True):
-        reason = misfit(value, kind.shape) or _forgotten(operands, value, kind.shape, ignored)
+        reason = misfit(value, kind.shape) or _forgotten(counted, value, kind.shape)
         if reason:
             return reason
     return ""
@@ -92,14 +98,11 @@ def _summed(sizes: Shape) -> tuple[int, int]:
     return sum(size.per_row for size in sizes), sum(size.offset for size in sizes)
 
 
-def _forgotten(
-    operands: Sequence[Value], result: Value, shape: Shape, ignored: Collection[int]
-) -> str:
+def _forgotten(counted: Sequence[Value], result: Value, shape: Shape) -> str:
     """Return what a result was said not to depend on, though an operand of it does."""
     is_known = isinstance(result.fact, Constant) and result.fact.is_static
     if result.blocked is not None or is_known or ZERO in shape:
         return ""
-    counted = [one for number, one in enumerate(operands) if number not in ignored]
     if any(one.has_rows for one in counted) and not result.has_rows:
         return "depends on rows, of which its rule says nothing"
     if any(one.sized for one in counted) and result.sized is None:

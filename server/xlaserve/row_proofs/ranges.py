@@ -8,6 +8,8 @@ from xlaserve.row_proofs.constants import MOST_ROWS, Constant
 from xlaserve.row_proofs.sizes import ONE, ZERO, Size, is_at_most, minus, plus, static
 
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
+EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
+"""Bits of the integers that floats hold exactly."""
 
 
 class Range(NamedTuple):
@@ -68,8 +70,13 @@ def of_dtype(dtype: str) -> Range | None:
 
 
 def fits(found: Range, dtype: str) -> bool:
-    """Tell whether all integers of a range are of a datatype, in any batch that is served."""
-    whole = of_dtype(dtype)
+    """Tell whether all integers of a range are of a datatype, in any batch that is served.
+
+    Those of floats are the ones that are held exactly.
+    """
+    exact = 1 << EXACT_BITS.get(dtype, 0)
+    is_float = dtype in EXACT_BITS
+    whole = Range(static(-exact), static(exact)) if is_float else of_dtype(dtype)
     return whole is not None and all(
         whole.low.fixed <= end.at(rows) <= whole.high.fixed
         for end in found
@@ -137,6 +144,12 @@ def multiplied(left: Range, right: Range) -> Range | None:
 def spanned(left: Range, right: Range) -> Range:
     """Return a range that has all of both."""
     return Range(least(left.low, right.low), most(left.high, right.high))
+
+
+def met(one: Range, other: Range) -> Range:
+    """Return a range that has all that is in both."""
+    low = other.low if is_at_least(other.low, one.low) else one.low
+    return Range(low, other.high if is_at_least(one.high, other.high) else one.high)
 
 
 def is_within(inner: Range, outer: Range) -> bool:

@@ -221,7 +221,7 @@ class _Scan:
             if operation.name not in _OF_SHAPES or others:
                 raise Unfollowed("asks for the size of something that is computed")
             return _MEASURED
-        if operation.name not in elementwise.NAMES or any(map(_is_size, operands)):
+        if not _is_elementwise(operation) or any(map(_is_size, operands)):
             raise Unfollowed("asks for the size of something that is computed")
         return _DATA if any(one is _DATA for one in operands) else _LIKE
 
@@ -330,6 +330,14 @@ def _taken_by(operation: Any) -> list[Any]:
     return taken
 
 
+def _is_elementwise(operation: Any) -> bool:
+    if operation.name == "stablehlo.bitcast_convert":
+        # Bits of another width come and go in a dimension of their own.
+        kinds = [one.type for one in (*operation.operands, *operation.results)]
+        return bool(kinds[0].rank == kinds[1].rank)
+    return operation.name in elementwise.NAMES
+
+
 def _is_of_computed(value: Any) -> bool:
     return value is _MEASURED or value is _LIKE
 
@@ -384,14 +392,17 @@ def _reshaped(operation: Any, operand: Constant) -> Constant | None:
 
 
 def _concatenated(operation: Any, *operands: Constant) -> Constant | None:
+    axis = ir.IntegerAttr(operation.attributes["dimension"]).value
     whole = []
     for one, value in zip(operands, operation.operands, strict=True):
-        shape = tuple(value.type.shape)
-        if len(shape) != 1 or shape[0] > MAX_ELEMENTS:
+        kind = value.type
+        if not kind.has_static_shape or np.prod(tuple(kind.shape)) > MAX_ELEMENTS:
             return None
+        shape = tuple(kind.shape)
         whole.append(one.map(lambda a, shape=shape: np.broadcast_to(a, shape)))  # type: ignore[misc]
     return Constant(
-        np.concatenate([one.fixed for one in whole]), np.concatenate([one.per_row for one in whole])
+        np.concatenate([one.fixed for one in whole], axis),
+        np.concatenate([one.per_row for one in whole], axis),
     )
 
 

@@ -80,7 +80,8 @@ RULES: Rules = MappingProxyType(
         "stablehlo.reduce": Rule(reduction.reduce, settle=places.settled),
         "stablehlo.reduce_window": Rule(reduction.reduce_window),
         "stablehlo.select_and_scatter": Rule(reduction.select_and_scatter),
-        "stablehlo.sort": Rule(reduction.sort),
+        # What is not compared goes with what is, and is nothing to it.
+        "stablehlo.sort": Rule(reduction.sort, takes_unknown=True, ignored=_all),
         "chlo.top_k": _rule(reduction.top_k),
         # Elements are looked up, and put.
         "stablehlo.gather": Rule(

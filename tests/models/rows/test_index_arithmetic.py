@@ -106,6 +106,18 @@ INDICES: Mapping[str, Index] = {
     "chosen from the next": lambda xp, r, n: xp.where(n > 2, r * K, r * K + K),
     "chosen where it fits": lambda xp, r, n: r * K + xp.where((n >= 0) & (n < K), n, 0),
     "chosen where it may not": lambda xp, r, n: r * K + xp.where((n >= 0) | (n < K), n, 0),
+    "chosen unless it does not fit": lambda xp, r, n: r * K + xp.where(
+        xp.logical_not((n < 0) | (n >= K)), n, 0
+    ),
+    "chosen unless it fits nowhere": lambda xp, r, n: r * K + xp.where(
+        xp.logical_not((n < 0) & (n >= K)), n, 0
+    ),
+    "chosen where it is true that it fits": lambda xp, r, n: r * K + xp.where(
+        xp.not_equal((n < 0) | (n >= K), True), n, 0
+    ),
+    "chosen where it is true that it does not": lambda xp, r, n: r * K + xp.where(
+        xp.equal((n < 0) | (n >= K), True), n, 0
+    ),
     "chosen by what is known": lambda xp, r, n: xp.where(r >= 0, r * K, 0),
     "chosen by the row": lambda xp, r, n: r * K + xp.where(r < 1, 1, 2),
     "wrapped": lambda xp, r, n: r * K + xp.where(
@@ -135,13 +147,11 @@ INDICES: Mapping[str, Index] = {
 UNPROVED = frozenset(
     {
         "row negated",
-        "remainder, always positive",
         "least",
         "largest",
         "clamped to the row",
         "magnitude of less",
         "bits of both",
-        "chosen where it fits",
         "put together",
         "taken apart, two",
         "taken apart, stepwise",

@@ -162,8 +162,6 @@ def programs(layout: Sequence[str]) -> list[Program]:
 
 UNPROVED: Mapping[str, tuple[str, str]] = {
     "turned round twice": ("mixed", "b 4b b6 b4 b46 4b6"),
-    "counted, and forgotten": ("mixed", "b 4b b6 b4 b46 4b6"),
-    "counted, of all": ("mixed", "4b b6 b4 b46 4b6"),
     "own place": ("unknown", "4b b46 4b6"),
 }
 """What is not proved though it holds, and what is said instead, along these dimensions."""

@@ -450,9 +450,16 @@ TABLE: dict[str, tuple[str, str, str, str]] = {
         Y, X + ", %p: tensor<i1>",
         "puts rows together with values that differ by their place in the batch",
     ),
+    "numbers of rows that cancel out beside a size": (
+        "%r = stablehlo.iota dim = 0 : tensor<Bxi32>\n%b = stablehlo.constant dense<B> : tensor<Bxi32>\n"
+        "%c = stablehlo.constant dense<3> : tensor<Bxi32>\n%m = stablehlo.minimum %n, %c : tensor<Bxi32>\n"
+        "%s = stablehlo.add %r, %m : tensor<Bxi32>\n%t = stablehlo.add %s, %b : tensor<Bxi32>\n%y = stablehlo.subtract %t, %r : tensor<Bxi32>",
+        "%y : tensor<Bxi32>", "%n: tensor<Bxi32>",
+        "takes the size of the batch for a number",
+    ),
     "a branch that each of three may be": (
         TOTAL + "%i = stablehlo.convert %q : (tensor<f32>) -> tensor<i32>\n"
-        f'%y = "stablehlo.case"(%i) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}) : (tensor<i32>) -> {SAME}',
+        f'%y = "stablehlo.case"(%i) ({{ stablehlo.return %x : {SAME} }}, {{ stablehlo.return %x : {SAME} }}, {{ %other = stablehlo.tanh %x : {SAME} stablehlo.return %other : {SAME} }}) : (tensor<i32>) -> {SAME}',
         Y, X,
         "takes a branch by",
     ),

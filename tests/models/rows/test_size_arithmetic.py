@@ -37,6 +37,11 @@ def asked(body: str) -> str:
         f"%y = stablehlo.multiply %n, %c : {I32}\n%z = stablehlo.remainder %y, %c : {I32}",
         f"%y = stablehlo.add %n, %c : {I32}\n%z = stablehlo.maximum %y, %n : {I32}",
         f"%y = stablehlo.minimum %n, %i : {I32}",
+        f"%m = stablehlo.constant dense<2147483647> : {I32}\n%y = stablehlo.minimum %n, %m : {I32}",
+        f"%m = stablehlo.constant dense<2147483647> : {I32}\n%y = stablehlo.minimum %m, %n : {I32}",
+        "%r = stablehlo.reshape %n : (tensor<i32>) -> tensor<1x1xi32>\n"
+        "%z = stablehlo.constant dense<0> : tensor<1x1xi32>\n"
+        "%y = stablehlo.concatenate %r, %z, dim = 1 : (tensor<1x1xi32>, tensor<1x1xi32>) -> tensor<1x2xi32>",
         f"%y = stablehlo.compare LT, %i, %n, SIGNED : ({I32}, {I32}) -> tensor<i1>",
     ],
 )
@@ -50,6 +55,14 @@ def test_what_two_sizes_determine_is_well(body: str) -> None:
         ("divide", f"%y = stablehlo.divide %n, %c : {I32}"),
         ("remainder", f"%y = stablehlo.remainder %n, %c : {I32}"),
         ("minimum", f"%y = stablehlo.minimum %n, %c : {I32}"),
+        (
+            "minimum",
+            f"%m = stablehlo.constant dense<2147483646> : {I32}\n%y = stablehlo.minimum %n, %m : {I32}",
+        ),
+        (
+            "maximum",
+            f"%m = stablehlo.constant dense<2147483647> : {I32}\n%y = stablehlo.maximum %n, %m : {I32}",
+        ),
         ("maximum", f"%y = stablehlo.maximum %n, %c : {I32}"),
         ("multiply", f"%y = stablehlo.multiply %n, %n : {I32}"),
         ("clamp", f"%y = stablehlo.clamp %c, %n, %c : {I32}"),
@@ -129,6 +142,16 @@ SHAPE = """
         ),
         (
             "%g = stablehlo.dynamic_broadcast_in_dim %n, %e, dims = [] : (tensor<i32>, tensor<1xi32>) -> tensor<?xi32>",
+            False,
+        ),
+        (
+            "%g = stablehlo.dynamic_broadcast_in_dim %f, %e, dims = [] : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>\n"
+            "%h = stablehlo.bitcast_convert %g : (tensor<?xf32>) -> tensor<?xi32>",
+            True,
+        ),
+        (
+            "%g = stablehlo.dynamic_broadcast_in_dim %f, %e, dims = [] : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>\n"
+            "%h = stablehlo.bitcast_convert %g : (tensor<?xf32>) -> tensor<?x4xi8>",
             False,
         ),
         ("%g = stablehlo.dynamic_iota %e, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>", False),

@@ -87,6 +87,13 @@ def done_are_kept(tokens: Array, done: Array, new: Array, i: Array) -> Array:
     return jnp.where(done[:, None], tokens, tokens.at[:, i].set(new))
 
 
+def added(place: Array, number: int, *, times: int) -> Array:
+    """Add a number again and again, as it is written."""
+    for _ in range(times):
+        place = place + jnp.int32(number)
+    return place
+
+
 def by_both(done: Step, going: Step) -> Step:
     """Put what one puts into rows that are done, and what another puts into those that go on."""
 
@@ -210,6 +217,21 @@ def bounded_often(x: Array, *, is_asked_first: bool) -> Array:
     return found
 
 
+def branched(x: Array, *branches: Callable[[Array], Array]) -> Array:
+    """Take one of several branches, by a number of the first row."""
+    found: Array = lax.switch(x[0, 0].astype(jnp.int32), branches, x)
+    return found
+
+
+def bounded(
+    x: Array, holds: Callable[[Array], Array], bound: Callable[[Array], Array], *, where: int = 1
+) -> Array:
+    """Bound all rows where something holds for all of them, as a switch that clamps says it."""
+    branches = [lambda x: x, bound]
+    found: Array = lax.switch(holds(x).all().astype(jnp.int32), branches[:: 2 * where - 1], x)
+    return found
+
+
 def positive(x: Array) -> Array:
     return x[:, :1] > 0
 
@@ -252,6 +274,12 @@ PROVED: dict[str, Callable[[Array], Any]] = {
     "the first trip overwrites a prompt": lambda x: generated(
         x, put=pad_is_put, begin=lambda x: behind_a_prompt(x, 4), first=3
     )[1],
+    "lengths beside a place that is no counter": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i + i)
+    )[3],
+    "at a place that nothing is added to": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, i + jnp.zeros_like(i))
+    )[1],
     "one place further": lambda x: generated(
         x, put=pad_is_put_behind, begin=behind_a_prompt, first=2
     )[1],
@@ -289,6 +317,18 @@ PROVED: dict[str, Callable[[Array], Any]] = {
         lambda a, x: jnp.where(a, x * 2, x),
         lambda a, x: jnp.where(a, x, x),
     ),
+    "bounded where all are above": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 1)
+    ),
+    "bounded where all are below": lambda x: bounded(
+        x, lambda x: x < 1, lambda x: jnp.minimum(1, x)
+    ),
+    "bounded where some are not above": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 1), where=0
+    ),
+    "the same in all branches": lambda x: branched(
+        x, lambda x: jnp.where(x > 1, jnp.tanh(x), jnp.tanh(x)), jnp.tanh, jnp.tanh
+    ),
 }
 
 NOT_PROVED: dict[str, Callable[[Array], Any]] = {
@@ -320,6 +360,16 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     )[1],
     "a place that begins below the first": lambda x: generated(
         x, put=lambda t, done, new, i: pad_is_put(t, done, new, i - 1)
+    )[1],
+    "a place that is counted round all bits": lambda x: generated(
+        x,
+        put=lambda t, done, new, i: pad_is_put(t, done, new, added(i, 2**30, times=4)),
+        begin=lambda x: behind_a_prompt(x, 4),
+        first=1,
+        done=lambda x: x[:, 0] > 0,
+    )[1],
+    "a place that is far beyond": lambda x: generated(
+        x, put=lambda t, done, new, i: pad_is_put(t, done, new, added(i, 2**20, times=1))
     )[1],
     "put at one place again and again": lambda x: generated(
         x, put=lambda t, done, new, i: t.at[:, 0 * i].set(jnp.where(done, PAD, new))
@@ -427,6 +477,21 @@ NOT_PROVED: dict[str, Callable[[Array], Any]] = {
     ),
     "those that ask are changed where all do": asked(
         lambda a: a.all(), lambda a, x: jnp.where(a, x * 2, x), lambda a, x: x
+    ),
+    "bounded where all are above another bound": lambda x: bounded(
+        x, lambda x: x > 1, lambda x: jnp.maximum(x, 2)
+    ),
+    "bounded from below where all are below": lambda x: bounded(
+        x, lambda x: x < 1, lambda x: jnp.maximum(x, 1)
+    ),
+    # The larger of 0 and -0 is 0.
+    "bounded by zero where all are from zero on": lambda x: bounded(
+        x, lambda x: x >= 0, lambda x: jnp.maximum(x, 0)
+    ),
+    "another in the last branch": lambda x: branched(x, jnp.tanh, jnp.tanh, jnp.sin),
+    "another in the branch between": lambda x: branched(x, jnp.tanh, jnp.sin, jnp.tanh),
+    "another that is chosen in one branch": lambda x: branched(
+        x, lambda x: jnp.where(x > 1, jnp.tanh(x), x), jnp.tanh, jnp.tanh
     ),
 }
 

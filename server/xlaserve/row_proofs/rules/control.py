@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from xlaserve.row_proofs.constants import Constant
 from xlaserve.row_proofs.domain import Fact, Value, blocked, check_one_row, joined_dimensions
@@ -53,45 +54,53 @@ _WHERE_TRUE = {"stablehlo.case": 1, "stablehlo.if": 0}
 def _asked_by_rows(
     operation: Operation, ended_by: Finding, found: Sequence[list[Value]], walker: Walker
 ) -> list[Value]:
-    """Return the results of a branch that is taken where any row asks for it.
+    """Return the results of a branch that a value of several rows decides.
 
-    Rows are apart in those that are the same in both branches for a row that does not ask. Were the
-    branch always taken, these would be the same: where no row asks, all are such rows.
+    Those that are the same in all branches are what they are in one. Where a branch is taken
+    because any row asks for it, rows are apart in those that are the same in both for a row that
+    does not ask. Were the branch always taken, these would be the same: where no row asks, all are
+    such rows.
     """
     reason = "takes a branch by a value of several rows"
     finding = Finding(ended_by.mixed, operation.name, reason, operation.location())
     asked = _asked(operation, walker)
-    if asked is None:
-        return [Value((), finding)] * len(operation.results)
-    term, chosen, is_more = asked
-    taken, other = operation.regions[chosen], operation.regions[1 - chosen]
     keys: dict[Hashable, int] = {}
-    labels = labelled(taken, {}, keys) | labelled(other, {}, keys)
+    labels: Labels = {}
+    for region in operation.regions:
+        labels |= labelled(region, {}, keys)
     row = DoneRow(walker, walker.made_by, labels)
-    row.assume(term)
+    if asked is not None:
+        row.assume(asked.term)
     results = []
-    for place, both in enumerate(zip(taken.returned, other.returned, strict=True)):
-        if not row.is_same(*both) and not row.is_same(*both[::-1]):
+    by_place = zip(*(region.returned for region in operation.regions), strict=True)
+    for (first, *others), values in zip(by_place, zip(*found, strict=True), strict=True):
+        if not all(row.is_same(first, one) or row.is_same(one, first) for one in others):
             results.append(Value((), finding))
-        elif is_more:
-            results.append(_either(operation, (found[chosen][place], found[1 - chosen][place])))
+        elif asked is not None and asked.is_more:
+            results.append(_either(operation, values))
         else:
-            results.append(found[chosen][place])
+            results.append(values[0 if asked is None else asked.taken])
     return results
 
 
-def _asked(operation: Operation, walker: Walker) -> tuple[Term, int, bool] | None:
-    """Return what is asked of rows, which branch is taken where one asks, and if more is asked.
+class _Asked(NamedTuple):
+    """A branch that is taken where a row asks for it."""
 
-    None where something else decides.
-    """
+    term: Term
+    taken: int
+    is_more: bool
+    """Whether more is asked than that."""
+
+
+def _asked(operation: Operation, walker: Walker) -> _Asked | None:
+    """Return what is asked of rows; None where something else decides."""
     if len(operation.regions) != 2:
         return None
     where_true = _WHERE_TRUE[operation.name]
     index = _truth_of(operation.operands[0], walker)
     of_all = all_of(index, walker.made_by)
     if of_all is not None:
-        return (of_all, 1 - where_true, False) if _is_followed(of_all, walker) else None
+        return _Asked(of_all, 1 - where_true, False) if _is_followed(of_all, walker) else None
     terms = terms_of(index, walker.made_by)
     asking = [one for one in terms if walker.value(one).blocked is not None]
     if len(asking) != 1 or any(walker.value(one).sized for one in terms):
@@ -99,7 +108,7 @@ def _asked(operation: Operation, walker: Walker) -> tuple[Term, int, bool] | Non
     term = question_of(asking[0], walker.made_by)
     if term is None or not _is_followed(term, walker):
         return None
-    return term, where_true, len(terms) > 1
+    return _Asked(term, where_true, len(terms) > 1)
 
 
 def _is_followed(term: Term, walker: Walker) -> bool:
@@ -111,6 +120,10 @@ def _is_followed(term: Term, walker: Walker) -> bool:
 def _truth_of(index: int, walker: Walker) -> int:
     """Return the truth value that the index of a branch was made of."""
     made = walker.made_by(index)
+    if made is not None and made.name == "stablehlo.clamp":
+        bounds = [walker.value(made.operands[place]).fact for place in (0, 2)]
+        if all(isinstance(one, Constant) and one.item() == n for n, one in enumerate(bounds)):
+            made = walker.made_by(made.operands[1])
     is_number = made is not None and made.name == "stablehlo.convert"
     if made is not None and is_number and made.operand_types[0].dtype == "i1":
         return made.operands[0]

@@ -21,6 +21,8 @@ from xlaserve.row_proofs.walk import Walker
 SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
 MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "EQ": "NE", "NE": "EQ"}
+_LARGER = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
+"""How an operand compares with another that is not taken."""
 _UNANIMOUS = {True: "stablehlo.and", False: "stablehlo.or"}
 """What gives a truth value only where all of its operands are of that value."""
 MAX_DEPTH = 64
@@ -327,6 +329,8 @@ class DoneRow:
     def _is_kept(self, operation: Operation, other: int, depth: int) -> bool:
         """Tell whether an operation adds nothing to another value, or takes nothing from it."""
         left, right = (*operation.operands, 0, 0)[:2]
+        if operation.name in _LARGER:
+            return self._is_beyond(operation, other, depth)
         if operation.name not in {"stablehlo.add", "stablehlo.or", "stablehlo.subtract"}:
             return False
         is_integer = operation.types[0].dtype[:1] in {"i", "u"}
@@ -337,6 +341,20 @@ class DoneRow:
             return True
         is_either = operation.name != "stablehlo.subtract"
         return is_either and self._is_nothing(left) and self.is_same(right, other, depth + 1)
+
+    def _is_beyond(self, operation: Operation, other: int, depth: int) -> bool:
+        """Tell whether a value is surely larger than what the larger of both is taken of.
+
+        Where both are equal, one may be the negative zero.
+        """
+        for one, bound in (operation.operands, operation.operands[::-1]):
+            both = self._sides(one, bound)
+            if both is None or not self.is_same(one, other, depth + 1):
+                continue
+            left, right = map(self.label, both)
+            if self.relations.get((_LARGER[operation.name], left, right)):
+                return True
+        return False
 
     def settled(self, number: int) -> int:
         """Return the side of a selection that a row takes, through several of them."""

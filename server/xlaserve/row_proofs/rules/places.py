@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant
-from xlaserve.row_proofs.domain import Value, uniform
-from xlaserve.row_proofs.program import Operation, Shape
+from xlaserve.row_proofs.domain import Along, RowNumber, Value, uniform
+from xlaserve.row_proofs.program import Operation, Tensor
 from xlaserve.row_proofs.rules import traced_moves, traced_offsets, traced_reductions, traced_truths
 from xlaserve.row_proofs.rules.tracing import INTEGERS, NOTHING, Part, Place, Tracing, TracingRules
 from xlaserve.row_proofs.walk import Walker
@@ -25,34 +26,45 @@ def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
     """Return what is known of the integers of a value, or of a part of it."""
     tracing = Tracing(walker, _RULES)
     found = tracing.place(number, part)
-    if found is None or (part is None and tracing.forgets(number, found)):
+    if found is None or found.is_cut or (part is None and tracing.forgets(number, found)):
         return Place(NOTHING, None)
     return found
 
 
 def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Sequence[Value]:
     """Return what is known of results, of which more is known when they are traced back."""
-    if len(values) != 1 or operation.types[0].dtype not in INTEGERS:
+    dtype = operation.types[0].dtype
+    if len(values) != 1 or (dtype not in INTEGERS and dtype not in ranges.EXACT_BITS):
         return values
     (value,) = values
-    if value.blocked is None and value.sized is None:
+    if value.blocked is None and value.sized is None and not _is_counted(value):
         return values
     tracing = Tracing(walker, _RULES, {operation.results[0]: value})
     found = tracing.place(operation.results[0])
     if found is None or tracing.forgets(operation.results[0], found):
         return values
-    better = _better(value, found, operation.types[0].shape)
+    better = _better(value, found, operation.types[0])
     return values if better is None else [better]
 
 
-def _better(value: Value, found: Place, shape: Shape) -> Value | None:
+def _is_counted(value: Value) -> bool:
+    """Tell whether a value differs from row to row whatever the inputs are."""
+    return not isinstance(value.fact, RowNumber) and any(
+        part.along is Along.ANY and not part.size.is_static
+        for dimension in value.dimensions
+        for part in dimension
+    )
+
+
+def _better(value: Value, found: Place, kind: Tensor) -> Value | None:
     """Return what a place says of integers that is more than is known; None for nothing."""
     item = found.item()
     if item is not None and abs(item) <= _LARGEST:
-        return Value(uniform(shape), fact=Constant(item))
+        is_integer = kind.dtype in INTEGERS
+        return Value(uniform(kind.shape), fact=Constant(item) if is_integer else None)
     if found.stride or found.offset.blocked is not None:
         return None
-    if value.blocked is None and found.offset.sized is not None:
+    if value.blocked is None and (found.offset.sized is not None or _is_counted(found.offset)):
         return None
     return replace(found.offset, fact=None)
 

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from xlaserve.row_proofs import ranges
 from xlaserve.row_proofs.constants import Constant
 from xlaserve.row_proofs.domain import Along, Dimension, Value, factor, has_rows, is_uniform, joined
-from xlaserve.row_proofs.findings import Finding, Mixes, NoRule
+from xlaserve.row_proofs.findings import Finding, Mixes, NoRule, Problem
 from xlaserve.row_proofs.program import Operation, Region
 from xlaserve.row_proofs.rules import elementwise as elements
 from xlaserve.row_proofs.rules.elementwise import of_constant
@@ -143,18 +143,11 @@ def _windowed(
     for dimension, window in zip(value.dimensions, windows, strict=True):
         if window != ONE and has_rows(dimension):
             raise Mixes(reason)
-    sizes = operation.integers("window_dimensions")
-    ones = [operation.integers(name) or (1,) * rank for name in names]
-    padding = operation.integers("padding") or (0,) * (2 * rank)
+    kept = _unwindowed(operation, rank, names)
     found: list[Dimension] = []
     sized = value.sized
     for axis, dimension in enumerate(value.dimensions):
-        trivial = (
-            sizes[axis] == 1
-            and not any(padding[2 * axis : 2 * axis + 2])
-            and all(one[axis] == 1 for one in ones)
-        )
-        if trivial:
+        if axis in kept:
             found.append(dimension)
             continue
         if has_rows(dimension):
@@ -164,6 +157,20 @@ def _windowed(
             raise NoRule("moves windows over a dimension of the size of the batch")
         found.append(factor(size, Along.ANY))
     return found, sized
+
+
+def _unwindowed(operation: Operation, rank: int, names: Sequence[str]) -> frozenset[int]:
+    """Return the dimensions along which each window is one element, in its place."""
+    sizes = operation.integers("window_dimensions")
+    ones = [operation.integers(name) or (1,) * rank for name in names]
+    padding = operation.integers("padding") or (0,) * (2 * rank)
+    return frozenset(
+        axis
+        for axis in range(rank)
+        if sizes[axis] == 1
+        and not any(padding[2 * axis : 2 * axis + 2])
+        and all(one[axis] == 1 for one in ones)
+    )
 
 
 def reduce_window(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
@@ -184,20 +191,18 @@ def select_and_scatter(
     finding = _starts_sized([start])
     for region in operation.regions:
         finding = finding or check_pure(walker, region)
-    found, sized = _windowed(operation, operand, ("window_strides",), "moves windows over the rows")
-    if any(has_rows(one) for one in source.dimensions):
-        _check_unmoved(operation, source)
-    whole = operation.types[0].shape
+    names, reason = ("window_strides",), "moves windows over the rows"
+    found, sized = _windowed(operation, operand, names, reason)
+    if source.has_rows:
+        _windowed(operation, source, names, reason)
+    kept = _unwindowed(operation, len(found), names)
     moved = tuple(
-        dimension if has_rows(dimension) or dimension == found[axis] else factor(size, Along.ANY)
-        for axis, (dimension, size) in enumerate(zip(source.dimensions, whole, strict=True))
+        dimension if axis in kept else factor(size, Along.ANY)
+        for axis, (dimension, size) in enumerate(
+            zip(source.dimensions, operation.types[0].shape, strict=True)
+        )
     )
     return [joined([Value(tuple(found), sized=sized or finding), Value(moved, sized=source.sized)])]
-
-
-def _check_unmoved(operation: Operation, source: Value) -> None:
-    """Raise Mixes where windows are moved over the rows of the source."""
-    _windowed(operation, source, ("window_strides",), "moves windows over the rows")
 
 
 # --- sorting -----------------------------------------------------------------------------------
@@ -221,13 +226,36 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
 
 
 def sort(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Order elements along a dimension."""
-    together = joined(operands)
+    """Order elements along a dimension: where each goes, its keys alone decide."""
     finding = check_pure(walker, operation.regions[0])
     axis = operation.integer("dimension")
-    axis += len(together.dimensions) if axis < 0 else 0
-    found = _reordered(operation, together, axis, "sorts the rows")
-    return [Value(found.dimensions, sized=found.sized or finding)] * len(operands)
+    axis += len(operation.types[0].shape) if axis < 0 else 0
+    keys = [operands[place] for place in _keys(operation)]
+    return [_sorted(operation, [value, *keys], axis, finding) for value in operands]
+
+
+def _keys(operation: Operation) -> Sequence[int]:
+    """Return the positions of the operands that are compared; all of them where none is."""
+    (region,) = operation.regions
+    used = {number for one in region.operations for number in one.operands} | set(region.returned)
+    count = len(operation.operands)
+    pairs = zip(region.arguments[::2], region.arguments[1::2], strict=True)
+    found = [place for place, pair in enumerate(pairs) if not used.isdisjoint(pair)]
+    return found or range(count)
+
+
+def _sorted(
+    operation: Operation, values: Sequence[Value], axis: int, finding: Finding | None
+) -> Value:
+    """Return what is known of an operand, the first of some values, that is put in order."""
+    try:
+        together = joined(values)
+        if together.blocked is not None:
+            return together
+        found = _reordered(operation, together, axis, "sorts the rows")
+    except Problem as problem:
+        return Value((), Finding(problem.mixed, operation.name, str(problem), operation.location()))
+    return Value(found.dimensions, sized=found.sized or finding)
 
 
 def top_k(operation: Operation, operands: Sequence[Value]) -> list[Value]:

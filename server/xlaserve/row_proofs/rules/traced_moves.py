@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 from jax.extend.mlir import ir
@@ -23,6 +24,7 @@ from xlaserve.row_proofs.domain import (
 )
 from xlaserve.row_proofs.findings import Problem
 from xlaserve.row_proofs.ranges import Range
+from xlaserve.row_proofs.rules.reduction import only_operation
 from xlaserve.row_proofs.rules.shape import ones_moved
 from xlaserve.row_proofs.rules.tracing import (
     Part,
@@ -32,17 +34,31 @@ from xlaserve.row_proofs.rules.tracing import (
     known_number,
     moved_place,
 )
-from xlaserve.row_proofs.sizes import BATCH, ONE, static
+from xlaserve.row_proofs.sizes import BATCH, ONE, ZERO, minus, static
 
 
 def _constant(trace: Trace) -> Place | None:
     value = trace.operation.attributes["value"]
+    if trace.is_float:
+        return _float(trace, value)
     if isinstance(value, ir.DenseIntElementsAttr) and value.is_splat:
         number = value.get_splat_value()
         # No truth value: that is another attribute.
         if isinstance(number, ir.IntegerAttr):
             return known_number(trace, int(number.value))
     return None
+
+
+def _float(trace: Trace, value: object) -> Place | None:
+    """Return an integer that all floats of a constant are."""
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return None
+    attribute = value.get_splat_value()
+    number = float(attribute.value) if isinstance(attribute, ir.FloatAttr) else 0.5
+    is_negative_zero = number == 0 and math.copysign(1, number) < 0
+    if not number.is_integer() or is_negative_zero:
+        return None
+    return known_number(trace, int(number))
 
 
 def _iota(trace: Trace) -> Place | None:
@@ -204,6 +220,50 @@ def _gathered(trace: Trace) -> Place | None:
     return moved_place(found, lambda whole: (*whole[:axis], *whole[axis + 1 :]))
 
 
+def _turned(trace: Trace) -> Place | None:
+    """Return what is turned round twice, as it was before."""
+    inner = trace.tracing.made_by(trace.tracing.same(trace.operation.operands[0]))
+    is_reverse = inner is not None and inner.name == trace.operation.name
+    axes = trace.operation.integers("dimensions")
+    if inner is None or not is_reverse or inner.integers("dimensions") != axes:
+        return _of_operand(trace)
+    found = trace.tracing.place(inner.operands[0], trace.part)
+    return None if found is None or found.is_cut else found
+
+
+def _counted(trace: Trace) -> Place | None:
+    """Return what a sum over all rows up to each is, of a number that is the same for all."""
+    operation = trace.operation
+    number, start = trace.other(0), trace.other(1)
+    axes = [n for n, size in enumerate(operation.sizes("window_dimensions") or ()) if size != ONE]
+    if len(operation.operands) != 2 or trace.part is not None or len(axes) != 1:
+        return None
+    (axis,) = axes
+    item = None if number is None else number.item()
+    window = (operation.sizes("window_dimensions") or ())[axis]
+    padding = list(operation.sizes("padding") or ())
+    before = padding[2 * axis : 2 * axis + 1]
+    padding[2 * axis : 2 * axis + 1] = [ZERO]
+    names = "window_strides", "base_dilations", "window_dilations"
+    if (
+        only_operation(operation.regions[0]) != "stablehlo.add"
+        or start is None
+        or start.item() != 0
+        or item is None
+        or item < 0
+        or {window, operation.operand_types[0].shape[axis]} != {BATCH}
+        or before != [minus(BATCH, ONE)]
+        or set(padding) != {ZERO}
+        or any(one != 1 for name in names for one in operation.integers(name))
+    ):
+        return None
+    if not item:
+        return known_number(trace, 0)
+    rows = list(uniform(trace.shape))
+    rows[axis] = (ROWS,)
+    return Place(Value(uniform(trace.shape)), ranges.of_integer(item), item, tuple(rows))
+
+
 def _sorted(trace: Trace) -> Place | None:
     found = trace.other(trace.result)
     return None if found is None or found.whole is None else trace.own(found.whole)
@@ -225,7 +285,8 @@ RULES: TracingRules = MappingProxyType(
         "stablehlo.slice": _slice,
         "stablehlo.concatenate": _concatenated,
         "stablehlo.optimization_barrier": _kept,
-        "stablehlo.reverse": _of_operand,
+        "stablehlo.reverse": _turned,
+        "stablehlo.reduce_window": _counted,
         "stablehlo.gather": _gathered,
         "stablehlo.dynamic_slice": _sliced_at,
         "stablehlo.sort": _sorted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 
 from xlaserve.row_proofs import ranges
@@ -16,7 +17,7 @@ from xlaserve.row_proofs.rules.tracing import (
     joined_offsets,
     known_number,
 )
-from xlaserve.row_proofs.sizes import ONE, ZERO, static
+from xlaserve.row_proofs.sizes import ONE, ZERO, minus, plus, static
 
 
 def _is_of_same_rows(left: Place, right: Place) -> bool:
@@ -24,7 +25,7 @@ def _is_of_same_rows(left: Place, right: Place) -> bool:
 
 
 def _added(trace: Trace) -> Place | None:
-    left, right = trace.operand(0), trace.operand(1)
+    left, right = trace.modular(0), trace.modular(1)
     if left is None or right is None or not _is_of_same_rows(left, right):
         return None
     within = None
@@ -37,7 +38,11 @@ def _added(trace: Trace) -> Place | None:
 
 
 def _subtracted(trace: Trace) -> Place | None:
-    left, right = trace.operand(0), trace.operand(1)
+    one, other = map(trace.tracing.same, trace.operation.operands)
+    # Of floats, infinities and what is no number leave something.
+    if one == other and not trace.is_float:
+        return known_number(trace, 0)
+    left, right = trace.modular(0), trace.modular(1)
     return left and right and _difference(trace, left, right)
 
 
@@ -54,12 +59,17 @@ def _difference(trace: Trace, left: Place, right: Place) -> Place | None:
 
 
 def _multiplied(trace: Trace) -> Place | None:
-    left, right = trace.operand(0), trace.operand(1)
+    left, right = trace.modular(0), trace.modular(1)
+    if not trace.is_float and any(one is not None and one.item() == 0 for one in (left, right)):
+        return known_number(trace, 0)
     if left is None or right is None:
         return None
     within = None
     if left.within is not None and right.within is not None:
         within = ranges.multiplied(left.within, right.within)
+    if trace.is_float and not all(map(_is_from_zero, (left, right))):
+        # Below zero, the product with 0 is the negative 0.
+        within = None
     if not left.stride and not right.stride:
         return Place(joined_offsets(trace, left, right), within)
     for one, other in ((left, right), (right, left)):
@@ -69,6 +79,10 @@ def _multiplied(trace: Trace) -> Place | None:
                 return known_number(trace, 0)
             return Place(one.offset, within, one.stride * number, one.rows)
     return None
+
+
+def _is_from_zero(found: Place) -> bool:
+    return found.whole is not None and ranges.is_at_least(found.whole.low, ZERO)
 
 
 def _negated(trace: Trace) -> Place | None:
@@ -94,14 +108,15 @@ def _extreme(
     direction: str,
     of_both: Callable[[Range, Range], Range],
 ) -> Place | None:
-    is_left = compared(trace, left, right, direction).item()
-    if is_left is not None:
-        return left if is_left else right
-    if left.stride or right.stride:
-        return None
+    if compared(trace, left, right, direction).item() == 1:
+        return left
+    if compared(trace, right, left, direction).item() == 1:
+        return right
     within = None
-    if left.within is not None and right.within is not None:
-        within = of_both(left.within, right.within)
+    if left.whole is not None and right.whole is not None:
+        within = of_both(left.whole, right.whole)
+    if left.stride or right.stride:
+        return None if within is None else trace.own(within)
     return Place(joined_offsets(trace, left, right), within)
 
 
@@ -135,31 +150,71 @@ def _is_counted_up(found: Place, divisor: int) -> bool:
 
 
 def _divided(trace: Trace) -> Place | None:
-    found, divisor = trace.operand(0), trace.operand(1)
+    found, divisor = trace.modular(0), trace.operand(1)
     if found is None or divisor is None:
         return None
     number = divisor.item()
-    if number is not None and found.within is not None and _is_counted_up(found, number):
-        within = None
-        if found.within.is_static:
-            low, high = (static(end.fixed // number) for end in found.within)
-            within = Range(low, high)
-        if found.stride and within is None:
-            return None
-        return Place(found.offset, within, found.stride // number, found.rows)
-    return _of_both(trace, found, divisor)
+    if number == 1:
+        return found
+    if _is_one_number(found, divisor):
+        return known_number(trace, 1)
+    if found.is_cut or trace.is_float:
+        return None
+    if number is None or found.within is None or not _is_counted_up(found, number):
+        return _of_both(trace, found, divisor)
+    within = None
+    if found.within.is_static:
+        low, high = (static(end.fixed // number) for end in found.within)
+        within = Range(low, high)
+    is_known = within is not None or not found.stride
+    return Place(found.offset, within, found.stride // number, found.rows) if is_known else None
+
+
+def _is_one_number(left: Place, right: Place) -> bool:
+    """Tell whether both are one number above zero, which the size of the batch may decide."""
+    whole = left.whole
+    if whole is None or whole.low != whole.high or whole != right.whole:
+        return False
+    return ranges.is_at_least(whole.low, ONE)
 
 
 def _remainder(trace: Trace) -> Place | None:
     found, divisor = trace.operand(0), trace.operand(1)
+    number = None if divisor is None else divisor.item()
+    if number == 1 and not trace.is_float:
+        return known_number(trace, 0)
     if found is None or divisor is None:
         return None
-    number = divisor.item()
+    kept = _rest_of_size(found, divisor)
+    if kept is not None:
+        return kept
     if number is not None and found.within is not None and _is_counted_up(found, number):
-        if ranges.is_at_least(static(number - 1), found.within.high):
-            return Place(found.offset, found.within)
         return Place(found.offset, ranges.below(static(number)))
-    return _of_both(trace, found, divisor)
+    if found.stride or not number or trace.is_float:
+        return _of_both(trace, found, divisor)
+    # It has the sign of what is divided.
+    most, whole = static(abs(number) - 1), found.whole
+    low = ZERO if whole and ranges.is_at_least(whole.low, ZERO) else ranges.times(most, -1)
+    high = ZERO if whole and ranges.is_at_least(ZERO, whole.high) else most
+    return Place(found.offset, Range(low, high))
+
+
+def _rest_of_size(found: Place, divisor: Place) -> Place | None:
+    """Return what is left where it is known how often a number goes into another one: once at most.
+
+    The size of the batch may be in either.
+    """
+    whole, by = found.whole, divisor.whole
+    if whole is None or found.within is None or by is None or by.low != by.high:
+        return None
+    if not ranges.is_at_least(by.low, ONE):
+        return None
+    for taken in (ZERO, by.low):
+        end = minus(plus(taken, by.low), ONE)
+        if ranges.is_within(whole, Range(taken, end)):
+            left = ranges.subtracted(found.within, Range(taken, taken))
+            return replace(found, within=left)
+    return None
 
 
 def _of_both(trace: Trace, left: Place, right: Place) -> Place | None:
@@ -188,12 +243,20 @@ def _magnitude(trace: Trace) -> Place | None:
     return found
 
 
+def _rounded(trace: Trace) -> Place | None:
+    """Return integers as they are: nothing is known of bounds of any others."""
+    found = trace.operand(0)
+    return found if found is not None and found.whole is not None else None
+
+
 def _converted(trace: Trace) -> Place | None:
     before = trace.operation.operand_types[0].dtype
     after = trace.operation.types[0].dtype
-    if before not in INTEGERS:
+    if before not in INTEGERS and before not in ranges.EXACT_BITS:
         return None
-    found = trace.operand(0)
+    found = trace.modular(0)
+    if found is not None and found.is_cut and not _is_narrower(after, before):
+        return None
     if found is None or after != "i1":
         return found
     whole = found.whole
@@ -204,6 +267,15 @@ def _converted(trace: Trace) -> Place | None:
     ):
         return known_number(trace, 1)
     return Place(NOTHING if found.stride else found.offset, TRUTH)
+
+
+def _is_narrower(after: str, before: str) -> bool:
+    """Tell whether of integers the same is left, whether they were cut off before or not."""
+    whole, of = ranges.of_dtype(after), ranges.of_dtype(before)
+    if whole is None or of is None or after == "i1":
+        return False
+    width, wider = (one.high.fixed - one.low.fixed for one in (whole, of))
+    return width <= wider
 
 
 def compared(trace: Trace, left: Place, right: Place, direction: str) -> Place:
@@ -224,6 +296,10 @@ RULES: TracingRules = MappingProxyType(
         "stablehlo.negate": _negated,
         "stablehlo.divide": _divided,
         "stablehlo.remainder": _remainder,
+        "stablehlo.floor": _rounded,
+        "stablehlo.ceil": _rounded,
+        "stablehlo.round_nearest_afz": _rounded,
+        "stablehlo.round_nearest_even": _rounded,
         "stablehlo.sign": _sign,
         "stablehlo.abs": _magnitude,
         "stablehlo.maximum": _maximum,

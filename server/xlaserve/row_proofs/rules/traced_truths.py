@@ -26,7 +26,8 @@ MAX_ASSUMED = 2
 
 
 def _compare(trace: Trace) -> Place | None:
-    if trace.operation.operand_types[0].dtype not in INTEGERS:
+    dtype = trace.operation.operand_types[0].dtype
+    if dtype not in INTEGERS and dtype not in ranges.EXACT_BITS:
         return None
     left, right = trace.operand(0), trace.operand(1)
     if left is None or right is None:
@@ -38,9 +39,7 @@ def _logical(trace: Trace, neutral: int) -> Place | None:
     """Return what `and` or `or` makes; where one is not known, the other may follow from it."""
     if trace.operation.types[0].dtype != "i1":
         return _bits(trace, neutral)
-    left, right = trace.operand(0), trace.operand(1)
-    if left is None or right is None:
-        return Place(NOTHING, TRUTH)
+    left, right = (trace.operand(place) or Place(NOTHING, TRUTH) for place in (0, 1))
     if 1 - neutral in (left.item(), right.item()):
         return known_number(trace, 1 - neutral)
     for one, other in ((left, right), (right, left)):
@@ -95,8 +94,9 @@ def _xor(trace: Trace) -> Place | None:
 def _selected(trace: Trace) -> Place | None:
     predicate = trace.operand(0)
     item = None if predicate is None else predicate.item()
-    if item is not None:
-        return trace.operand(1 if item else 2)
+    one, other = map(trace.tracing.same, trace.operation.operands[1:])
+    if item is not None or one == other:
+        return trace.modular(2 if item == 0 else 1)
     left, right = (
         trace.operand(place, _assuming(trace, trace.operation.operands[0], is_true=is_true))
         for place, is_true in ((1, True), (2, False))
@@ -111,17 +111,67 @@ def _selected(trace: Trace) -> Place | None:
 
 
 def _assuming(trace: Trace, predicate: int, *, is_true: bool) -> Assumed | None:
-    """Return what is assumed where a comparison with a number holds, or does not."""
-    tracing = trace.tracing
-    made = tracing.made_by(tracing.same(predicate))
-    if made is None or made.name != "stablehlo.compare" or len(trace.assumed) >= MAX_ASSUMED:
+    """Return what is assumed where a predicate holds, or does not; None for nothing more."""
+    if len(trace.assumed) >= MAX_ASSUMED:
         return None
+    found = _implied(trace, predicate, is_true=is_true)
+    return {**trace.assumed, **found} if found else None
+
+
+def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> Assumed:
+    """Return the bounds of integers that follow where a predicate holds, or does not."""
+    made = trace.tracing.made_by(trace.tracing.same(predicate))
     # Of the same elements; what is assumed of a scalar says nothing of any of them.
-    is_of_same = made.types[0].shape == trace.operation.types[trace.result].shape
-    if not is_of_same or made.operand_types[0].dtype not in INTEGERS:
-        return None
-    comparison = Trace(tracing, made, 0, trace.part, trace.assumed)
-    direction = direction_of(made)
+    shape = trace.operation.types[trace.result].shape
+    if made is None or made.types[0].shape != shape or depth > MAX_ASSUMED:
+        return {}
+    if made.name == "stablehlo.not":
+        return _implied(trace, made.operands[0], is_true=not is_true, depth=depth + 1)
+    if made.name in _UNANIMOUS and made.types[0].dtype == "i1":
+        both = [_implied(trace, one, is_true=is_true, depth=depth + 1) for one in made.operands]
+        return _of_both(*both, hold=_UNANIMOUS[made.name] == is_true)
+    if made.name != "stablehlo.compare":
+        return {}
+    comparison = Trace(trace.tracing, made, 0, trace.part, trace.assumed)
+    if made.operand_types[0].dtype == "i1":
+        return _implied_by_truth(trace, comparison, is_true=is_true, depth=depth)
+    return _compared_with(comparison, is_true=is_true)
+
+
+_UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
+"""What is of a truth value only where both of its operands are."""
+
+
+def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
+    """Return what follows where two predicates hold, or one of both, it is not known which."""
+    if hold:
+        met = {n: ranges.met(within, other[n]) for n, within in one.items() if n in other}
+        return {**one, **other, **met}
+    return {
+        number: ranges.spanned(within, other[number])
+        for number, within in one.items()
+        if number in other
+    }
+
+
+def _implied_by_truth(trace: Trace, comparison: Trace, *, is_true: bool, depth: int) -> Assumed:
+    """Return what follows from a truth value that is compared with a known one."""
+    direction = direction_of(comparison.operation)
+    known = comparison.operand(1)
+    truth = None if known is None else known.item()
+    if truth is None or direction not in {"EQ", "NE"}:
+        return {}
+    inner = comparison.operation.operands[0]
+    holds = bool(truth) == ((direction == "EQ") == is_true)
+    return _implied(trace, inner, is_true=holds, depth=depth + 1)
+
+
+def _compared_with(comparison: Trace, *, is_true: bool) -> Assumed:
+    """Return what follows where an integer compares so with a number, or does not."""
+    operation, tracing = comparison.operation, comparison.tracing
+    direction = direction_of(operation)
+    if operation.operand_types[0].dtype not in INTEGERS:
+        return {}
     for place, says in ((0, direction), (1, _MIRRORED[direction])):
         bound, subject = comparison.operand(1 - place), comparison.operand(place)
         number = None if bound is None else bound.item()
@@ -129,9 +179,8 @@ def _assuming(trace: Trace, predicate: int, *, is_true: bool) -> Assumed | None:
             continue
         within = _bounded(says if is_true else _OPPOSITE[says], number, subject.whole)
         if within is not None:
-            name = _subject(tracing, tracing.same(made.operands[place]), within)
-            return {**trace.assumed, name: within}
-    return None
+            return {_subject(tracing, tracing.same(operation.operands[place]), within): within}
+    return {}
 
 
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}

@@ -55,10 +55,17 @@ class Place:
     rows: Dimensions = ()
     """Where the rows lie whose number it is: uniform but for one row factor, where there is a
     stride."""
+    is_cut: bool = False
+    """Whether it is so but for multiples of 2 to the power of the bits of its datatype."""
 
     @property
     def whole(self) -> Range | None:
         """Return the bounds of the integer itself."""
+        return None if self.is_cut else self.sum
+
+    @property
+    def sum(self) -> Range | None:
+        """Return the bounds of `number of the row * stride + offset`."""
         if self.within is None or not self.stride:
             return self.within
         low, high = self.within
@@ -85,6 +92,22 @@ _NO_ARGUMENTS: Mapping[int, Range | None] = MappingProxyType({})
 
 
 INTEGERS = frozenset({"i1", *(f"{sign}i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
+
+
+_OF_FLOATS = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "constant", "iota", "convert", "add", "subtract", "multiply", "divide", "remainder",
+        "maximum", "minimum", "clamp", "select", "floor", "ceil", "round_nearest_afz",
+        "round_nearest_even", "broadcast_in_dim", "reshape", "transpose",
+    )
+)  # fmt: skip
+"""Operations whose floats are traced, where they are integers that a float holds exactly, and zero
+is not the negative one. Their sums and products are exact then."""
+
+
+_MODULAR = frozenset(f"stablehlo.{name}" for name in ("add", "subtract", "multiply", "convert"))
+"""Operations whose integers are cut off at their bits where they do not fit in."""
 
 
 class Tracing:
@@ -184,7 +207,9 @@ class Tracing:
             return self.leaf(number, None, part)
         result = operation.results.index(number)
         kind = operation.types[result]
-        if kind.dtype not in INTEGERS:
+        if kind.dtype not in INTEGERS and not (
+            kind.dtype in ranges.EXACT_BITS and operation.name in _OF_FLOATS
+        ):
             return self.leaf(number, None, part)
         trace = Trace(self, operation, result, part, assumed)
         self._depth += 1
@@ -200,7 +225,10 @@ class Tracing:
             found = _only(self.place(number), part)
         if found is None or not _is_of_shape(found, trace.shape):
             return self.leaf(number, ranges.of_dtype(kind.dtype), part)
-        return _fitting(found, kind.dtype)
+        if found.within is not None and found.within.item() is not None:
+            # However it was computed, there is nothing that varies.
+            found = replace(found, offset=Value(uniform(trace.shape)))
+        return _fitting(found, kind.dtype, is_modular=operation.name in _MODULAR)
 
     def leaf(self, number: int, within: Range | None, part: Part | None) -> Place | None:
         """Return what the walk knows of a value."""
@@ -268,22 +296,22 @@ def _restricted(found: Place | None, within: Range | None) -> Place | None:
     """Return what is known of integers of which it is assumed where they lie."""
     if found is None or found.whole is None or within is None:
         return found
-    low, high = found.whole
-    low = within.low if ranges.is_at_least(within.low, low) else low
-    high = within.high if ranges.is_at_least(high, within.high) else high
+    both = ranges.met(found.whole, within)
     if not found.stride:
-        return replace(found, within=Range(low, high))
-    return found if Range(low, high).item() is None else Place(NOTHING, Range(low, high))
+        return replace(found, within=both)
+    return found if both.item() is None else Place(NOTHING, both)
 
 
-def _fitting(found: Place, dtype: str) -> Place | None:
+def _fitting(found: Place, dtype: str, *, is_modular: bool) -> Place | None:
     """Return a place without its bounds where some integers would be cut off at their bits."""
-    whole = found.whole
+    whole = found.sum
     if whole is not None and ranges.fits(whole, dtype):
-        return found
-    if found.stride:
-        return None
-    return Place(found.offset, ranges.of_dtype(dtype))
+        return replace(found, is_cut=False)
+    if not found.stride:
+        return Place(found.offset, ranges.of_dtype(dtype))
+    # Added and multiplied again, what is cut off may be whole in the end.
+    is_cut = (is_modular or found.is_cut) and dtype in INTEGERS and dtype != "i1"
+    return replace(found, is_cut=True) if is_cut else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +329,18 @@ class Trace:
         """Return the shape of the result, or of the part of it."""
         return _thin(self.operation.types[self.result].shape, self.part)
 
+    @property
+    def is_float(self) -> bool:
+        """Whether the result is of floats."""
+        return self.operation.types[self.result].dtype in ranges.EXACT_BITS
+
     def operand(self, place: int, assumed: Assumed | None = None) -> Place | None:
         """Return an operand, element by element; a scalar for each element."""
+        found = self.modular(place, assumed)
+        return None if found is None or found.is_cut else found
+
+    def modular(self, place: int, assumed: Assumed | None = None) -> Place | None:
+        """Return the same, or what is known of an operand that may be cut off at its bits."""
         shape = self.operation.operand_types[place].shape
         number = self.operation.operands[place]
         if shape or not self.shape:
@@ -316,7 +354,8 @@ class Trace:
 
     def other(self, place: int, part: Part | None = None) -> Place | None:
         """Return an operand whose elements are not those of the result, one by one."""
-        return self.tracing.place(self.operation.operands[place], part)
+        found = self.tracing.place(self.operation.operands[place], part)
+        return None if found is None or found.is_cut else found
 
     def own(self, within: Range | None) -> Place | None:
         """Return what the walk knows of the result, with bounds."""
@@ -363,5 +402,7 @@ def moved_place(found: Place | None, move: Callable[[Dimensions], Dimensions]) -
     return replace(found, offset=offset, rows=move(found.rows) if found.stride else ())
 
 
-_GROWS = frozenset({"value", "start_indices", "limit_indices", "slice_sizes"})
+_GROWS = frozenset(
+    {"value", "start_indices", "limit_indices", "slice_sizes", "window_dimensions", "padding"}
+)
 """Attributes that these read as sizes."""
