@@ -276,6 +276,7 @@ class Engine:
                     hold_made(call, sum(tensor.nbytes for tensor in found.values()))
                 self._begin_decoded(call, instance, found)
 
+        images.is_wanted = lambda: not call.has_ended
         decode = partial(images.decode_within, most)
         call.wait_at(Working(self._threads.start(decode, decoded)))
 

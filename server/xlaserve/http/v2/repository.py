@@ -2,13 +2,13 @@
 
 import base64
 import binascii
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from xlaserve.errors import InvalidParameter, Unsupported
-from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
+from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response
+from xlaserve.http.parsing import read_whole
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.threads import OffLoop
 from xlaserve.residence.control import ModelControl
@@ -89,7 +89,9 @@ class RepositoryRoutes:
     async def index(self, request: HttpRequest) -> HttpResponse:
         """List loaded and loadable models."""
         _refuse_repository(request)
-        asked: IndexRequest = await self._read(request, IndexRequest)
+        asked: IndexRequest = await read_whole(
+            self._threads, request, IndexRequest, max_depth=self._max_json_depth
+        )
         rows = await self._control.of_all.index(ready=asked.ready)
         return json_response(
             [IndexRow(row.name, row.state, row.reason, version=row.version) for row in rows]
@@ -108,13 +110,10 @@ class RepositoryRoutes:
         return json_response(Nothing())
 
     async def _parameters(self, request: HttpRequest) -> dict[str, LoadParameter]:
-        asked: ControlRequest = await self._read(request, ControlRequest)
-        return {name: _parameter(name, value) for name, value in asked.parameters.items()}
-
-    async def _read(self, request: HttpRequest, kind: type) -> Any:
-        body = await request.read()
-        read = partial(read_json, body, kind, max_depth=self._max_json_depth)
-        return await self._threads.run(len(body), read)  # of a load it may hold files
+        found: dict[str, LoadParameter] = await read_whole(
+            self._threads, request, ControlRequest, _parameters, max_depth=self._max_json_depth
+        )
+        return found
 
 
 _UNLOAD_ERRORS = (400, 403, 404, 408, 413, 501, 503)
@@ -124,6 +123,10 @@ _LOAD_ERRORS = (*_UNLOAD_ERRORS, 507)
 def _refuse_repository(request: HttpRequest) -> None:
     if "repository" in request.names:
         raise Unsupported("choosing a repository by name")
+
+
+def _parameters(asked: ControlRequest) -> dict[str, LoadParameter]:
+    return {name: _parameter(name, value) for name, value in asked.parameters.items()}
 
 
 def _parameter(name: str, value: Any) -> LoadParameter:
