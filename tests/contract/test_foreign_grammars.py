@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import scripted_language
+from support.conditions import until
 from support.crowds import beside_a_crowd
 from support.hard_grammars import BOUNDED, HARD
 from support.http import Answer, ask
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOSTILE, GOOD = new_token(), new_token()
 GOOD_REGEX = "ab{2}c"
 TOKENS = [ord("0")]
+MIB = 1 << 20
 MOST = {"max_tokens": 8, "temperature": 0}
 
 
@@ -223,6 +225,33 @@ async def test_large_multiples_with_few_remainders_are_followed(place: Place, sc
     )
 
     assert status == "200", text
+
+
+HELD = '{"type":"integer","multipleOf":9973}'
+HELD_BYTES = 4 * MIB
+"""Less than llguidance takes for it."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_grammar_is_charged_to_who_asks(place: Place, door: str) -> None:
+    """From before it is compiled until its answer has ended; it is refused without memory."""
+    ledger = place.server.application.ledger
+    await until(lambda: not ledger.held)
+    ledger.peak = 0
+    status, told = await DOORS[door](place, {"json_schema": HELD})
+    await until(lambda: not ledger.held)
+    assert status in ("200", "OK"), told
+    assert ledger.peak >= HELD_BYTES
+
+    other = ledger.open()
+    other.hold(ledger.limit - 2 * HELD_BYTES)
+    status, told = await DOORS[door](place, {"json_schema": HELD})
+    other.close()
+    await until(lambda: not ledger.held)
+
+    assert status in ("503", "StatusCode.RESOURCE_EXHAUSTED", "of a stream")
+    assert "the grammar" in told
+    assert "max_held_bytes" in told
 
 
 async def test_a_caller_with_many_hard_grammars_keeps_no_other_waiting(place: Place) -> None:

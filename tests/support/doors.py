@@ -119,7 +119,7 @@ class Asking:
             answer = await client.ask(text, head=method == "HEAD")
             if "transfer-encoding" not in answer.headers or method == "HEAD":
                 return answer
-            body = await _chunks(client, first=path.endswith("/Watch"))
+            body = await read_chunks(client, first=path.endswith("/Watch"))
             return Answer(answer.status, answer.headers, body)
 
     async def ask(self, row: Doors, door: str, protocol: str, token: str, name: str) -> Seen:
@@ -139,7 +139,7 @@ class Asking:
         shown = [("authorization", f"Bearer {token}")] if token else []
         async with connect_grpc(self.url, self.tls and self.tls[0]) as wire:
             stream = wire.open(request_headers(door, *shown))
-            body = framed(self._message(row, door, name))
+            body = framed(self.message(row, door, name))
             wire.h2.send_data(stream, body, end_stream=True)
             wire.flush()
             if door.endswith("/Watch") and token:
@@ -153,7 +153,7 @@ class Asking:
             return Seen(fields["grpc-status"], fields.get("grpc-message", ""), data)
 
     async def over_web(self, row: Doors, door: str, token: str, name: str) -> Seen:
-        body = framed(self._message(row, door, name))
+        body = framed(self.message(row, door, name))
         answer = await self.send("POST", door, token, body, WEB_TYPE)
         data, mark, trailers = answer.body.rpartition(b"\x80\0\0")
         if not mark:
@@ -199,7 +199,8 @@ class Asking:
     def _url(self) -> str:
         return str(self.directory / self.model)
 
-    def _message(self, row: Doors, door: str, name: str) -> bytes:
+    def message(self, row: Doors, door: str, name: str) -> bytes:
+        """Return the message of a request at a door of gRPC."""
         method = door.rpartition("/")[2]
         is_of_all = row.rule in (Rule.LIST, Rule.FOR_ALL, Rule.OF_THE_SERVER)
         if door.startswith("/mmesh"):
@@ -253,7 +254,7 @@ def setting_request(method: str, model: str) -> Any:
     return trace
 
 
-async def _chunks(client: Connection, *, first: bool) -> bytes:
+async def read_chunks(client: Connection, *, first: bool) -> bytes:
     """Read a body in chunks: the first one of a stream that goes on, or all."""
     found = b""
     async with asyncio.timeout(MOST_SECONDS):
@@ -261,4 +262,6 @@ async def _chunks(client: Connection, *, first: bool) -> bytes:
             found += (await client.reader.readexactly(size + 2))[:-2]
             if first:
                 break
+        else:
+            await client.reader.readline()  # behind the last chunk
     return found

@@ -120,9 +120,9 @@ def http_routes(
         *repository.table(),
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
-        *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
+        *SharedMemoryRoutes(core.engine.regions, threads, max_json_depth=depth).table(),
         *RuntimeSettingsRoutes(
-            core.control.plane, core.tracing, core.engine, max_json_depth=depth
+            core.control.plane, core.tracing, core.engine, threads, max_json_depth=depth
         ).table(),
     ]
     for row in added:

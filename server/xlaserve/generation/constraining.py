@@ -55,7 +55,8 @@ class Constraining:
         try:
             grammar = running.asked.grammar
             if self._grammars is not None and grammar and not running.request.is_cancelled:
-                running.constraint = self._grammars.compile(*grammar)
+                charge = partial(running.request.charge, "the grammar")
+                running.constraint = self._grammars.compile(*grammar, charge)
         # Whatever it is, its request alone ends with it.
         except BaseException as error:
             running.request.fail(answerable(error))

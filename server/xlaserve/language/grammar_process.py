@@ -3,6 +3,7 @@
 Started by `grammars.py` as a script of its own, which needs nothing of the server.
 """
 
+import ctypes
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,18 @@ class Alphabet:
         return [self._octets + one for one in text]
 
 
+class _Allocated(ctypes.Structure):
+    """The statistics of glibc's allocator, whose numbers begin anew at 4 GiB (mallinfo(3))."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint32)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
 def _too_many(text: str, most: int) -> str | None:
     """Return what of a schema is too large to compile, where that can be read off."""
     try:
@@ -70,6 +83,12 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         llguidance.TokenizerWrapper(alphabet), eos_token=first["stop"]
     )
     limits = llguidance.LLParserLimits(**first["grammar"])
+    allocated = ctypes.CDLL(None).mallinfo
+    allocated.restype = _Allocated
+
+    def allocated_bytes() -> int:
+        found = allocated()
+        return int(found.uordblks + found.hblkhd)
 
     def answer(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         if asked["parameter"] == "json_schema":
@@ -80,10 +99,13 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
             grammar = readers[asked["parameter"]](asked["text"])
         except ValueError as error:
             return {"failed": str(error)}
+        before = allocated_bytes()
         made = matcher(tokenizer, grammar, log_level=0, limits=limits)
         if not made.is_error():
             made.compute_bitmask()
-        return {"failed": made.get_error()} if made.is_error() else {"text": ""}
+        if made.is_error():
+            return {"failed": made.get_error()}
+        return {"text": "", "bytes": (allocated_bytes() - before) % (1 << 32)}
 
     return answer
 

@@ -9,7 +9,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,13 @@ class Grammars:
         """End the process that tries grammars, for good."""
         self._trial.close()
 
-    def compile(self, parameter: str, text: str) -> "Place":
+    def compile(
+        self, parameter: str, text: str, charge: Callable[[int], None] = lambda size: None
+    ) -> "Place":
         """Return the beginning of a grammar. Blocks, without the interpreter's lock.
 
         `parameter` is the kind of the text: `json_schema`, `regex` or `grammar`, which is one of
-        Lark. Raises InvalidParameter.
+        Lark. `charge` is told its bytes before there is one. Raises InvalidParameter.
         """
         readers: dict[str, Any] = {
             "json_schema": self._matcher.grammar_from_json_schema,
@@ -115,7 +117,7 @@ class Grammars:
             "grammar": self._matcher.grammar_from_lark,
         }
         read = readers[parameter]
-        self._trial.check(parameter, text)
+        charge(self._trial.check(parameter, text))
         try:
             matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
         except ValueError as error:
@@ -134,8 +136,8 @@ class Trial:
         self._model = model
         self._process = process
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
-        """What was expected and came of grammars, by their digests, None of those that may be
+        self._known: OrderedDict[bytes, tuple[str, str] | int] = OrderedDict()
+        """What was expected and came of grammars, by their digests, the bytes of those that may be
         compiled; the newest is last."""
 
     def begin(self) -> None:
@@ -146,10 +148,11 @@ class Trial:
         """End the process for good."""
         self._process.close()
 
-    def check(self, parameter: str, text: str) -> None:
-        """Raise InvalidParameter for a grammar that takes too much, or is none. Blocks.
+    def check(self, parameter: str, text: str) -> int:
+        """Return the bytes of a grammar behind its first step. Blocks.
 
-        Raises TextProcessLost where nothing could be found out.
+        Raises InvalidParameter for one that takes too much, or is none, and TextProcessLost where
+        nothing could be found out.
         """
         try:
             key = hashlib.sha256(f"{parameter}\n{text}".encode()).digest()
@@ -157,19 +160,19 @@ class Trial:
             got = "half of a surrogate pair"
             raise InvalidParameter(parameter, "text in Unicode", got) from None
         with self._lock:
-            is_known = key in self._known
-            refusal = self._known.pop(key, None)
-        if not is_known:
-            refusal = self._tried(parameter, text)
+            found = self._known.pop(key, None)
+        if found is None:
+            found = self._tried(parameter, text)
         with self._lock:
-            self._known[key] = refusal
+            self._known[key] = found
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
-        if refusal is not None:
-            raise InvalidParameter(parameter, *refusal)
+        if not isinstance(found, int):
+            raise InvalidParameter(parameter, *found)
+        return found
 
-    def _tried(self, parameter: str, text: str) -> tuple[str, str] | None:
-        """Return what is expected and what came, None where a grammar can be compiled."""
+    def _tried(self, parameter: str, text: str) -> tuple[str, str] | int:
+        """Return what is expected and what came, the bytes of a grammar that can be compiled."""
         asked = {"parameter": parameter, "text": text}
         try:
             try:
@@ -186,7 +189,7 @@ class Trial:
                 "fewer alternatives, and fewer repetitions",
                 found.get("because", "one that takes more"),
             )
-        return (_EXPECTED, _shown(found["failed"])) if "failed" in found else None
+        return (_EXPECTED, _shown(found["failed"])) if "failed" in found else int(found["bytes"])
 
 
 class Place:

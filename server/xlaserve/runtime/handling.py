@@ -107,6 +107,10 @@ class ModelRequest(Protocol):
         """Record the time: the model begins to compute."""
         ...
 
+    def charge(self, what: str, size: int) -> None:
+        """Charge its client for bytes until it ends; it fails, soon, without memory for them."""
+        ...
+
     def answer(
         self,
         outputs: Mapping[str, Tensor],
@@ -196,6 +200,9 @@ class UnsentRequest:
 
     def begin(self) -> None:
         """Do nothing: the start time is not recorded."""
+
+    def charge(self, what: str, size: int) -> None:
+        """Do nothing: no client holds it."""
 
     def answer(
         self,

@@ -9,9 +9,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from xlaserve.concurrency.host import HostThreads
-from xlaserve.errors import MissingInputs, XlaserveError
+from xlaserve.errors import BudgetExhausted, MissingInputs, XlaserveError
 from xlaserve.errors.panics import ENDS
-from xlaserve.net.ledger import Account
 from xlaserve.runtime.loaded import ModelInfo, Value
 from xlaserve.runtime.wrappers.optional_inputs import completed
 from xlaserve.serving.access.sight import require_seen, require_seen_now, without_hidden
@@ -27,10 +26,12 @@ from xlaserve.serving.inputs.known_places import KnownPlaces
 from xlaserve.serving.inputs.output_forms import OutputForms, asks_for_form
 from xlaserve.serving.inputs.shared_memory import Regions
 from xlaserve.serving.inputs.shared_tensors import AT_ONCE_BYTES, SharedInputs
-from xlaserve.serving.made_arrays import SHORT_BYTES
+from xlaserve.serving.made_arrays import SHORT_BYTES, hold_made, reserve_made
 from xlaserve.serving.parameters import of_tensors
 from xlaserve.serving.stations.station import Served, Working
 from xlaserve.tensors import Tensor
+
+_SHARED = "the inputs in shared memory"
 
 Found: TypeAlias = tuple[ServedVersion, Served]
 """The version of a model that answers, and the instance that executes it."""
@@ -153,7 +154,7 @@ class Engine:
         size = known.copied_bytes
         account = call.peer.account if size else None
         if account is not None and (size > SHORT_BYTES or account.ledger.is_pressed):
-            self._reserve_shared(call, account, size)
+            reserve_made(call, size, _SHARED)
             account = None
         call.is_volatile, call.reads_memory = known.has_views, known.is_shared
         call.inputs = known.read(request)
@@ -164,8 +165,7 @@ class Engine:
         instance.station.begin(call)
         if account is not None and not call.has_ended:
             # As with short messages: what is answered at once need not be counted.
-            account.hold(size)
-            call.hold(partial(account.release, size))
+            hold_made(call, size)
         return True
 
     def _check_and_begin(
@@ -237,11 +237,10 @@ class Engine:
 
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
         """Read a call's inputs from shared memory, large ones in a thread."""
-        size, account = shared.copied_bytes, call.peer.account
+        size = shared.copied_bytes
         call.is_volatile = shared.has_views
         call.reads_memory = True
-        if account is not None and size:
-            self._reserve_shared(call, account, size)
+        reserve_made(call, size, _SHARED)
         if size <= AT_ONCE_BYTES:
             self._check_and_begin(call, instance, shared.read(), shared)
             return
@@ -262,11 +261,6 @@ class Engine:
 
         call.wait_at(Working(self._threads.start(shared.read, has_read)))
 
-    def _reserve_shared(self, call: InferCall, account: Account, size: int) -> None:
-        """Reserve memory for inputs that are copied until a call ends; raises BudgetExhausted."""
-        account.take("the inputs in shared memory", size)
-        call.hold(partial(account.release, size))
-
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
         """Decode the images of a call in a thread, up to a size."""
 
@@ -279,9 +273,10 @@ class Engine:
                 self._reserve_and_decode(call, instance, images, found)
             else:
                 if most == AT_NO_COST_BYTES:
-                    _count_decoded(call, found)
+                    hold_made(call, sum(tensor.nbytes for tensor in found.values()))
                 self._begin_decoded(call, instance, found)
 
+        images.is_wanted = lambda: not call.has_ended
         decode = partial(images.decode_within, most)
         call.wait_at(Working(self._threads.start(decode, decoded)))
 
@@ -289,12 +284,11 @@ class Engine:
         self, call: InferCall, instance: Served, images: EncodedImages, size: int
     ) -> None:
         """Reserve memory for images of this size, and decode them."""
-        account = call.peer.account
-        if account is not None and not account.reserve(size):
-            deliver([call], account.refusal("the decoded images", size))
+        try:
+            reserve_made(call, size, "the decoded images")
+        except BudgetExhausted as error:
+            deliver([call], error)
             return
-        if account is not None:
-            call.hold(partial(account.release, size))
         self._decode(call, instance, images, size)
 
     def _begin_decoded(self, call: InferCall, instance: Served, images: dict[str, Tensor]) -> None:
@@ -444,12 +438,3 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
         return ()
     compared = [s.name for s in info.inputs if s.name in tensors and s.name not in info.ragged]
     return tuple([tensors[name].shape[1:] for name in compared])
-
-
-def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:
-    """Charge decoded images of a queued call, if not charged yet."""
-    account = call.peer.account
-    if account is not None:
-        size = sum(tensor.nbytes for tensor in images.values())
-        account.hold(size)
-        call.hold(partial(account.release, size))

@@ -48,12 +48,12 @@ def _texts_bytes(array: Tensor) -> Iterator[int]:
         yield sum(map(len, flat[start : start + PIECE_ELEMENTS].tolist()))
 
 
-def reserve_made(call: Call, size: int) -> None:
+def reserve_made(call: Call, size: int, what: str = "the tensors") -> None:
     """Charge bytes until a call ends; raises BudgetExhausted without memory."""
     account = call.peer.account
     if account is None or not size:
         return
-    account.take("the tensors", size)
+    account.take(what, size)
     call.hold(partial(account.release, size))
 
 

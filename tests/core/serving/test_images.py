@@ -33,6 +33,7 @@ from xlaserve.serving.engine import Engine
 from xlaserve.serving.infer_call import AwaitedInfer
 from xlaserve.serving.inference import InferInput, InferRequest
 from xlaserve.serving.inputs.image_files import DEFAULT_LIMITS, ImageLimits
+from xlaserve.serving.inputs.image_form import Form
 from xlaserve.serving.inputs.images import EncodedImages, find_images, unpack_bytes_or_image
 from xlaserve.tensors import BYTES, DATATYPES, Tensor, TensorDataError, TensorSpec, pack_bytes
 
@@ -482,6 +483,34 @@ async def test_decoding_is_a_request_in_progress_on_a_thread_of_its_own(
     may_decode.set()
 
     assert 8 == (await running).outputs[0].data[0, 0, 0]
+
+
+async def test_what_nobody_waits_for_is_not_decoded_to_its_end(
+    core: Core, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await loaded(core, add_model, world)
+    opened: list[int] = []
+    may_decode = threading.Event()
+    fill = Form.fill
+
+    def held(form: Form, *given: Any) -> None:
+        opened.append(1)
+        may_decode.wait(10)
+        fill(form, *given)
+
+    monkeypatch.setattr(Form, "fill", held)
+    call = AwaitedInfer()
+    core.engine.begin(call, request(elements(*[plain(2)] * 4)))
+    while not opened:
+        await asyncio.sleep(0)
+    call.cancel()
+    may_decode.set()
+    # The thread takes one after the other: it has ended with those before.
+    await core.workers.host.run(lambda: None)
+    while core.registry.resolve("m")[1].users:
+        await asyncio.sleep(0)
+
+    assert [1] == opened
 
 
 async def infer_as(core: Core, account: Account, *files: bytes) -> Tensor:

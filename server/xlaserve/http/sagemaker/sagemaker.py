@@ -15,9 +15,8 @@ from xlaserve.http.messages import (
     HttpResponse,
     Nothing,
     json_response,
-    read_json,
 )
-from xlaserve.http.parsing import parsed_bytes
+from xlaserve.http.parsing import parsed_bytes, read_whole
 from xlaserve.http.routing import Body, Header, QueryParameter, Route
 from xlaserve.http.sagemaker.plain_tensors import (
     FORMS,
@@ -228,9 +227,8 @@ class SageMakerRoutes:
     async def load(self, request: HttpRequest) -> HttpResponse:
         """Load a model and answer once it is ready (Load Model API)."""
         request.call.protocol = _PROTOCOL
-        asked: LoadRequest = read_json(
-            await request.read(), LoadRequest, max_depth=self._max_json_depth
-        )
+        depth = self._max_json_depth
+        asked: LoadRequest = await read_whole(self._threads, request, LoadRequest, max_depth=depth)
         await self._container.load(asked.model_name, asked.url)
         return json_response(Nothing())
 

@@ -2,13 +2,13 @@
 
 import base64
 import binascii
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from xlaserve.errors import InvalidParameter, Unsupported
-from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
+from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response
+from xlaserve.http.parsing import read_whole
 from xlaserve.http.routing import Body, Route
 from xlaserve.http.threads import OffLoop
 from xlaserve.residence.control import ModelControl
@@ -17,6 +17,8 @@ from xlaserve.serving.call import Api, Operation
 
 _TAG = "repository"
 _SHOWN = 80
+_PIECE = 1 << 20
+"""Characters of base64 that are decoded together; three octets for each four of them."""
 
 
 class IndexRequest(msgspec.Struct):
@@ -89,7 +91,9 @@ class RepositoryRoutes:
     async def index(self, request: HttpRequest) -> HttpResponse:
         """List loaded and loadable models."""
         _refuse_repository(request)
-        asked: IndexRequest = await self._read(request, IndexRequest)
+        asked: IndexRequest = await read_whole(
+            self._threads, request, IndexRequest, max_depth=self._max_json_depth
+        )
         rows = await self._control.of_all.index(ready=asked.ready)
         return json_response(
             [IndexRow(row.name, row.state, row.reason, version=row.version) for row in rows]
@@ -108,13 +112,10 @@ class RepositoryRoutes:
         return json_response(Nothing())
 
     async def _parameters(self, request: HttpRequest) -> dict[str, LoadParameter]:
-        asked: ControlRequest = await self._read(request, ControlRequest)
-        return {name: _parameter(name, value) for name, value in asked.parameters.items()}
-
-    async def _read(self, request: HttpRequest, kind: type) -> Any:
-        body = await request.read()
-        read = partial(read_json, body, kind, max_depth=self._max_json_depth)
-        return await self._threads.run(len(body), read)  # of a load it may hold files
+        found: dict[str, LoadParameter] = await read_whole(
+            self._threads, request, ControlRequest, _parameters, max_depth=self._max_json_depth
+        )
+        return found
 
 
 _UNLOAD_ERRORS = (400, 403, 404, 408, 413, 501, 503)
@@ -124,6 +125,10 @@ _LOAD_ERRORS = (*_UNLOAD_ERRORS, 507)
 def _refuse_repository(request: HttpRequest) -> None:
     if "repository" in request.names:
         raise Unsupported("choosing a repository by name")
+
+
+def _parameters(asked: ControlRequest) -> dict[str, LoadParameter]:
+    return {name: _parameter(name, value) for name, value in asked.parameters.items()}
 
 
 def _parameter(name: str, value: Any) -> LoadParameter:
@@ -137,8 +142,12 @@ def _parameter(name: str, value: Any) -> LoadParameter:
 
 
 def _decoded(name: str, text: str) -> bytes:
+    if text.find("=", 0, -2) >= 0:
+        raise InvalidParameter(name[:_SHOWN], "base64", "text behind its padding")
     try:
-        return base64.b64decode(text.encode(), validate=True)
+        # By pieces: all of it would hold the interpreter's lock for as long.
+        pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+        return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
     except (binascii.Error, ValueError) as error:
         raise InvalidParameter(name[:_SHOWN], "base64", str(error)) from None
 

@@ -6,8 +6,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from xlaserve.concurrency.control_plane import ControlPlane
-from xlaserve.http.messages import HttpRequest, HttpResponse, json_response, read_json
+from xlaserve.http.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.http.parsing import read_whole
 from xlaserve.http.routing import Body, Route
+from xlaserve.http.threads import OffLoop
 from xlaserve.residence.log_settings import change_log_settings, log_settings
 from xlaserve.serving.call import Api, Operation
 from xlaserve.serving.engine import Engine
@@ -46,11 +48,18 @@ class RuntimeSettingsRoutes:
     """The handlers of both extensions."""
 
     def __init__(
-        self, plane: ControlPlane, tracing: Tracing, engine: Engine, *, max_json_depth: int
+        self,
+        plane: ControlPlane,
+        tracing: Tracing,
+        engine: Engine,
+        threads: OffLoop,
+        *,
+        max_json_depth: int,
     ) -> None:
         self._plane = plane
         self._tracing = tracing
         self._engine = engine
+        self._threads = threads
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
@@ -144,4 +153,4 @@ class RuntimeSettingsRoutes:
         return name
 
     async def _read(self, request: HttpRequest, kind: Any) -> Any:
-        return read_json(await request.read(), kind, max_depth=self._max_json_depth)
+        return await read_whole(self._threads, request, kind, max_depth=self._max_json_depth)

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 import msgspec
 
 from xlaserve.errors import InvalidRegion, Unsupported
-from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response, read_json
+from xlaserve.http.messages import HttpRequest, HttpResponse, Nothing, json_response
+from xlaserve.http.parsing import read_whole
 from xlaserve.http.routing import Body, Route
+from xlaserve.http.threads import OffLoop
 from xlaserve.serving.access.sight import require_all_seen
 from xlaserve.serving.call import Api, Operation
 from xlaserve.serving.inputs.cuda_regions import CudaRegions
@@ -64,8 +66,9 @@ class RegionRow(msgspec.Struct):
 class SharedMemoryRoutes:
     """The handlers of the shared memory extension."""
 
-    def __init__(self, regions: Regions, *, max_json_depth: int) -> None:
+    def __init__(self, regions: Regions, threads: OffLoop, *, max_json_depth: int) -> None:
         self._regions = regions
+        self._threads = threads
         self._cuda = CudaRegions(regions)
         self._max_json_depth = max_json_depth
 
@@ -134,8 +137,7 @@ class SharedMemoryRoutes:
 
     async def register(self, request: HttpRequest) -> HttpResponse:
         """Register a region under the name in the path."""
-        body = await request.read()
-        asked: Any = read_json(body, RegisterRequest, max_depth=self._max_json_depth)
+        asked: RegisterRequest = await self._read(request, RegisterRequest)
         name = request.names["region"]
         await self._regions.register_everywhere(
             request.call.peer, name, asked.key, asked.offset, asked.byte_size
@@ -160,8 +162,7 @@ class SharedMemoryRoutes:
         require_all_seen()
         if self._regions.driver is None:
             raise Unsupported("CUDA shared memory")  # whatever the body says
-        body = await request.read()
-        asked: Any = read_json(body, CudaRegisterRequest, max_depth=self._max_json_depth)
+        asked: CudaRegisterRequest = await self._read(request, CudaRegisterRequest)
         name, handle = request.names["region"], asked.raw_handle.b64
         try:
             raw = b64decode(handle, validate=True)
@@ -179,6 +180,9 @@ class SharedMemoryRoutes:
         """Have a region of CUDA memory, or all, registered no more."""
         self._cuda.unregister(request.call.peer, request.names.get("region", ""))
         return json_response(Nothing())
+
+    async def _read(self, request: HttpRequest, kind: type) -> Any:
+        return await read_whole(self._threads, request, kind, max_depth=self._max_json_depth)
 
 
 def _row(region: Region) -> RegionRow:

@@ -1,6 +1,6 @@
 """Encoded images as the tensors that a model takes (OVMS, binary inputs)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -94,6 +94,8 @@ class EncodedImages:
     def __init__(self, request: InferRequest, images: "Mapping[str, _Images]") -> None:
         self._request = request
         self._images = images
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Whether somebody waits for them: what a client has left is not decoded to its end."""
 
     def promised(self) -> InferRequest:
         """Return the request with tensors of what will be decoded, which take no memory.
@@ -113,7 +115,7 @@ class EncodedImages:
 
         Raises InvalidTensor that names the input and the element, or OutOfMemory.
         """
-        return {name: images.decode() for name, images in self._images.items()}
+        return {name: images.decode(self.is_wanted) for name, images in self._images.items()}
 
     def decode_within(self, most: int) -> dict[str, Tensor] | int:
         """Decode every image as `decode` does, if that takes no more than so many bytes.
@@ -153,11 +155,13 @@ class _Images:
                 largest = max(largest, pixels)
         return tensor * self.form.spec.datatype.itemsize + largest * _PIXEL_BYTES
 
-    def decode(self) -> Tensor:
-        """Decode every image into one tensor; sizes that the model leaves open must agree."""
+    def decode(self, is_wanted: Callable[[], bool]) -> Tensor:
+        """Decode images into one tensor while they are wanted; open sizes must agree."""
         tensor: Tensor | None = None
         first = (0, 0)
         for index, element in np.ndenumerate(self.elements):
+            if tensor is not None and not is_wanted():
+                break
             with self._naming(index):
                 picture = open_image(element, self.limits)
                 height, width = self._target(picture)

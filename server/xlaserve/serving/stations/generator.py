@@ -14,6 +14,7 @@ from xlaserve.runtime.stepping import Stepping
 from xlaserve.serving.answers import answer_last, deliver, respond
 from xlaserve.serving.call import outside_call
 from xlaserve.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.serving.made_arrays import reserve_made
 from xlaserve.serving.stations.ahead import Ahead, Computed
 from xlaserve.serving.stations.batching import Batcher
 from xlaserve.serving.stations.host import HostWork
@@ -99,7 +100,7 @@ class Generator:
         """
         if not call.takes_many:
             raise Decoupled(self.instance.model)
-        self._reserve(call)
+        reserve_made(call, self.instance.info.state_bytes, "the state of the model")
         call.submitted_ns = self.now_ns()
         if self.queue is None:
             self.run(call)
@@ -134,14 +135,6 @@ class Generator:
             loop = asyncio.get_running_loop()
             seconds = min(timeout, _LONGEST_MICROSECONDS) / _SECOND_MICROSECONDS
             call.hold(loop.call_later(seconds, expire, context=outside_call()).cancel)
-
-    def _reserve(self, call: InferCall) -> None:
-        """Charge a call's state between answers; raises BudgetExhausted."""
-        account, size = call.peer.account, self.instance.info.state_bytes
-        if not size or account is None:
-            return
-        account.take("the state of the model", size)
-        call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:
         """Return the queued calls."""

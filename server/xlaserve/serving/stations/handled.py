@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 
-from xlaserve.errors import Decoupled
+from xlaserve.errors import BudgetExhausted, Decoupled
 from xlaserve.errors.code import ModelFailed
 from xlaserve.errors.panics import ENDS
 from xlaserve.runtime.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
 from xlaserve.serving.answers import answer_last, deliver, respond
 from xlaserve.serving.call import Call
 from xlaserve.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.serving.made_arrays import reserve_made
 from xlaserve.serving.stations.batching import Batcher
 from xlaserve.serving.stations.deadlock import Waits
 from xlaserve.serving.stations.direct import DirectQueue
@@ -365,6 +366,10 @@ class Exchange:
         if self.call.on_begun is not None:
             self.call.on_begun()
 
+    def charge(self, what: str, size: int) -> None:
+        """Charge its connection for bytes until its call ends."""
+        self._outbox.post(partial(self._charge, what, size))
+
     def answer(
         self,
         outputs: Mapping[str, Tensor],
@@ -431,6 +436,13 @@ class Exchange:
         self.has_failed = self.has_failed or not self.has_ended
         if not self.has_ended and not self.call.has_ended:
             deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
+
+    def _charge(self, what: str, size: int) -> None:
+        if not self.call.has_ended:
+            try:
+                reserve_made(self.call, size, what)
+            except BudgetExhausted as error:
+                deliver([self.call], error)
 
     def _write(
         self, outputs: Mapping[str, Tensor], last: bool, parameters: AnswerParameters | None

@@ -1,0 +1,726 @@
+"""Every kind of body at every door, and every end of its request, by the books of the ledger.
+
+The doors, what they take, and their protocols are those of the server's own tables. While a body
+comes, and while its request is answered, it is on the ledger; afterwards nothing is, and nothing
+was given back twice. Where a connection stays open that shows what its request has left.
+"""
+
+import asyncio
+import gzip
+import io
+import json
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import h2.events
+import numpy as np
+import pytest
+import pytest_asyncio
+from h2.errors import ErrorCodes
+from support import identity_models, scripted_language, tiny_embedding
+from support.conditions import until
+from support.doors import GRPC, HTTP, ROUTES, WEB, Asking, cells, read_chunks
+from support.engines import own_engine_only
+from support.grpc_web import plain as plain_web
+from support.http import Connection, chunked, message
+from support.python_models import VECTORS, write
+from support.server import RunningServer, serving
+from support.wire import Wire, request_headers
+from tritonclient.grpc import service_pb2 as pb
+
+from xlaserve.grpc_web.frames import to_text
+from xlaserve.net.ledger import Account, Kind, Ledger
+from xlaserve.serving.access.objects import Doors
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), own_engine_only]
+
+MIB = 1 << 20
+LIMIT = 512 * MIB
+"""Of the ledger: with room for answers that no socket takes whole."""
+MOST_BYTES = 448 * MIB
+"""Of a message: more than a connection may hold."""
+WIDE, WIDE_BYTES = 1 << 20, 16 * MIB
+"""Numbers from this one on are answered with so many bytes."""
+PAD = {GRPC: 40_000, WEB: 100_000, HTTP: 100_000}
+"""More than a frame, and than an HTTP body that may wait before it is charged; less than a window
+of HTTP/2, so that it goes at once."""
+GATED = f"""
+import pathlib, time
+
+class Model(PythonModel):
+    def infer(self, inputs):
+        number = int(inputs["x"].ravel()[0])
+        if number:  # warm-ups are of zeros
+            pathlib.Path({{place!r}}, f"begun-{{{{number}}}}").touch()
+            while not pathlib.Path({{place!r}}, f"free-{{{{number}}}}").exists():
+                time.sleep(0.005)
+        size = {WIDE_BYTES // 4} if number >= {WIDE} else 1
+        return {{{{"y": np.zeros(size, np.float32)}}}}
+"""
+ONE, HELD, STORY, WORDS, REGION = "one", "held", "story", "words", "region"
+_numbers = count(1)
+
+# --- what is sent -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A body in the octets of its wire, and the headers that it goes with."""
+
+    data: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    length: bool = True
+    """Whether its length is said before it."""
+
+
+Make = Callable[["Place", "Body", float], Sent]
+
+
+def padding(size: int) -> bytes:
+    """Return white space that no coding makes much shorter."""
+    chosen = np.random.default_rng(7).integers(4, size=size)
+    return bytes(np.frombuffer(b" \n\r\t", np.uint8)[chosen])
+
+
+def text(place: "Place", body: "Body", value: float) -> bytes:
+    asked = replace(place.asking, value=value)
+    written = json.dumps(asked.json(body.door, body.model)).encode()
+    return written + padding(PAD[body.protocol])
+
+
+def in_json(place: "Place", body: "Body", value: float) -> Sent:
+    return Sent(text(place, body, value), (("Content-Type", "application/json"),))
+
+
+def in_chunks(place: "Place", body: "Body", value: float) -> Sent:
+    whole = text(place, body, value)
+    parts = [whole[at : at + 30_000] for at in range(0, len(whole), 30_000)]
+    return Sent(chunked(*parts), (("Transfer-Encoding", "chunked"),), length=False)
+
+
+def in_gzip(place: "Place", body: "Body", value: float) -> Sent:
+    return Sent(gzip.compress(text(place, body, value)), (("Content-Encoding", "gzip"),))
+
+
+def in_deflate(place: "Place", body: "Body", value: float) -> Sent:
+    return Sent(zlib.compress(text(place, body, value)), (("Content-Encoding", "deflate"),))
+
+
+def vector(value: float) -> "np.ndarray[Any, Any]":
+    found = np.random.default_rng(7).random(PAD[HTTP] // 4).astype(np.float32)
+    found[0] = value
+    return found
+
+
+def in_binary(place: "Place", body: "Body", value: float) -> Sent:
+    """A header of JSON before octets (binary tensor data extension; SageMaker's as well)."""
+    raw = vector(value)
+    given = {"binary_data_size": raw.nbytes}
+    tensor = {"name": "x", "shape": [raw.size], "datatype": "FP32", "parameters": given}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    kind = body.form
+    headers = [("Inference-Header-Content-Length", str(len(head)))]
+    if "sagemaker" in kind:
+        kind, headers = f"{kind};json-header-size={len(head)}", []
+    return Sent(head + raw.tobytes(), (("Content-Type", kind), *headers))
+
+
+def of_gzip(make: Make) -> Make:
+    """Return what compresses what something makes."""
+
+    def made(place: "Place", body: "Body", value: float) -> Sent:
+        sent = make(place, replace(body, form="application/octet-stream"), value)
+        return Sent(gzip.compress(sent.data), (*sent.headers, ("Content-Encoding", "gzip")))
+
+    return made
+
+
+def in_csv(place: "Place", body: "Body", value: float) -> Sent:
+    cells = ",".join(map(str, vector(value).tolist()))
+    return Sent(cells.encode(), (("Content-Type", body.form),))
+
+
+def in_npy(place: "Place", body: "Body", value: float) -> Sent:
+    written = io.BytesIO()
+    np.save(written, vector(value))
+    return Sent(written.getvalue(), (("Content-Type", body.form),))
+
+
+def in_lines(place: "Place", body: "Body", value: float) -> Sent:
+    lines = b"%r\n2.0%b" % (value, b" " * PAD[HTTP])
+    return Sent(lines, (("Content-Type", body.form),))
+
+
+def as_image(place: "Place", body: "Body", value: float) -> Sent:
+    """No model takes one here: it is refused once it is there."""
+    kind = body.form.replace("*", "png")
+    return Sent(bytes(PAD[HTTP]), (("Content-Type", kind),))
+
+
+def proto(place: "Place", body: "Body", value: float) -> bytes:
+    """Return a message with a long field that nobody knows."""
+    asked = replace(place.asking, value=value)
+    known = asked.message(body.row, body.door, body.model)
+    size = PAD[body.protocol]
+    unknown = b"\xfa\x3e" + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14])
+    return known + unknown + np.random.default_rng(7).bytes(size)
+
+
+def prefixed(data: bytes, *, packed: bool = False) -> bytes:
+    return bytes([packed]) + len(data).to_bytes(4, "big") + data
+
+
+def plain(place: "Place", body: "Body", value: float) -> Sent:
+    return Sent(prefixed(proto(place, body, value)))
+
+
+def packed(place: "Place", body: "Body", value: float) -> Sent:
+    data = gzip.compress(proto(place, body, value))
+    return Sent(prefixed(data, packed=True), (("grpc-encoding", "gzip"),))
+
+
+def typed(place: "Place", body: "Body", value: float) -> Sent:
+    """Numbers in typed contents, of which others are made."""
+    request = pb.ModelInferRequest(model_name=body.model)
+    values = vector(value)[: PAD[GRPC] // 4].tolist()
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[len(values)])
+    tensor.contents.fp32_contents.extend(values)
+    return Sent(prefixed(request.SerializeToString()))
+
+
+def of_web(place: "Place", body: "Body", value: float) -> Sent:
+    kind = ("Content-Type", "application/grpc-web+proto")
+    return Sent(prefixed(proto(place, body, value)), (kind,))
+
+
+def of_web_text(place: "Place", body: "Body", value: float) -> Sent:
+    kind = ("Content-Type", "application/grpc-web-text+proto")
+    return Sent(to_text(prefixed(proto(place, body, value))), (kind,))
+
+
+MEDIA: Mapping[str, Make] = {
+    "application/json": in_json,
+    "application/octet-stream": in_binary,
+    "application/vnd.sagemaker-triton.binary+json": in_binary,
+    "text/csv": in_csv,
+    "application/x-npy": in_npy,
+    "application/jsonlines": in_lines,
+    "image/*": as_image,
+    "application/x-image": as_image,
+}
+"""Every media type that a route takes."""
+CODINGS: Mapping[str, Make] = {
+    "chunks": in_chunks,
+    "gzip": in_gzip,
+    "deflate": in_deflate,
+    "binary in gzip": of_gzip(in_binary),
+}
+RPC: Mapping[str, Mapping[str, Make]] = {
+    GRPC: {"plain": plain, "packed": packed, "typed": typed},
+    WEB: {"plain": of_web, "text": of_web_text},
+}
+EXECUTED = ("infer", "invoke", "invocations", "generate", "generate_stream")
+"""Ends of paths whose requests a model executes that a test may hold."""
+FORMS: Mapping[str, Make] = {**MEDIA, **CODINGS}
+
+
+@dataclass(frozen=True)
+class Body:
+    """A kind of body at a door."""
+
+    row: Doors
+    door: str
+    protocol: str
+    form: str
+
+    def __str__(self) -> str:
+        """Return its name in the report."""
+        return f"{self.door} {self.protocol} {self.form}"
+
+    @property
+    def infers(self) -> bool:
+        """Tell whether its door executes a model that a test may hold."""
+        name = self.door.rpartition("/")[2]
+        return "Infer" in name.replace("ServerReflectionInfo", "") or name in EXECUTED
+
+    @property
+    def is_executed(self) -> bool:
+        """Tell whether it is: what is an image is none of an input there."""
+        return self.infers and "image" not in self.form
+
+    @property
+    def model(self) -> str:
+        """Return the model of its request, or the region."""
+        if "haredmemory" in self.door.lower():
+            return REGION
+        if "/embeddings" in self.door:
+            return WORDS
+        if "/v1/" in self.door:
+            return STORY
+        return HELD if self.infers or "/trace/" in self.door else ONE
+
+    @property
+    def is_read(self) -> bool:
+        """Tell whether the door wants it: others answer at once, whatever comes."""
+        if self.protocol != HTTP:
+            return True
+        return ROUTES[self.door].takes is not None and not self._is_refused_before
+
+    @property
+    def _is_refused_before(self) -> bool:
+        return "{repository}" in self.door or "cudashared" in self.door
+
+    @property
+    def make(self) -> Make:
+        """Return what makes its octets."""
+        return FORMS[self.form] if self.protocol == HTTP else RPC[self.protocol][self.form]
+
+
+def forms(door: str, protocol: str) -> Iterator[str]:
+    if protocol != HTTP:
+        for form in RPC[protocol]:
+            if form != "typed" or door.endswith("/ModelInfer"):
+                yield form
+        return
+    takes = ROUTES[door].takes
+    media = takes.media_types if takes is not None else ("application/json",)
+    yield from media
+    yield from ("chunks", "gzip", "deflate")
+    if "application/octet-stream" in media:
+        yield "binary in gzip"
+
+
+def bodies() -> Iterator[Body]:
+    """Yield each kind of body at each door that is sent one."""
+    seen = set()
+    for row, door, protocol in cells():
+        if (door, protocol) in seen or (protocol == HTTP and not door.startswith("POST")):
+            continue
+        seen.add((door, protocol))
+        for form in forms(door, protocol):
+            yield Body(row, door, protocol, form)
+
+
+BODIES = sorted(bodies(), key=str)
+
+# --- who sends it -----------------------------------------------------------------------------
+
+
+class Client:
+    """One connection, and the request on it."""
+
+    def __init__(self, body: Body, reader: asyncio.StreamReader, writer: Any) -> None:
+        self.body = body
+        self.writer = writer
+        self.http = Connection(reader, writer)
+        self._reader = reader
+        self.wire: Wire | None = None
+        self.stream = 0
+
+    async def begin(self, sent: Sent, *more: tuple[str, str], length: int | None = None) -> None:
+        """Send the headers; `length` is another than that of the body."""
+        headers = [*sent.headers, *more]
+        if self.body.protocol == GRPC:
+            self.wire = Wire(self._reader, self.writer)
+            await self.wire.ping()
+            self.stream = self.wire.open(request_headers(self.body.door, *headers))
+            return
+        names = {"model": self.body.model, "version": "1", "repository": "r", "region": REGION}
+        method, path = ("POST", self.body.door)
+        if self.body.protocol == HTTP:
+            method, _, path = self.body.door.partition(" ")
+        told = (len(sent.data) if length is None else length) if sent.length else None
+        await self.http.send(message(method, path.format_map(names), *headers, length=told))
+
+    async def send(self, data: bytes, *, last: bool) -> None:
+        """Send octets of the body."""
+        if self.wire is None:
+            await self.http.send(data)
+            return
+        for at in range(0, len(data), 1 << 14):
+            piece = data[at : at + (1 << 14)]
+            ends = last and at + len(piece) == len(data)
+            self.wire.h2.send_data(self.stream, piece, end_stream=ends)
+        self.wire.flush()
+
+    async def answer(self) -> str:
+        """Read an answer to its end, or the first of those that have none; return its status."""
+        is_endless = self.body.door.endswith("/Watch")
+        if self.wire is not None:
+            if is_endless:
+                kinds: Any = (h2.events.DataReceived, h2.events.StreamEnded)
+                if isinstance(await self.wire.until(kinds, self.stream), kinds[0]):
+                    return "0"
+            else:
+                await self.wire.until(h2.events.StreamEnded, self.stream)
+            blocks: Any = [e for e in self.wire.events if hasattr(e, "headers")]
+            return str(dict(blocks[-1].headers)["grpc-status"])
+        answer = await self.http.answer()
+        if "transfer-encoding" in answer.headers:
+            told = await read_chunks(self.http, first=is_endless)
+            answer = replace(answer, body=told)
+        if self.body.protocol == HTTP:
+            return str(answer.status)
+        if "grpc-status" in answer.headers:
+            return answer.headers["grpc-status"]
+        told = plain_web(answer.body) if self.body.form == "text" else answer.body
+        return (
+            told.rpartition(b"grpc-status:")[2].split()[0].decode() if b"-status" in told else "0"
+        )
+
+    async def reset(self) -> None:
+        """Give the request up, with its connection where its protocol has nothing else."""
+        if self.wire is None:
+            self.close()
+        else:
+            self.wire.h2.reset_stream(self.stream, ErrorCodes.CANCEL)
+            await self.wire.ping()
+
+    def close(self) -> None:
+        """Leave without a word."""
+        self.writer.transport.abort()
+
+
+@dataclass
+class Place:
+    """The server."""
+
+    server: RunningServer
+    asking: Asking
+    folder: Path
+    faults: list[str]
+    """What was given back twice, since the last look."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.server.application.ledger
+
+    @property
+    def held(self) -> Any:
+        return self.server.application.registry.resolve(HELD)[1]
+
+    def free(self, number: float) -> None:
+        """Let the execution for a number go on."""
+        (self.folder / f"free-{int(number)}").touch()
+
+    async def begun(self, number: float) -> None:
+        await until((self.folder / f"begun-{int(number)}").exists)
+
+    @asynccontextmanager
+    async def client(self, body: Body) -> AsyncIterator[Client]:
+        """Connect with hardly any buffer on this side."""
+        url = self.server.url if body.protocol == GRPC else str(self.server.http)
+        host, _, port = url.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+        try:
+            yield Client(body, reader, writer)
+        finally:
+            writer.close()
+
+    async def is_even(self) -> None:
+        """Return once nothing is held, of any kind; nothing was given back twice."""
+        kinds = [*Kind]
+        await until(lambda: not any([self.ledger.held, *map(self.ledger.held_for, kinds)]))
+        faults, self.faults[:] = self.faults[:], []
+        assert not faults, faults[0]
+        assert not self.ledger.waiting
+
+
+@asynccontextmanager
+async def running(folder: Path, faults: list[str], **settings: Any) -> AsyncIterator[Place]:
+    models = folder / "models"
+    identity_models.write(models, ONE, "FP32")
+    write(models, HELD, GATED.format(place=str(folder)), VECTORS)
+    scripted_language.export(models / STORY, ["x" * 200], scripted_language.HERMES)
+    tiny_embedding.export(models / WORDS)
+    memory = shared_memory.SharedMemory(create=True, size=16)
+    settings = {
+        "http_endpoint": "port:0",
+        "modelmesh": True,
+        "shared_memory": "all",
+        "default_model": HELD,
+        "cors_origin": ("https://app.example",),  # without which there is no gRPC-Web
+        "trace_file": str(folder / "traces"),
+        "allow_python_models": True,
+        "max_held_bytes": LIMIT,
+        "max_message_bytes": MOST_BYTES,
+        **settings,
+    }
+    try:
+        async with serving(folder, models, **settings) as server:
+            assert server.http is not None
+            asking = Asking(server.url, server.http, memory.name, ONE, models)
+            for name in (HELD, STORY, WORDS):
+                loaded = await asking.send("POST", f"/v2/repository/models/{name}/load", "")
+                assert loaded.status == 200, loaded.body
+            place = Place(server, asking, folder, faults)
+            yield place
+        await place.is_even()
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def noting_faults(changed: pytest.MonkeyPatch) -> list[str]:
+    """Return what notes each release of more than is held."""
+    faults: list[str] = []
+    release = Account.release
+
+    def noted(account: Account, size: int, kind: Kind = Kind.REQUESTS) -> None:
+        release(account, size, kind)
+        if min(size, account.held_for(kind), account.ledger.held_for(kind)) < 0:
+            faults.append(f"{size} bytes of {kind.name} leave {account.held_for(kind)}")
+
+    changed.setattr(Account, "release", noted)
+    return faults
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="place")
+async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    with pytest.MonkeyPatch.context() as changed:
+        faults = noting_faults(changed)
+        async with running(tmp_path_factory.mktemp("matrix"), faults) as place:
+            yield place
+
+
+# --- how it ends ------------------------------------------------------------------------------
+
+
+def new_number(*, wide: bool = False) -> float:
+    return float(next(_numbers) + (WIDE if wide else 0))
+
+
+async def whole(place: Place, client: Client, *more: tuple[str, str], wide: bool = False) -> float:
+    """Send a body, and return its number once its model executes it."""
+    number = new_number(wide=wide)
+    sent = client.body.make(place, client.body, number)
+    await client.begin(sent, *more)
+    await client.send(sent.data, last=True)
+    if client.body.is_executed:
+        await place.begun(number)
+    return number
+
+
+async def partly(place: Place, client: Client, *more: tuple[str, str]) -> bytes:
+    """Send all of a body but its last octet, and return that once the others are charged."""
+    sent = client.body.make(place, client.body, new_number())
+    await client.begin(sent, *more)
+    await client.send(sent.data[:-1], last=False)
+    if client.body.is_read:
+        around = 200 if client.body.form == "chunks" else 5
+        await until(lambda: place.ledger.held >= len(sent.data) - around)
+    return sent.data[-1:]
+
+
+async def answered(place: Place, body: Body) -> None:
+    """On a connection that stays: twice, since the first of a form takes another way."""
+    async with place.client(body) as client:
+        for _ in range(2 if body.protocol != GRPC else 1):
+            number = new_number()
+            sent = body.make(place, body, number)
+            place.free(number)
+            await client.begin(sent)
+            await client.send(sent.data, last=True)
+            assert await client.answer() not in ("500", "13", "2")
+            if not body.door.endswith("/Watch"):
+                await place.is_even()
+
+
+async def answered_late(place: Place, body: Body) -> None:
+    """What its model executes is held meanwhile."""
+    async with place.client(body) as client:
+        number = await whole(place, client)
+        if body.is_executed:
+            assert place.ledger.held > 0
+        place.free(number)
+        await client.answer()
+        if not body.door.endswith("/Watch"):
+            await place.is_even()
+
+
+async def too_large(place: Place, body: Body) -> None:
+    await _announced(place, body, MOST_BYTES + 1, ("413", "8"))
+
+
+async def without_memory(place: Place, body: Body) -> None:
+    await _announced(place, body, place.ledger.most + 1, ("503", "8"))
+
+
+async def _announced(place: Place, body: Body, size: int, refused: tuple[str, ...]) -> None:
+    sent = body.make(place, body, new_number())
+    async with place.client(body) as client:
+        await client.begin(sent, length=size)
+        prefix = sent.data[:1] + size.to_bytes(4, "big")
+        await client.send(prefix + sent.data[5:1000] if body.protocol == GRPC else b"{", last=False)
+        status = await client.answer()
+        if body.is_read:
+            assert status in refused
+        await place.is_even()
+
+
+async def given_up_as_it_came(place: Place, body: Body) -> None:
+    async with place.client(body) as client:
+        await partly(place, client)
+        await client.reset()
+        await place.is_even()
+
+
+async def gone_as_it_came(place: Place, body: Body) -> None:
+    async with place.client(body) as client:
+        await partly(place, client)
+        client.close()
+        await place.is_even()
+
+
+async def expired_as_it_came(place: Place, body: Body) -> None:
+    async with place.client(body) as client:
+        sent = body.make(place, body, new_number())
+        await client.begin(sent, ("grpc-timeout", "1n"))
+        await client.send(sent.data[:-1], last=False)
+        if body.protocol == GRPC:
+            # Which looks at it once the message is there; message_timeout_seconds ends others.
+            await client.send(sent.data[-1:], last=True)
+        assert await client.answer() == "4"
+        await place.is_even()
+
+
+async def gone_as_it_waited_for_memory(place: Place, body: Body) -> None:
+    other = place.ledger.open()
+    other.hold(LIMIT - MIB)
+    try:
+        async with place.client(body) as client:
+            sent = body.make(place, body, new_number())
+            await client.begin(sent)
+            await client.send(sent.data[:-1], last=False)
+            await until(lambda: place.ledger.waiting)
+            client.close()
+            await until(lambda: not place.ledger.waiting and place.ledger.held == other.held)
+    finally:
+        other.close()
+    await place.is_even()
+
+
+async def given_up_as_it_was_executed(place: Place, body: Body) -> None:
+    async with place.client(body) as client:
+        number = await whole(place, client)
+        await client.reset()
+        if not body.door.endswith("/Watch"):
+            await place.is_even()
+        place.free(number)
+    await place.is_even()
+
+
+async def expired_as_it_was_executed(place: Place, body: Body) -> None:
+    """Or before that on a busy machine."""
+    async with place.client(body) as client:
+        number = new_number()
+        sent = body.make(place, body, number)
+        await client.begin(sent, ("grpc-timeout", "300m"))
+        await client.send(sent.data, last=True)
+        assert await client.answer() == "4"
+        await place.is_even()
+        place.free(number)
+
+
+async def given_up_in_the_queue(place: Place, body: Body) -> None:
+    async with place.client(body) as first, place.client(body) as second:
+        number = await whole(place, first)
+        before, queued = place.ledger.held, new_number()
+        sent = body.make(place, body, queued)
+        await second.begin(sent)
+        await second.send(sent.data, last=True)
+        await until(lambda: place.held.pending)
+        assert place.ledger.held > before
+        await second.reset()
+        await until(lambda: place.ledger.held == before)
+        place.free(number)
+        place.free(queued)
+        await first.answer()
+        await place.is_even()
+
+
+async def gone_as_its_answer_was_written(place: Place, body: Body) -> None:
+    async with place.client(body) as client:
+        number = await whole(place, client, wide=True)
+        if client.wire is not None:
+            client.wire.acknowledges = False
+        place.free(number)
+        kind = Kind.REQUESTS if body.door.endswith("_stream") else Kind.ANSWERS  # of events
+        await until(lambda: place.ledger.held_for(kind) >= MIB)
+        await client.reset()
+        await place.is_even()
+
+
+End = Callable[[Place, Body], Awaitable[None]]
+ENDS: Mapping[End, Callable[[Body], bool]] = {
+    answered: lambda body: True,
+    answered_late: lambda body: body.is_executed,
+    too_large: lambda body: body.form != "chunks",
+    without_memory: lambda body: body.form != "chunks",
+    given_up_as_it_came: lambda body: True,
+    gone_as_it_came: lambda body: True,
+    expired_as_it_came: lambda body: body.protocol != HTTP,
+    gone_as_it_waited_for_memory: lambda body: body.protocol != GRPC and body.is_read,
+    given_up_as_it_was_executed: lambda body: True,
+    expired_as_it_was_executed: lambda body: body.protocol != HTTP and body.infers,
+    given_up_in_the_queue: lambda body: body.is_executed,
+    # As lines it is refused, since they may be longer than what a connection may hold.
+    gone_as_its_answer_was_written: lambda body: body.is_executed and "lines" not in body.form,
+}
+"""And of which bodies it is the end."""
+SAMPLE = 23
+"""Of so many bodies one is quick, another one for each end."""
+
+
+def cases() -> Iterator[Any]:
+    """Yield all pairs; a sample of them is quick, which has each end."""
+    for row, (end, is_of) in enumerate(ENDS.items()):
+        for column, body in enumerate(filter(is_of, BODIES)):
+            marks = [] if (column + 2 * row) % SAMPLE == 0 else [pytest.mark.slow]
+            yield pytest.param(end, body, marks=marks, id=f"{end.__name__} {body}")
+
+
+@pytest.mark.parametrize(("end", "body"), [*cases()])
+async def test_the_ledger_is_what_it_was_before(place: Place, end: End, body: Body) -> None:
+    await end(place, body)
+
+    await place.is_even()
+
+
+async def test_every_media_type_of_a_route_has_a_body() -> None:
+    taken = [route.takes for route in ROUTES.values() if route.takes is not None]
+
+    assert set(MEDIA) == {kind for body in taken for kind in body.media_types}
+
+
+async def test_a_server_that_drains_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bodies that have not come, and of requests that are executed."""
+    faults = noting_faults(monkeypatch)
+    kinds = {(body.protocol, body.form): body for body in BODIES if body.is_read}
+    async with AsyncExitStack() as stack:
+        async with running(tmp_path, faults, grace_seconds=0.5) as place:
+            for body in kinds.values():
+                await partly(place, await stack.enter_async_context(place.client(body)))
+            executed = [body for body in BODIES if body.is_executed][::SAMPLE]
+            client = await stack.enter_async_context(place.client(executed[0]))
+            number = await whole(place, client)
+            queued = await stack.enter_async_context(place.client(executed[1]))
+            sent = executed[1].make(place, executed[1], number)
+            await queued.begin(sent)
+            await queued.send(sent.data, last=True)
+            await until(lambda: place.held.pending)
+            held = place.ledger.held
+            asyncio.get_running_loop().call_later(1.0, place.free, number)
+
+    assert held >= sum(PAD[body.protocol] for body in kinds.values() if body.form == "plain")
