@@ -60,7 +60,12 @@ ALONE = [
 
 @asynccontextmanager
 async def loaded(
-    row: Row, root: Path, server: RunningServer, opened: Gate, way: str, **batching: Any
+    row: Row,
+    root: Path,
+    server: RunningServer,
+    opened: Gate,
+    way: str,
+    **batching: Any,
 ) -> AsyncIterator[Station]:
     """Have the model of a row loaded for the length of a block, and asked in a way."""
     async with AsyncExitStack() as stack:
@@ -69,11 +74,17 @@ async def loaded(
         fronts = None
         if way == THROUGH_A_FRONT_END:
             front, fronts = await stack.enter_async_context(front_of(server, root.parent))
+            station.url = front.url
             station.asks = await stack.enter_async_context(triton.InferenceServerClient(front.url))
         await station.load(root, 4, **batching)
         if fronts is not None:
             await fronts.mirror.shown()
         yield station
+
+
+def another_client(station: Station) -> Any:
+    """Return a client with a connection of its own."""
+    return triton.InferenceServerClient(station.url, channel_args=[("of", "the bad one")])
 
 
 @asynccontextmanager
@@ -302,6 +313,31 @@ async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_p
     assert expected == opened.executed[1:]
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["jax", "ragged", "triton"])
+async def test_what_waits_of_a_client_that_is_found_out_fails_no_other_batch(
+    name: str, way: str, serve: Serve, tmp_path: Path
+) -> None:
+    """Though it was enqueued before, and the last of the first batch is what tells."""
+    root, one = tmp_path / "models", row(name)
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        loaded(one, root, server, opened, way, max_queue_delay_microseconds=1) as station,
+        another_client(station) as bad,
+    ):
+        asked = await station.busy()
+        for count, value in enumerate((BAD, BAD, BAD, 1, BAD, 2, 3, 4), 1):
+            asked.append(station.ask(value, client=bad if value == BAD else None))
+            await station.pending(count)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0, "failed", 4.0, 6.0, 8.0] == shown(answers[-5:])
+    assert [[BAD, BAD, BAD, 1]] == [one for one in opened.executed if {BAD} < set(one)]
+
+
 async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path) -> None:
     """It is the model that fails: once it does not, requests are executed together again."""
     root = tmp_path / "models"
@@ -352,7 +388,7 @@ async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
 
 
 async def test_the_clients_that_are_known_have_a_limit() -> None:
-    table = apart.Apart()
+    table = apart.Apart(tuple)
     calls = [InferCall() for _ in range(apart.MOST_APART + 1)]
     for number, call in enumerate(calls, 1):
         call.client = number
@@ -365,7 +401,7 @@ async def test_the_clients_that_are_known_have_a_limit() -> None:
 
 
 async def test_a_client_is_apart_for_a_while() -> None:
-    table, call, later = apart.Apart(), InferCall(), InferCall()
+    table, call, later = apart.Apart(tuple), InferCall(), InferCall()
     call.client = later.client = 7
     table.add(call, 0)
     table.mark(later, apart.APART_SECONDS * 1_000_000_000)

@@ -493,6 +493,8 @@ class Station:
         self.server = server
         self.client = self.asks = client
         """What loads, and what asks where a request names no client of its own."""
+        self.url = server.url
+        """Where clients of its own may ask."""
         self.gate = gate
         self.row = row
         self.of = row_of_step(row)

@@ -341,7 +341,7 @@ class Batcher:
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
-        self._apart = Apart()
+        self._apart = Apart(lambda: queue)
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
         """Requests of failed batches, retried next, each by itself."""
 
@@ -491,9 +491,10 @@ class Batcher:
             ended(error)
 
     def _freed_again(self, batch: FailedBatch) -> None:
-        self._freed()
-        # Some models answer their requests themselves, and have done so by then.
+        # Some models answer their requests themselves, and have done so by then. Before the next
+        # batch is taken, which may have another request of the one at fault.
         self._clock.soon(lambda: self._apart.judge(batch, self._now_ns()))
+        self._freed()
 
     def _freed(self) -> None:
         self._free += 1

@@ -106,7 +106,7 @@ class Line:
         """Since when each waits, in the order in which they came."""
         self._is_busy = False
         """Whether an execution is running or about to start."""
-        self._apart = Apart()
+        self._apart = Apart(lambda: (one.call for one in self._pending))
 
     def add(self, waiting: Waiting) -> None:
         """Enqueue a request; it is executed with all that come in the same pass of the loop."""
