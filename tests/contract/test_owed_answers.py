@@ -7,7 +7,8 @@ import asyncio
 import importlib
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -23,8 +24,8 @@ from support import identity_models, python_models, scripted_language, tiny_embe
 from support.asking import given
 from support.doubling import export_double
 from support.engines import own_engine_only
-from support.http import ask
-from support.owing import ANSWERED, NOT_ANSWERED, UNGUARDED, guards, places
+from support.http import ask, connect, message
+from support.owing import ANSWERED, CALLED, NOT_ANSWERED, UNGUARDED, callbacks, guards, places
 from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
@@ -34,13 +35,20 @@ from xlaserve.concurrency.device import DeviceThreads
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.concurrency.limited import Beat
 from xlaserve.concurrency.workers import Workers
+from xlaserve.grpc.http2 import protocol
+from xlaserve.http.connection.fast_path import FastPath
 from xlaserve.language.turns import CallerThread
+from xlaserve.net.rounds import Rounds
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import LoopThread, PlainThread, wait_for
 from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen
 from xlaserve.runtime.programs.compilation_cache import Entry
 from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
 from xlaserve.runtime.programs.program_store import ProgramStore
+from xlaserve.serving.stations.batching import BatchQueue
+from xlaserve.serving.stations.outbox import Outbox
+from xlaserve.storage.cache import ModelCache
+from xlaserve.storage.http_store import HttpStore
 from xlaserve.workers.fronts import texts
 from xlaserve.workers.link import Link
 from xlaserve.workers.messages import Do, Question
@@ -528,6 +536,21 @@ class Threads:
         self.loop.start(ends)
         return await asyncio.to_thread(wait_for, self.loop, call)
 
+    async def downloaded(self, call: Callable[[], Any]) -> Any:
+        """Return what a thread that fetches files of models returns."""
+        cache = ModelCache(Path("unused"), 1, 1)
+        try:
+            return await asyncio.wrap_future(cache._begin(call))
+        finally:
+            cache.close()
+
+    async def listed(self, call: Callable[[], Any]) -> Any:
+        """Return once a store has listed a directory without anything in it."""
+        store = HttpStore("http://localhost", seconds=1, max_objects=1)
+        store._page = lambda directory: call() and []  # type: ignore[method-assign]
+        await asyncio.to_thread(store.objects)
+        return "good"
+
     async def is_ready(self, call: Callable[[], Any]) -> Any:
         """Return what a model says, which is that it is ready unless it raises."""
         asked = CodeReadiness("m", lambda: call() == "good").ask()
@@ -568,6 +591,8 @@ WORK: Mapping[str, Work] = {
     "a compiler": Threads.compiled,
     "a program found": Threads.found,
     "a program kept": Threads.kept,
+    "a download": Threads.downloaded,
+    "a listing": Threads.listed,
 }
 RAW = ("wait_for", "a call", "a task of a loop", "a compiler")
 """What hands over what was raised as it is, to threads of a pool that do not."""
@@ -651,6 +676,143 @@ OF_PROCESSES = {
     "a process that starts": test_a_load_hears_that_its_process_cannot_be_started,
     "a text of a front end": test_a_front_end_goes_on_without_a_text,
 }
+
+
+# --- what the event loop calls ----------------------------------------------------------------
+
+
+async def test_what_copies_hand_back_does_not_wait_for_one_that_panics() -> None:
+    outbox, handed = Outbox(asyncio.get_running_loop()), asyncio.Event()
+    with outbox.gathered(), unheard():
+        outbox.post(panicking)
+        outbox.post(handed.set)
+    with unheard():
+        async with asyncio.timeout(60):
+            await handed.wait()
+
+
+async def test_a_round_goes_on_behind_a_connection_that_panics() -> None:
+    looked, again = list[int](), asyncio.Event()
+
+    def look(connection: int) -> None:
+        if looked:
+            again.set()
+            return
+        looked.append(connection)
+        panicking()
+
+    rounds = Rounds(lambda: [1, 2], look, seconds=lambda: 0.001)
+    with unheard():
+        rounds.begin()
+        async with asyncio.timeout(60):
+            await again.wait()
+        rounds.stop()
+
+
+async def test_a_request_is_told_that_no_batch_can_be_gathered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.server.gather("double", 4)
+    place.server.application.registry.resolve("double")[1].station._batcher.in_a_row = 0  # type: ignore[attr-defined]
+    called = panics_once(f"{BatchQueue.__module__}:BatchQueue.take", place, monkeypatch)
+    async with asyncio.timeout(60):
+        panicked, again = [await place.infer("double") for _ in range(2)]
+
+    assert 1 == len(called)
+    assert SAID in panicked or "internal error" in panicked
+    assert "OK" == again
+
+
+@own_engine_only
+@pytest.mark.parametrize("name", ["Http2Protocol._write_due", "ServerConnection.proceed"])
+async def test_a_panic_in_a_turn_of_http2_ends_its_connection(
+    name: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients connect again, and are answered."""
+    assert "OK" == await place.infer("double"), "before"
+    owner = protocol.Http2Protocol if name.startswith("Http2") else protocol.ServerConnection
+    received = protocol.ServerConnection.received
+    called = list[str]()
+    method = name.partition(".")[2]
+    inner = getattr(owner, method)
+
+    def once(self: Any, *given: Any) -> Any:
+        if not called and not is_read():
+            called.append(name)
+            panicking()
+        return inner(self, *given)
+
+    monkeypatch.setattr(owner, method, once)
+    if method == "proceed":
+        # As where one message has more frames than one turn takes.
+        def some(self: Any, count: int) -> bool:
+            received(self, count)
+            return bool(called)
+
+        monkeypatch.setattr(protocol.ServerConnection, "received", some)
+    with unheard():
+        async with asyncio.timeout(60):
+            panicked, again = [await place.infer("double") for _ in range(2)]
+
+    assert 1 == len(called)
+    assert panicked.startswith("StatusCode.UNAVAILABLE") or "OK" == panicked
+    assert "OK" == again
+
+
+async def test_a_panic_in_a_turn_of_http1_ends_its_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(numbers()).encode()
+    asked = message("POST", "/v2/models/double/infer", body=body)
+    called = panics_once(f"{FastPath.__module__}:FastPath._read_next", place, monkeypatch)
+    with unheard():
+        async with asyncio.timeout(60), connect(str(place.server.http)) as client:
+            await client.send(asked * 3)
+            await client.ended()
+    async with connect(str(place.server.http)) as client:
+        again = await client.ask(asked)
+
+    assert 1 == len(called)
+    assert 200 == again.status
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Have the event loop log nothing of what its calls raise."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)
+
+
+def is_read() -> bool:
+    """Tell whether asyncio hands over bytes of a client, which ends a connection by itself."""
+    return any(one.function == "buffer_updated" for one in inspect.stack(0))
+
+
+OF_LOOPS = {
+    "what copies hand back": test_what_copies_hand_back_does_not_wait_for_one_that_panics,
+    "a round": test_a_round_goes_on_behind_a_connection_that_panics,
+    "a batch": test_a_request_is_told_that_no_batch_can_be_gathered,
+    "a turn of HTTP/2": test_a_panic_in_a_turn_of_http2_ends_its_connection,
+    "a write of HTTP/2": test_a_panic_in_a_turn_of_http2_ends_its_connection,
+    "a turn of HTTP/1.1": test_a_panic_in_a_turn_of_http1_ends_its_connection,
+    "answers that are computed together": (
+        "tests/core/serving/stations/test_together.py"
+        "::test_an_answer_that_cannot_be_written_is_of_nobody_else"
+    ),
+}
+
+
+async def test_every_call_of_the_event_loop_has_a_row() -> None:
+    """A new one says who is answered where it panics, and is tried; or why nobody waits."""
+    tried = {*DOORS, *WORK, *OF_PROCESSES, *OF_LOOPS}
+    probes = {probe for row in CALLED.values() if isinstance(row, tuple) for probe in row}
+
+    assert set(callbacks()) == CALLED.keys()
+    assert tried >= probes >= OF_LOOPS.keys()
 
 
 async def test_every_place_has_a_row() -> None:

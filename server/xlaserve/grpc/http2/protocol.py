@@ -137,6 +137,14 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Write what is due, as much as the transport takes."""
         self._flush_due = False
+        try:
+            self._write_due()
+        except BaseException:
+            # As where asyncio hands over bytes: its clients are not to wait for ever.
+            self.transport.abort()
+            raise
+
+    def _write_due(self) -> None:
         core, transport = self.core, self.transport
         writes = 0
         while not self._closing and not transport.is_closing() and (output := core.take_output()):
@@ -162,7 +170,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _proceed(self) -> None:
         if self._closing:
             return
-        if self.core.proceed():
+        try:
+            has_ended = self.core.proceed()
+        except BaseException:
+            self.transport.abort()
+            raise
+        if has_ended:
             self._unread = False
             self.transport.resume_reading()
         else:

@@ -236,6 +236,14 @@ class FastPath(Lifecycle):
         self._turn = None
         if self._transport.is_closing():
             return
+        try:
+            self._read_next()
+        except BaseException:
+            # As where asyncio hands over bytes: its client is not to wait for ever.
+            self._transport.abort()
+            raise
+
+    def _read_next(self) -> None:
         self.change(Input.TURN)
         # The first request alone: what is behind it is not copied for each one.
         head = head_of(self._ahead.data)

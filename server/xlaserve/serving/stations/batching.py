@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.errors.panics import answerable
 from xlaserve.runtime.wrappers.ragged import Parts
 from xlaserve.serving.infer_call import Deliver, Ended, Executed, InferCall, Tensors
 from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
@@ -419,7 +420,7 @@ class Batcher:
         if self._again and not self._others_go_first():
             self._start_again()
         elif self._may_start:
-            requests = self._queue.take(now, others_first=self._apart.is_owed)
+            requests = self._taken(now)
             if requests:
                 apart = now - self._ended_ns > APART_NS
                 self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
@@ -428,6 +429,14 @@ class Batcher:
                 if len(self._queue):
                     self._look_soon()
         self._wake_later()
+
+    def _taken(self, now: int) -> Sequence[InferCall]:
+        try:
+            return self._queue.take(now, others_first=self._apart.is_owed)
+        except BaseException as error:
+            # Nobody may wait for ever, whatever keeps a batch from being gathered.
+            self._deliver(self._queue.clear(), answerable(error))
+            return ()
 
     def _refuse(self, late: Sequence[InferCall]) -> None:
         if not self._policy.timeouts_differ:

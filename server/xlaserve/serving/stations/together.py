@@ -165,9 +165,11 @@ class Line:
     ) -> None:
         if not isinstance(found, BaseException):
             self._judge(taken, found)
-        for number, waiting in enumerate(taken):
-            waiting.computed(found if isinstance(found, BaseException) else found[number])
-        self._begin()
+        try:
+            for number, waiting in enumerate(taken):
+                waiting.computed(found if isinstance(found, BaseException) else found[number])
+        finally:
+            self._begin()
 
     def _judge(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
         """Have those computed by themselves for a while that failed the others of an execution."""

@@ -188,6 +188,29 @@ async def test_of_an_execution_that_fails_those_alone_fail_that_do_by_themselves
     assert [1, 1, 1, 1] == [row.closed for row in model.opened]
 
 
+async def test_an_answer_that_cannot_be_written_is_of_nobody_else(
+    core: Core, model: SteppingModel
+) -> None:
+    """Its call ends with that, and what is computed next is."""
+
+    def write(response: InferResponse, *, last: bool) -> None:
+        raise Panic
+
+    clients = asking(core, 3, 3, 3)
+    clients[0].write = write  # type: ignore[method-assign]
+    free(model)
+    await until(lambda: all(client.has_ended for client in clients))
+    (later,) = asking(core, 2)
+    await until(lambda: later.has_ended)
+
+    assert [Panic] == [type(error) for error in clients[0].told]
+    assert [[1, 2, 3], [1, 2, 3], [1, 2]] == [one.told for one in (*clients[1:], later)]
+
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
 async def test_what_waits_of_a_client_that_is_found_out_is_executed_by_itself(
     core: Core, model: SteppingModel
 ) -> None:
