@@ -193,7 +193,7 @@ async def test_one_bad_sequence_fails_alone(
 
 
 def gated_tokens(path: str, server: RunningServer) -> None:
-    """Have executions of `words` go through a gate; those fail that have the token of `BAD_TEXT`."""
+    """Have executions of `words` go through a gate; those with `BAD_TEXT` fail behind it."""
     runner: Any = server.application.registry.resolve("words")[1].runner
     inner = runner.execute
     bad = tiny_embedding.tokens_of(BAD_TEXT)[-1]
@@ -224,7 +224,7 @@ async def test_one_bad_text_of_embeddings_fails_alone(
         asked_at(server, tmp_path, way) as asks,
     ):
         gated_tokens(opened.path, server)
-        version, instance = server.application.registry.resolve("words")
+        _, instance = server.application.registry.resolve("words")
         asked = [asks("/v1/embeddings", {"model": "words", "input": "a"})]
         await until(lambda: opened.held == 1)
         for count, text in enumerate(texts, 1):
