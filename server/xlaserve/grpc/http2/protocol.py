@@ -171,16 +171,18 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._closing:
             return
         try:
-            has_ended = self.core.proceed()
+            self._read_on()
         except BaseException:
             self.transport.abort()
             raise
-        if has_ended:
+        self.flush()
+
+    def _read_on(self) -> None:
+        if self.core.proceed():
             self._unread = False
             self.transport.resume_reading()
         else:
             self._loop.call_soon(self._proceed)
-        self.flush()
 
     # --- the end ---
 
