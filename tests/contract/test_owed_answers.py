@@ -324,6 +324,10 @@ DOORS: Mapping[str, Door] = {
     ),
     "read in a thread": Door("xlaserve.grpc.infer.long_messages:read_long", many_texts),
     "written": Door("xlaserve.grpc.infer.infer_fast_path:FastPathCall._long_parts", many_texts),
+    "written, sent": Door(
+        "xlaserve.grpc.infer.infer_fast_path:InferFastPath.send_written", many_texts
+    ),
+    "written, begun": Door("xlaserve.grpc.infer.long_messages:Writing.begin", many_texts),
     "REST": Door("xlaserve.http.v2.statistics:_statistics", rest("GET", "/v2/models/double/stats")),
     "JSON": Door(
         "xlaserve.http.v2.fast_infer:read_infer_request",
@@ -446,6 +450,66 @@ async def test_a_panic_is_answered_and_so_is_the_next_request(
     assert panicked.startswith(("500: ", "StatusCode.INTERNAL: "))
     assert asked.text in panicked
     assert asked.again == again
+
+
+class Outcomes:
+    """Notes what became of calls (an Observer)."""
+
+    began = None
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def ended(self, calls: Any, outcome: Any) -> None:
+        self.found += [outcome] * len(calls)
+
+
+FAILED_STREAMS = {
+    "generate": (
+        "xlaserve.http.v2.generate:_event",
+        "/v2/models/story/generate_stream",
+        {"text": "a0", "parameters": {"max_tokens": 2}},
+    ),
+    "chat": (
+        "xlaserve.openai.choices:Choice.take",
+        "/v1/chat/completions",
+        CHAT | {"stream": True},
+    ),
+}
+
+
+@own_engine_only
+@pytest.mark.parametrize("of", FAILED_STREAMS)
+async def test_a_stream_that_fails_behind_its_first_event_has_failed(
+    of: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever counts calls, though its status was sent as OK."""
+    target, path, body = FAILED_STREAMS[of]
+    module, _, names = target.partition(":")
+    owner: Any = importlib.import_module(module)
+    *within, name = names.split(".")
+    for one in within:
+        owner = getattr(owner, one)
+    call, called = getattr(owner, name), list[str]()
+
+    def second(*given: Any, **named: Any) -> Any:
+        called.append(target)
+        return panicking() if len(called) == 2 else call(*given, **named)
+
+    noting, gates = Outcomes(), place.server.application.gates
+    gates.observe(noting)
+    try:
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, name, second)
+            failed = await place.events(path, body)
+        await until(lambda: len(noting.found) == 1)
+        again = await place.events(path, body)
+    finally:
+        gates.observe_no_more(noting)
+
+    assert failed.startswith("500: ")
+    assert isinstance(noting.found[0], Panic)
+    assert "OK" == again
 
 
 # --- threads and tasks by themselves -------------------------------------------------------------

@@ -345,7 +345,7 @@ def _stopped(stage: Stage, kinds: Sequence[Kind], outcome: Outcome, *, timed: bo
     began = time.monotonic()
     status = stage.launch.stop()
     seconds = time.monotonic() - began
-    most = DRAIN_SECONDS + _ENDING_SECONDS
+    most = DRAIN_SECONDS + _ENDING_SECONDS  # its grace is as long
     if timed:
         outcome.at_most("a stop beside stopped children", round(seconds, 2), most, " s")
     else:

@@ -1,6 +1,7 @@
 """What a status page is told, second by second."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.clock import HandClock
@@ -218,3 +219,13 @@ async def test_what_all_read_is_read_for_no_caller(
     assert [None] == asking
     assert call is current_call.get()
     current_call.reset(token)
+
+
+async def test_who_sees_some_models_is_told_of_no_process_that_is_missing(
+    board: StatusBoard,
+) -> None:
+    """What a process of the server is called, and why it is silent, is of those who run it."""
+    whole = replace(await board.whole(), missing={"worker 1": "it is stopped (SIGSTOP)"})
+
+    assert {} == status_in_sight(whole, lambda model: True).missing
+    assert 1 == len(whole.missing)
