@@ -36,8 +36,6 @@ from xlaserve.concurrency.device import DeviceThreads
 from xlaserve.concurrency.host import HostThreads
 from xlaserve.concurrency.limited import Beat
 from xlaserve.concurrency.workers import Workers
-from xlaserve.grpc.http2.protocol import Http2Protocol
-from xlaserve.http.connection.fast_path import FastPath
 from xlaserve.language.turns import CallerThread
 from xlaserve.net.rounds import Rounds
 from xlaserve.python_models.readiness import CodeReadiness
@@ -789,7 +787,7 @@ async def test_a_request_is_told_that_no_batch_can_be_gathered(
 
 
 @own_engine_only
-@pytest.mark.parametrize(("panics", "called"), [("_write_due", "flush"), ("_read_on", "_proceed")])
+@pytest.mark.parametrize(("panics", "called"), [("take_output", "flush"), ("proceed", "_proceed")])
 async def test_a_panic_in_a_turn_of_http2_ends_its_connection(
     panics: str, called: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -797,7 +795,8 @@ async def test_a_panic_in_a_turn_of_http2_ends_its_connection(
     assert "OK" == await place.infer("double"), "before"
     connection: Any = next(iter(place.server.application.grpc._connections))
     with unheard(), monkeypatch.context() as changed:
-        changed.setattr(Http2Protocol, panics, panicking)
+        core = connection.core
+        changed.setattr(core if panics == "take_output" else type(core), panics, panicking)
         asyncio.get_running_loop().call_soon(getattr(connection, called))
         await until(connection.transport.is_closing)
     async with asyncio.timeout(60):
@@ -811,7 +810,7 @@ async def test_a_panic_in_a_turn_of_http1_ends_its_connection(
 ) -> None:
     body = json.dumps(numbers()).encode()
     asked = message("POST", "/v2/models/double/infer", body=body)
-    called = panics_once(f"{FastPath.__module__}:FastPath._read_next", place, monkeypatch)
+    called = panics_once("xlaserve.http.connection.ahead:Ahead.take", place, monkeypatch)
     with unheard():
         async with asyncio.timeout(60), connect(str(place.server.http)) as client:
             await client.send(asked * 3)

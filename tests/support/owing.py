@@ -307,7 +307,7 @@ CALLED: Mapping[str, tuple[str, ...] | str] = {
     "grpc.http2.protocol:Http2Protocol.buffer_updated": ("a turn of HTTP/2",),
     "grpc.http2.protocol:Http2Protocol._let_go": _STEP,
     "grpc.http2.protocol:Http2Protocol.wake": ("a write of HTTP/2",),
-    "grpc.http2.protocol:Http2Protocol._read_on": ("a turn of HTTP/2",),
+    "grpc.http2.protocol:Http2Protocol._proceed": ("a turn of HTTP/2",),
     "grpc.http2.protocol:Http2Protocol._close": _STEP,
     "grpc.routes:_Moment.__init__": "the end of a moment, of one answer",
     "grpc.server:GrpcServer.admit": _ENDS,

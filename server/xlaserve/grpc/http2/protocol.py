@@ -137,26 +137,25 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def flush(self) -> None:
         """Write what is due, as much as the transport takes."""
         self._flush_due = False
-        try:
-            self._write_due()
-        except BaseException:
-            # As where asyncio hands over bytes: its clients are not to wait for ever.
-            self.transport.abort()
-            raise
-
-    def _write_due(self) -> None:
         core, transport = self.core, self.transport
         writes = 0
-        while not self._closing and not transport.is_closing() and (output := core.take_output()):
-            transport.writelines(output)
-            if core.blocked:
-                core.pump()
-            if not core.streams:
-                self._poll.answered()
-            writes += 1
-            if writes == _WRITES_OF_A_TURN and core.output:
-                self.wake()  # others have their turn before the rest
-                return
+        try:
+            while not self._closing and not transport.is_closing():
+                if not (output := core.take_output()):
+                    break
+                transport.writelines(output)
+                if core.blocked:
+                    core.pump()
+                if not core.streams:
+                    self._poll.answered()
+                writes += 1
+                if writes == _WRITES_OF_A_TURN and core.output:
+                    self.wake()  # others have their turn before the rest
+                    return
+        except BaseException:
+            # As where asyncio hands over bytes: its clients are not to wait for ever.
+            transport.abort()
+            raise
         leaves = core.leaves or core.control.client_leaves
         if core.failed is not None or (leaves and not core.streams):
             self._close()
@@ -171,18 +170,16 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if self._closing:
             return
         try:
-            self._read_on()
+            has_read = self.core.proceed()
         except BaseException:
             self.transport.abort()
             raise
-        self.flush()
-
-    def _read_on(self) -> None:
-        if self.core.proceed():
+        if has_read:
             self._unread = False
             self.transport.resume_reading()
         else:
             self._loop.call_soon(self._proceed)
+        self.flush()
 
     # --- the end ---
 

@@ -177,9 +177,6 @@ def fitting(
     return chosen, rows >= max_rows
 
 
-# --- one array for a batch, and back -----------------------------------------------------------
-
-
 def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
     """Put the inputs of a batch together, with its last row again behind them up to `rows`.
 
@@ -219,9 +216,6 @@ def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> S
         parts.append(output[start:end])
         start = end
     return parts
-
-
-# --- the batcher -------------------------------------------------------------------------------
 
 
 class Runner(Protocol):
@@ -420,7 +414,11 @@ class Batcher:
         if self._again and not self._others_go_first():
             self._start_again()
         elif self._may_start:
-            requests = self._taken(now)
+            try:
+                requests = self._queue.take(now, others_first=self._apart.is_owed)
+            except BaseException as error:  # nobody may wait for ever for what cannot be gathered
+                self._deliver(self._queue.clear(), answerable(error))
+                requests = ()
             if requests:
                 apart = now - self._ended_ns > APART_NS
                 self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
@@ -429,14 +427,6 @@ class Batcher:
                 if len(self._queue):
                     self._look_soon()
         self._wake_later()
-
-    def _taken(self, now: int) -> Sequence[InferCall]:
-        try:
-            return self._queue.take(now, others_first=self._apart.is_owed)
-        except BaseException as error:
-            # Nobody may wait for ever, whatever keeps a batch from being gathered.
-            self._deliver(self._queue.clear(), answerable(error))
-            return ()
 
     def _refuse(self, late: Sequence[InferCall]) -> None:
         if not self._policy.timeouts_differ:
