@@ -1,6 +1,7 @@
 """Children of a server do not hear what is meant for it; what they start themselves does."""
 
 import ast
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -79,6 +80,17 @@ def test_a_child_hears_nothing(code: str) -> None:
         said = child.stdout.readline()
 
     assert ("alive\n", 0) == (said, child.returncode)
+
+
+def test_a_child_is_deaf_from_its_first_instruction_on() -> None:
+    """The kernel has the mask before any interpreter could set it; nothing else is blocked."""
+    with start_deaf(["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True) as child:
+        told = dict(line.split(":", 1) for line in child.communicate()[0].splitlines())
+    blocked = int(told["SigBlk"], 16)
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    found = {number for number in signal.valid_signals() if blocked >> (number - 1) & 1}
+    assert {*ours, *FOR_THE_SERVER} == found
 
 
 @pytest.mark.parametrize("code", [BY_EXEC, BY_FORK])

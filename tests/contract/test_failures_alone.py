@@ -2,19 +2,48 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from support.gated import BAD, DEATH, ENSEMBLES, PANIC, ROWS, SEQUENCES, Row, Station, gate, row
-from support.http import ask
-from support.server import Serve
+from support import scripted_language, tiny_embedding
+from support.conditions import until
+from support.fronts import front_of
+from support.gated import (
+    BAD,
+    DEATH,
+    ENSEMBLES,
+    PANIC,
+    ROWS,
+    SEQUENCES,
+    Gate,
+    Panic,
+    Row,
+    Station,
+    gate,
+    pass_gate,
+    row,
+)
+from support.http import Answer, ask
+from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
+from xlaserve.generation.batch import Batch
+from xlaserve.generation.running import Running
 from xlaserve.serving.infer_call import InferCall
 from xlaserve.serving.inputs.output_forms import OutputForms
 from xlaserve.serving.stations import apart
+
+BAD_TEXT, BAD_LENGTH = "c", 13
+"""A text of embeddings that fails, and how many tokens a request for text asks for that does."""
+
+THROUGH_A_FRONT_END = "through a front end"
+WAYS = ("as it comes", THROUGH_A_FRONT_END)
 
 GATHERING = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.is_slow else [])
@@ -27,6 +56,49 @@ ALONE = [
     for one in ROWS
     if not one.gathers
 ]
+
+
+@asynccontextmanager
+async def loaded(
+    row: Row,
+    root: Path,
+    server: RunningServer,
+    opened: Gate,
+    way: str,
+    **batching: Any,
+) -> AsyncIterator[Station]:
+    """Have the model of a row loaded for the length of a block, and asked in a way."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(triton.InferenceServerClient(server.url))
+        station = Station(server, client, opened, row)
+        fronts = None
+        if way == THROUGH_A_FRONT_END:
+            front, fronts = await stack.enter_async_context(front_of(server, root.parent))
+            station.url = front.url
+            station.asks = await stack.enter_async_context(triton.InferenceServerClient(front.url))
+        await station.load(root, 4, **batching)
+        if fronts is not None:
+            await fronts.mirror.shown()
+        yield station
+
+
+def another_client(station: Station) -> Any:
+    """Return a client with a connection of its own."""
+    return triton.InferenceServerClient(station.url, channel_args=[("of", "the bad one")])
+
+
+@asynccontextmanager
+async def asked_at(
+    server: RunningServer, scratch: Path, way: str
+) -> AsyncIterator[Callable[[str, Any], "asyncio.Task[Answer]"]]:
+    """Give what asks a running server over HTTP in a way, for the length of a block."""
+    async with AsyncExitStack() as stack:
+        at = server
+        if way == THROUGH_A_FRONT_END:
+            at, _ = await stack.enter_async_context(front_of(server, scratch))
+        yield lambda path, body: asyncio.ensure_future(
+            ask(str(at.http), "POST", path, body=json.dumps(body).encode())
+        )
 
 
 async def gathered(station: Station, *values: float) -> "list[float | BaseException]":
@@ -44,19 +116,20 @@ def shown(answers: "list[float | BaseException]") -> "list[float | str]":
     return ["failed" if isinstance(one, BaseException) else one for one in answers]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("row", GATHERING)
-async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Path) -> None:
+async def test_one_bad_request_fails_alone(
+    row: Row, way: str, serve: Serve, tmp_path: Path
+) -> None:
     """What was executed together is executed again one by one, each time; so is what panics."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
         gate(tmp_path / "gate") as opened,
         serve(root, allow_python_models=True) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        station = Station(server, client, opened, row)
         # A delay that never matters: nothing is handed over before it can begin.
-        await station.load(root, 4, max_queue_delay_microseconds=1)
+        loaded(row, root, server, opened, way, max_queue_delay_microseconds=1) as station,
+    ):
         first = await gathered(station, 1, BAD, 3, 4)
         executed = [one for one in opened.executed if 0.0 not in one]
         await station.idle()
@@ -88,10 +161,11 @@ async def test_a_panic_is_one_requests(row: Row, serve: Serve, tmp_path: Path) -
     assert ["failed", 3 * row.factor] == shown(answers)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("row", [pytest.param(one, id=one.name) for one in SEQUENCES])
 @pytest.mark.parametrize("bad", [BAD, PANIC], ids=["raises", "panics"])
 async def test_one_bad_sequence_fails_alone(
-    row: Row, bad: float, serve: Serve, tmp_path: Path
+    row: Row, bad: float, way: str, serve: Serve, tmp_path: Path
 ) -> None:
     """The steps of other sequences in its batch are answered, and go on."""
     root = tmp_path / "models"
@@ -99,10 +173,8 @@ async def test_one_bad_sequence_fails_alone(
     async with (
         gate(tmp_path / "gate") as opened,
         serve(root, allow_python_models=True) as server,
-        triton.InferenceServerClient(server.url) as client,
+        loaded(row, root, server, opened, way) as station,
     ):
-        station = Station(server, client, opened, row)
-        await station.load(root, 4)
         asked = [station.ask(0, sequence_id=1, sequence_start=True)]
         await station.until(lambda: opened.held > 0)
         for number, value in enumerate((1, bad, 3), 2):
@@ -118,6 +190,95 @@ async def test_one_bad_sequence_fails_alone(
     assert [0.0, 2.0, "failed", 6.0] == shown(answers)
     assert [[1, bad, 3], [1], [bad], [3]] == executed[1:5]
     assert [10.0] * 3 == after
+
+
+def gated_tokens(path: str, server: RunningServer) -> None:
+    """Have executions of `words` go through a gate; those with `BAD_TEXT` fail behind it."""
+    runner: Any = server.application.registry.resolve("words")[1].runner
+    inner = runner.execute
+    bad = tiny_embedding.tokens_of(BAD_TEXT)[-1]
+
+    def execute(inputs: Any, **how: Any) -> Any:
+        rows = np.asarray(inputs["input_ids"])
+        pass_gate(path, rows[:, 1])
+        if bad in rows:
+            raise Panic
+        return inner(inputs, **how)
+
+    runner.execute = execute
+    runner.expected_seconds = lambda rows: 1.0  # nothing of it on the event loop
+    server.gather("words", 4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_one_bad_text_of_embeddings_fails_alone(
+    way: str, serve: Serve, tmp_path: Path
+) -> None:
+    """Its row was in one execution with the others."""
+    root = tmp_path / "models"
+    tiny_embedding.export(root / "words")
+    texts = ["ab", BAD_TEXT, "ba", "b"]
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, load_model=("words",), http_endpoint="port:0") as server,
+        asked_at(server, tmp_path, way) as asks,
+    ):
+        gated_tokens(opened.path, server)
+        _, instance = server.application.registry.resolve("words")
+        asked = [asks("/v1/embeddings", {"model": "words", "input": "a"})]
+        await until(lambda: opened.held == 1)
+        for count, text in enumerate(texts, 1):
+            asked.append(asks("/v1/embeddings", {"model": "words", "input": text}))
+            await until(lambda of=count: instance.pending == of)  # type: ignore[misc]
+        opened.free(99)
+        answers = (await asyncio.gather(*asked))[1:]
+
+    assert [200, 500, 200, 200] == [answer.status for answer in answers]
+    for text, answer in zip(texts, answers, strict=True):
+        if text != BAD_TEXT:
+            wanted = tiny_embedding.expected(tiny_embedding.tokens_of(text))
+            assert np.allclose(wanted, answer.json["data"][0]["embedding"], atol=1e-6)
+    assert 4 == max(map(len, opened.executed))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_one_bad_request_of_a_generator_fails_alone(
+    way: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had the same steps are given all their tokens."""
+    root, told, script = tmp_path / "models", threading.Event(), "abcdefghijklmnopqrst"
+    scripted_language.export(root / "story", [script], scripted_language.HERMES, slots="4")
+    step, take = Batch.step, Running.take
+    beside: list[int] = []
+
+    def waits(batch: Batch) -> None:
+        told.wait(60)
+        step(batch)
+
+    def takes(running: Running, *given: Any) -> bool:
+        if running.asked.max_tokens == BAD_LENGTH and len(running.output) == 2:
+            beside.append(version.admission.in_progress)
+            raise Panic
+        return take(running, *given)
+
+    async with (
+        serve(root, load_model=("story",), http_endpoint="port:0") as server,
+        asked_at(server, tmp_path, way) as asks,
+    ):
+        version = server.application.registry.version("story", "1")
+        monkeypatch.setattr(Batch, "step", waits)
+        monkeypatch.setattr(Running, "take", takes)
+        asked = [
+            asks("/v2/models/story/generate", {"text": "a0", "parameters": {"max_tokens": most}})
+            for most in (12, BAD_LENGTH, 14)
+        ]
+        await until(lambda: version.admission.in_progress == 3)
+        told.set()
+        answers = await asyncio.gather(*asked)
+
+    assert [200, 500, 200] == [answer.status for answer in answers]
+    assert [script[:12], script[:14]] == [answers[at].json["text_output"] for at in (0, 2)]
+    assert [3] == beside
 
 
 async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_path: Path) -> None:
@@ -150,6 +311,31 @@ async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_p
     assert [2.0 * value for value in range(1, 9)] == answers[-8:]
     expected = [[BAD, BAD], [1, 2], [3, 4], [5, 6], [BAD], [7, 8], [BAD], [BAD]]
     assert expected == opened.executed[1:]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["jax", "ragged", "triton"])
+async def test_what_waits_of_a_client_that_is_found_out_fails_no_other_batch(
+    name: str, way: str, serve: Serve, tmp_path: Path
+) -> None:
+    """Though it was enqueued before, and the last of the first batch is what tells."""
+    root, one = tmp_path / "models", row(name)
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        loaded(one, root, server, opened, way, max_queue_delay_microseconds=1) as station,
+        another_client(station) as bad,
+    ):
+        asked = await station.busy()
+        for count, value in enumerate((BAD, BAD, BAD, 1, BAD, 2, 3, 4), 1):
+            asked.append(station.ask(value, client=bad if value == BAD else None))
+            await station.pending(count)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0, "failed", 4.0, 6.0, 8.0] == shown(answers[-5:])
+    assert [[BAD, BAD, BAD, 1]] == [one for one in opened.executed if {BAD} < set(one)]
 
 
 async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path) -> None:
@@ -202,7 +388,7 @@ async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
 
 
 async def test_the_clients_that_are_known_have_a_limit() -> None:
-    table = apart.Apart()
+    table = apart.Apart(tuple)
     calls = [InferCall() for _ in range(apart.MOST_APART + 1)]
     for number, call in enumerate(calls, 1):
         call.client = number
@@ -215,7 +401,7 @@ async def test_the_clients_that_are_known_have_a_limit() -> None:
 
 
 async def test_a_client_is_apart_for_a_while() -> None:
-    table, call, later = apart.Apart(), InferCall(), InferCall()
+    table, call, later = apart.Apart(tuple), InferCall(), InferCall()
     call.client = later.client = 7
     table.add(call, 0)
     table.mark(later, apart.APART_SECONDS * 1_000_000_000)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -19,6 +19,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support import mesh
+from support.conditions import until
 from support.process import served
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition
@@ -36,7 +37,8 @@ WITHIN = 0.1
 """How far a size may be from what was measured, as a part of it."""
 P99_SECONDS = 5
 """Tells an event loop that is held up from one that is not; the time itself is printed."""
-SAMPLES = 500
+SAMPLES, HELD_SAMPLES = 500, 50
+LOAD_THREADS = 2
 PREDICT_SECONDS = 1
 """As above: the mesh gives 0.5, the wish is 0.05, and shared machines are slow."""
 
@@ -51,15 +53,20 @@ async def timed(call: Awaitable[Any]) -> float:
 # --- 11: loads and requests side by side -------------------------------------------------------
 
 
-async def test_requests_are_answered_while_models_load(start: StartRuntime, models: Shelf) -> None:
+async def test_requests_are_answered_while_models_load(
+    start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case 11: more loads than threads for them hold up neither inference nor health."""
-    async with start(load_threads=2) as runtime, grpc.aio.insecure_channel(runtime.url) as channel:
+    async with (
+        start(load_threads=LOAD_THREADS) as runtime,
+        grpc.aio.insecure_channel(runtime.url) as channel,
+    ):
         health: Any = health_pb2_grpc.HealthStub(channel)
         await runtime.mesh.load("m", models.path("plus-1"))
         times: list[float] = []
         states: set[int] = set()
-        async with loading(runtime, models, 3) as first:
-            while not first.done() and len(times) < SAMPLES:
+        async with loading(runtime, models, 3, monkeypatch) as loads:
+            while loads.go_on(len(times)):
                 times.append(await timed(runtime.mesh.infer("m", addition())))
                 states.add((await health.Check(health_pb2.HealthCheckRequest())).status)
     p99 = quantiles(times, n=100)[-1]
@@ -100,18 +107,42 @@ async def test_no_more_loads_are_in_progress_than_the_mesh_was_told(
     assert 3 == told == most
 
 
+@dataclass
+class Loads:
+    """Loads side by side that are at their compilers, and compile once a test lets them."""
+
+    first: "asyncio.Future[str]"
+    may_compile: threading.Event
+
+    def go_on(self, samples: int) -> bool:
+        """Tell whether to take another sample: some while they are held, the others behind that."""
+        if samples >= HELD_SAMPLES:
+            self.may_compile.set()
+        return samples < HELD_SAMPLES or (samples < SAMPLES and not self.first.done())
+
+
 @asynccontextmanager
 async def loading(
-    runtime: Runtime, models: Shelf, count: int
-) -> AsyncIterator["asyncio.Future[str]"]:
-    """Load models side by side; yield the first of the loads, and call off what is left."""
+    runtime: Runtime, models: Shelf, count: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Loads]:
+    """Load models side by side for the length of a block, and call off what is left."""
+    may_compile, compile_buckets = threading.Event(), programs.Compiler.compile
+    held: list[programs.Compiler] = []
+
+    def hold(compiler: programs.Compiler, *arguments: Any) -> None:
+        held.append(compiler)
+        may_compile.wait(60)
+        compile_buckets(compiler, *arguments)
+
+    monkeypatch.setattr(programs.Compiler, "compile", hold)
     names = [f"slow-{i}" for i in range(count)]
     calls = [runtime.mesh.load(name, models.path("slow")) for name in names]
     waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
-    await runtime.until_compiling(*names)
     try:
-        yield waiting[0]
+        await until(lambda: len(held) == LOAD_THREADS)
+        yield Loads(waiting[0], may_compile)
     finally:
+        may_compile.set()
         for call in calls:
             call.cancel()
         ends = await asyncio.gather(*waiting, return_exceptions=True)
@@ -210,17 +241,17 @@ async def test_the_size_is_what_the_device_says(runtime: Runtime, models: Shelf)
 
 
 async def test_predictions_come_at_once_while_models_load(
-    start: StartRuntime, models: Shelf
+    start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 13: for known models and for remote paths alike.
 
     The slowest of thousands, on cores that compilers share, is held to the deadline of the mesh.
     """
-    async with start(load_threads=2) as runtime:
+    async with start(load_threads=LOAD_THREADS) as runtime:
         await runtime.mesh.load("known", models.path("plus-1"))
         times: list[float] = []
-        async with loading(runtime, models, 2) as first:
-            while not first.done() and len(times) < SAMPLES:
+        async with loading(runtime, models, 2, monkeypatch) as loads:
+            while loads.go_on(len(times)):
                 times.append(await timed(runtime.mesh.predict("known", "s3://bucket/known")))
                 times.append(await timed(runtime.mesh.predict("remote", "bucket/no/such/path")))
     p99 = quantiles(times, n=100)[-1]

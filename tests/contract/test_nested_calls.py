@@ -12,6 +12,11 @@ from support import python_models
 from support.python_models import Start, starting, write, write_function
 from support.server import Serve
 
+from xlaserve.python_models.nested import Nested
+from xlaserve.runtime.calls import Asked
+from xlaserve.serving.infer_call import InferCall
+from xlaserve.serving.stations.handled import accompany
+
 SYNC = """
 class Model(PythonModel):
     def load(self, context):
@@ -255,3 +260,19 @@ async def test_a_call_for_a_batch_goes_on_while_a_request_of_it_does(
 
     assert [2] == began
     assert [[2.0 - leaves]] == answer["y"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "expected"),
+    [([7.0], 7.0), ([None], None), ([5.0, 9.0], 9.0), ([5.0, None], None)],
+)
+def test_a_call_for_a_batch_may_take_as_long_as_the_last_of_its_requests(
+    deadlines: list[float | None], expected: float | None
+) -> None:
+    calls = [InferCall() for _ in deadlines]
+    for one, deadline in zip(calls, deadlines, strict=True):
+        one.deadline = deadline
+    accompany(calls, is_shared=len(calls) > 1)
+    nested = [Nested(one, Asked("m", {})) for one in calls]
+
+    assert [expected] * len(calls) == [one.deadline for one in nested]

@@ -7,7 +7,8 @@ import asyncio
 import importlib
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -21,10 +22,11 @@ import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import identity_models, python_models, scripted_language, tiny_embedding
 from support.asking import given
+from support.conditions import until
 from support.doubling import export_double
 from support.engines import own_engine_only
-from support.http import ask
-from support.owing import ANSWERED, NOT_ANSWERED, UNGUARDED, guards, places
+from support.http import ask, connect, message
+from support.owing import ANSWERED, CALLED, NOT_ANSWERED, UNGUARDED, callbacks, guards, places
 from support.server import RunningServer, serving
 from tritonclient.utils import InferenceServerException
 
@@ -35,12 +37,17 @@ from xlaserve.concurrency.host import HostThreads
 from xlaserve.concurrency.limited import Beat
 from xlaserve.concurrency.workers import Workers
 from xlaserve.language.turns import CallerThread
+from xlaserve.net.rounds import Rounds
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import LoopThread, PlainThread, wait_for
 from xlaserve.residence.platforms.predictions import FilesLook, FilesSeen
 from xlaserve.runtime.programs.compilation_cache import Entry
 from xlaserve.runtime.programs.compilers.pool import CompilerProcesses, Limits
 from xlaserve.runtime.programs.program_store import ProgramStore
+from xlaserve.serving.stations.batching import BatchQueue
+from xlaserve.serving.stations.outbox import Outbox
+from xlaserve.storage.cache import ModelCache
+from xlaserve.storage.http_store import HttpStore
 from xlaserve.workers.fronts import texts
 from xlaserve.workers.link import Link
 from xlaserve.workers.messages import Do, Question
@@ -315,6 +322,10 @@ DOORS: Mapping[str, Door] = {
     ),
     "read in a thread": Door("xlaserve.grpc.infer.long_messages:read_long", many_texts),
     "written": Door("xlaserve.grpc.infer.infer_fast_path:FastPathCall._long_parts", many_texts),
+    "written, sent": Door(
+        "xlaserve.grpc.infer.infer_fast_path:InferFastPath.send_written", many_texts
+    ),
+    "written, begun": Door("xlaserve.grpc.infer.long_messages:Writing.begin", many_texts),
     "REST": Door("xlaserve.http.v2.statistics:_statistics", rest("GET", "/v2/models/double/stats")),
     "JSON": Door(
         "xlaserve.http.v2.fast_infer:read_infer_request",
@@ -439,6 +450,66 @@ async def test_a_panic_is_answered_and_so_is_the_next_request(
     assert asked.again == again
 
 
+class Outcomes:
+    """Notes what became of calls (an Observer)."""
+
+    began = None
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def ended(self, calls: Any, outcome: Any) -> None:
+        self.found += [outcome] * len(calls)
+
+
+FAILED_STREAMS = {
+    "generate": (
+        "xlaserve.http.v2.generate:_event",
+        "/v2/models/story/generate_stream",
+        {"text": "a0", "parameters": {"max_tokens": 2}},
+    ),
+    "chat": (
+        "xlaserve.openai.choices:Choice.take",
+        "/v1/chat/completions",
+        CHAT | {"stream": True},
+    ),
+}
+
+
+@own_engine_only
+@pytest.mark.parametrize("of", FAILED_STREAMS)
+async def test_a_stream_that_fails_behind_its_first_event_has_failed(
+    of: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever counts calls, though its status was sent as OK."""
+    target, path, body = FAILED_STREAMS[of]
+    module, _, names = target.partition(":")
+    owner: Any = importlib.import_module(module)
+    *within, name = names.split(".")
+    for one in within:
+        owner = getattr(owner, one)
+    call, called = getattr(owner, name), list[str]()
+
+    def second(*given: Any, **named: Any) -> Any:
+        called.append(target)
+        return panicking() if len(called) == 2 else call(*given, **named)
+
+    noting, gates = Outcomes(), place.server.application.gates
+    gates.observe(noting)
+    try:
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, name, second)
+            failed = await place.events(path, body)
+        await until(lambda: len(noting.found) == 1)
+        again = await place.events(path, body)
+    finally:
+        gates.observe_no_more(noting)
+
+    assert failed.startswith("500: ")
+    assert isinstance(noting.found[0], Panic)
+    assert "OK" == again
+
+
 # --- threads and tasks by themselves -------------------------------------------------------------
 
 
@@ -528,6 +599,21 @@ class Threads:
         self.loop.start(ends)
         return await asyncio.to_thread(wait_for, self.loop, call)
 
+    async def downloaded(self, call: Callable[[], Any]) -> Any:
+        """Return what a thread that fetches files of models returns."""
+        cache = ModelCache(Path("unused"), 1, 1)
+        try:
+            return await asyncio.wrap_future(cache._begin(call))
+        finally:
+            cache.close()
+
+    async def listed(self, call: Callable[[], Any]) -> Any:
+        """Return once a store has listed a directory without anything in it."""
+        store = HttpStore("http://localhost", seconds=1, max_objects=1)
+        store._page = lambda directory: call() and []  # type: ignore[method-assign]
+        await asyncio.to_thread(store.objects)
+        return "good"
+
     async def is_ready(self, call: Callable[[], Any]) -> Any:
         """Return what a model says, which is that it is ready unless it raises."""
         asked = CodeReadiness("m", lambda: call() == "good").ask()
@@ -568,6 +654,8 @@ WORK: Mapping[str, Work] = {
     "a compiler": Threads.compiled,
     "a program found": Threads.found,
     "a program kept": Threads.kept,
+    "a download": Threads.downloaded,
+    "a listing": Threads.listed,
 }
 RAW = ("wait_for", "a call", "a task of a loop", "a compiler")
 """What hands over what was raised as it is, to threads of a pool that do not."""
@@ -651,6 +739,121 @@ OF_PROCESSES = {
     "a process that starts": test_a_load_hears_that_its_process_cannot_be_started,
     "a text of a front end": test_a_front_end_goes_on_without_a_text,
 }
+
+
+# --- what the event loop calls ----------------------------------------------------------------
+
+
+async def test_what_copies_hand_back_does_not_wait_for_one_that_panics() -> None:
+    outbox, handed = Outbox(asyncio.get_running_loop()), asyncio.Event()
+    with outbox.gathered(), unheard():
+        outbox.post(panicking)
+        outbox.post(handed.set)
+    with unheard():
+        async with asyncio.timeout(60):
+            await handed.wait()
+
+
+async def test_a_round_goes_on_behind_a_connection_that_panics() -> None:
+    looked, again = list[int](), asyncio.Event()
+
+    def look(connection: int) -> None:
+        if looked:
+            again.set()
+            return
+        looked.append(connection)
+        panicking()
+
+    rounds = Rounds(lambda: [1, 2], look, seconds=lambda: 0.001)
+    with unheard():
+        rounds.begin()
+        async with asyncio.timeout(60):
+            await again.wait()
+        rounds.stop()
+
+
+async def test_a_request_is_told_that_no_batch_can_be_gathered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.server.gather("double", 4)
+    place.server.application.registry.resolve("double")[1].station._batcher.in_a_row = 0  # type: ignore[attr-defined]
+    called = panics_once(f"{BatchQueue.__module__}:BatchQueue.take", place, monkeypatch)
+    async with asyncio.timeout(60):
+        panicked, again = [await place.infer("double") for _ in range(2)]
+
+    assert 1 == len(called)
+    assert SAID in panicked or "internal error" in panicked
+    assert "OK" == again
+
+
+@own_engine_only
+@pytest.mark.parametrize(("panics", "called"), [("take_output", "flush"), ("proceed", "_proceed")])
+async def test_a_panic_in_a_turn_of_http2_ends_its_connection(
+    panics: str, called: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients connect again, and are answered."""
+    assert "OK" == await place.infer("double"), "before"
+    connection: Any = next(iter(place.server.application.grpc._connections))
+    with unheard(), monkeypatch.context() as changed:
+        core = connection.core
+        changed.setattr(core if panics == "take_output" else type(core), panics, panicking)
+        asyncio.get_running_loop().call_soon(getattr(connection, called))
+        await until(connection.transport.is_closing)
+    async with asyncio.timeout(60):
+        again = await place.infer("double")
+
+    assert "OK" == again
+
+
+async def test_a_panic_in_a_turn_of_http1_ends_its_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps(numbers()).encode()
+    asked = message("POST", "/v2/models/double/infer", body=body)
+    called = panics_once("xlaserve.http.connection.ahead:Ahead.take", place, monkeypatch)
+    with unheard():
+        async with asyncio.timeout(60), connect(str(place.server.http)) as client:
+            await client.send(asked * 3)
+            await client.ended()
+    async with connect(str(place.server.http)) as client:
+        again = await client.ask(asked)
+
+    assert 1 == len(called)
+    assert 200 == again.status
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Have the event loop log nothing of what its calls raise."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)
+
+
+OF_LOOPS = {
+    "what copies hand back": test_what_copies_hand_back_does_not_wait_for_one_that_panics,
+    "a round": test_a_round_goes_on_behind_a_connection_that_panics,
+    "a batch": test_a_request_is_told_that_no_batch_can_be_gathered,
+    "a turn of HTTP/2": test_a_panic_in_a_turn_of_http2_ends_its_connection,
+    "a write of HTTP/2": test_a_panic_in_a_turn_of_http2_ends_its_connection,
+    "a turn of HTTP/1.1": test_a_panic_in_a_turn_of_http1_ends_its_connection,
+    "answers that are computed together": (
+        "tests/core/serving/stations/test_together.py"
+        "::test_an_answer_that_cannot_be_written_is_of_nobody_else"
+    ),
+}
+
+
+async def test_every_call_of_the_event_loop_has_a_row() -> None:
+    """A new one says who is answered where it panics, and is tried; or why nobody waits."""
+    tried = {*DOORS, *WORK, *OF_PROCESSES, *OF_LOOPS}
+    probes = {probe for row in CALLED.values() if isinstance(row, tuple) for probe in row}
+
+    assert set(callbacks()) == CALLED.keys()
+    assert tried >= probes >= OF_LOOPS.keys()
 
 
 async def test_every_place_has_a_row() -> None:

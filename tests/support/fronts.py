@@ -5,11 +5,13 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from support.conditions import until
 from support.core import FP32, FakeModel, World
+from support.server import RunningServer, serving
 from xlaserve.concurrency.workers import Workers
 from xlaserve.model_config.config import ModelConfig
 from xlaserve.net.ledger import Ledger
@@ -143,3 +145,27 @@ async def joined(
             front.bridge.close()
         await until(lambda: not fronts._connected)
         workers.close(5)
+
+
+@asynccontextmanager
+async def front_of(
+    engine: RunningServer, scratch: Path
+) -> AsyncIterator[tuple[RunningServer, FrontEnds]]:
+    """Run a server whose models are those of another one, for the length of a block.
+
+    It shows a model once `mirror.shown` of the second has returned.
+    """
+    nothing = scratch / "nothing"
+    nothing.mkdir()
+    of = engine.application
+    fronts = FrontEnds(of.engine, of.registry, of.ledger, lambda: True)
+    async with serving(scratch, nothing, http_endpoint="port:0") as server:
+        own = server.application
+        limits = Limits(SLABS, requests=100)
+        front = FrontEnd(own.registry, own.capacity, own.ledger, own.stations.build, limits)
+        with fronts.mirror.following():
+            await connect(fronts, front)
+            yield server, fronts
+            for connected in list(fronts._connected):
+                connected.bridge.close()
+            await until(lambda: not fronts._connected and front._bridge is None)

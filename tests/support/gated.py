@@ -491,7 +491,10 @@ class Station:
 
     def __init__(self, server: RunningServer, client: Any, gate: Gate, row: Row) -> None:
         self.server = server
-        self.client = client
+        self.client = self.asks = client
+        """What loads, and what asks where a request names no client of its own."""
+        self.url = server.url
+        """Where clients of its own may ask."""
         self.gate = gate
         self.row = row
         self.of = row_of_step(row)
@@ -592,7 +595,7 @@ class Station:
         tensor = triton.InferInput("x", shape, "FP32")
         tensor.set_data_from_numpy(np.full(shape, value, np.float32))
         how = self._stream if self.row.many else self._one
-        asked = how(client or self.client, [tensor], seconds, parameters)
+        asked = how(client or self.asks, [tensor], seconds, parameters)
         return asyncio.ensure_future(asked)
 
     async def _one(self, client: Any, inputs: Any, seconds: float | None, parameters: Any) -> float:

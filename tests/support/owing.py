@@ -1,7 +1,7 @@
 """Every place of the server that makes a thread, a task or a future, and who is answered there."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import xlaserve
@@ -20,6 +20,15 @@ MAKERS = (
 )
 """Names of what makes one."""
 
+CALLERS = (
+    *("call_soon", "call_soon_threadsafe", "call_later", "call_at"),
+    *("add_done_callback", "add_reader", "add_writer", "add_signal_handler"),
+)
+"""Names of what has the event loop call something: what that raises is only logged there."""
+
+PROTOCOLS = ("Protocol", "BufferedProtocol", "DatagramProtocol", "SubprocessProtocol")
+"""Bases of asyncio of what it calls with bytes: what that raises ends the connection."""
+
 NOT_THE_SERVER = ("bench", "cli", "client", "local", "testing")
 """Parts of the package that ask servers."""
 
@@ -29,18 +38,36 @@ def places(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         if module.split(".")[0] not in NOT_THE_SERVER:
-            for name in dict.fromkeys(_makers(ast.parse(path.read_text()), ())):
+            for name in dict.fromkeys(_calls(ast.parse(path.read_text()), (), MAKERS)):
                 yield f"{module}:{name}"
 
 
-def _makers(node: ast.AST, within: tuple[str, ...]) -> Iterator[str]:
+def callbacks(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
+    """Yield each place that has the event loop call something, and each protocol of asyncio."""
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        if module.split(".")[0] not in NOT_THE_SERVER:
+            tree = ast.parse(path.read_text())
+            for name in dict.fromkeys((*_calls(tree, (), CALLERS), *_protocols(tree))):
+                yield f"{module}:{name}"
+
+
+def _protocols(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base) for base in node.bases]
+            if any(base == f"asyncio.{name}" for base in bases for name in PROTOCOLS):
+                yield node.name
+
+
+def _calls(node: ast.AST, within: tuple[str, ...], names: Sequence[str]) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         inner = within
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*within, child.name)
-        if isinstance(child, ast.Call) and _name(child.func) in MAKERS:
+        if isinstance(child, ast.Call) and _name(child.func) in names:
             yield ".".join(inner)
-        yield from _makers(child, inner)
+        yield from _calls(child, inner, names)
 
 
 def _name(called: ast.expr) -> str:
@@ -125,6 +152,8 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
         "cached at once",
         "read in a thread",
         "written",
+        "written, sent",
+        "written, begun",
         "on the loop",
     ),
     "concurrency.limited:LimitedCall.__init__": ("load", "compile", "finish", "a load"),
@@ -150,6 +179,8 @@ ANSWERED: Mapping[str, tuple[str, ...]] = {
     "workers.fronts.texts:Texts.read": ("a text of a front end",),
     "workers.link:Link._task": ("a reply", "a change"),
     "workers.link:Link._do": ("a change",),
+    "storage.cache:ModelCache.__init__": ("a download",),
+    "storage.http_store:HttpStore.objects": ("a listing",),
     "grpc.handler:RequestHandler.accept": (
         "gRPC",
         "gRPC, read",
@@ -210,8 +241,6 @@ NOT_ANSWERED: Mapping[str, str] = {
     "python_models.process.running:RunningProcess.__init__": "lines of the log",
     "python_models.triton.messages:InferenceRequest.async_exec": f"{_OF_OTHERS}nested calls",
     "artifact.sizes:": "read by the thread that begins it",
-    "storage.cache:ModelCache.__init__": "read by the thread that begins it",
-    "storage.http_store:HttpStore.objects": "read by the thread that begins it",
     "offline.targets.compiling:Compilers.__init__": "read by the thread that begins it",
     "process.predecessor:_readable": f"{_OF_OTHERS}the predecessor, or its end",
     "workers.fronts.engine:FrontEnds._open": "a connection, which ends with it",
@@ -250,3 +279,112 @@ NOT_ANSWERED: Mapping[str, str] = {
     "http.dashboard.status_page:StatusRoutes.status": "read by the function that begins it",
 }
 """The others, and why nobody waits there for what is raised."""
+
+_STEP = "one step of the interpreter's or of asyncio: it sets, discards, closes, frees or releases"
+_TIME = "the end of a time, which is of one call, and raises nothing: `Call.expire`"
+_ITSELF = "has a guard around each of what it says, or reads a task that has ended"
+_ENDS = "what it raises ends the connection: asyncio sees to that"
+_NOTES = "lines, spans or pages that nobody waits for"
+_AGAIN = "looks again at the next thing that happens, or at its next time"
+
+CALLED: Mapping[str, tuple[str, ...] | str] = {
+    "app.server:Application._stop": "the end of the server, which has a time of its own",
+    "app.successor:Successor.start": "a successor that fails, as the log tells",
+    "concurrency.completion:hand_over": ("load", "compile", "finish"),
+    "concurrency.device:DeviceThreads.start": ("dispatch", "device, fetched"),
+    "concurrency.device:DeviceThreads.start.ended": ("dispatch", "device, fetched"),
+    "concurrency.host:HostThreads.cancel": ("host",),
+    "concurrency.host:HostThreads._serve": ("host",),
+    "concurrency.limited:LimitedCall.within": ("load", "compile", "finish"),
+    "concurrency.limited:LimitedCall.whenever": _STEP,
+    "concurrency.limited:_tell": ("load", "compile", "finish"),
+    "concurrency.sharing:SingleFlight.run": _STEP,
+    "grpc.compression:compress": _STEP,
+    "grpc.engine.h2_engine:_Stream._expect_progress": _AGAIN,
+    "grpc.handler:RequestHandler.accept": ("gRPC",),
+    "grpc.http2.protocol:Http2Protocol": _ENDS,
+    "grpc.http2.protocol:Http2Protocol.connection_made": _ENDS,
+    "grpc.http2.protocol:Http2Protocol.buffer_updated": ("a turn of HTTP/2",),
+    "grpc.http2.protocol:Http2Protocol._let_go": _STEP,
+    "grpc.http2.protocol:Http2Protocol.wake": ("a write of HTTP/2",),
+    "grpc.http2.protocol:Http2Protocol._proceed": ("a turn of HTTP/2",),
+    "grpc.http2.protocol:Http2Protocol._close": _STEP,
+    "grpc.routes:_Moment.__init__": "the end of a moment, of one answer",
+    "grpc.server:GrpcServer.admit": _ENDS,
+    "http.connection.connection:Connection": _ENDS,
+    "http.connection.connection:Connection.connection_made": "closes a connection that is idle",
+    "http.connection.connection:Connection._look": "closes a connection that is idle",
+    "http.connection.connection:Connection._end": _STEP,
+    "http.connection.fast_path:FastPath._await_body": "hands over to the general path, which waits",
+    "http.connection.fast_path:FastPath._queue": ("a turn of HTTP/1.1",),
+    "http.connection.fast_path:FastPath._finish": ("REST",),
+    "http.v2.fast_infer:FastInferCall.write": ("JSON in a thread",),
+    "net.accepting:Acceptor.__init__": "a connection, which is closed with it",
+    "net.accepting:Acceptor._accept_one": _AGAIN,
+    "net.accepting:Acceptor._accept_again": "a connection, which is closed with it",
+    "net.accepting:Acceptor._heard": _STEP,
+    "net.rounds:Rounds.begin": ("a round",),
+    "net.rounds:Rounds._go_on": ("a round",),
+    "process.predecessor:_readable": _STEP,
+    "process.signals:handled": "what a signal asks for, as the log tells",
+    "process.signals:_end_by_the_next": "the next signal",
+    "python_models.copies:_set_soon": _STEP,
+    "python_models.nested:NestedCalls.change.begin": _STEP,
+    "python_models.nested:NestedCalls._post": ("nested", "nested change"),
+    "python_models.process.services:Services._await": _ITSELF,
+    "python_models.threads:LoopThread.submit": ("a task of a loop",),
+    "python_models.threads:LoopThread.start.begin": _STEP,
+    "residence.finishing:Finisher.finish": _STEP,
+    "residence.load_runner:LoadRunner.run": _STEP,
+    "residence.load_runner:LoadRunner._abandoned.ended": _STEP,
+    "residence.load_runner:LoadRunner._load_now.on_stage": _NOTES,
+    "residence.loading:VersionLoader._correct_soon": "sizes, corrected at the next change too",
+    "residence.loading:VersionLoader._retire": _STEP,
+    "residence.loading:VersionLoader._free_later": _STEP,
+    "residence.measured:MeasuredMemory.changed": "sizes, corrected at the next change too",
+    "residence.repository.remote.fetched:FetchedFiles.fetch": _STEP,
+    "serving.access.control:AccessControl.reload": _STEP,
+    "serving.call:Call.expire_in_time": _TIME,
+    "serving.observability.access_log:AccessLog.ended": _NOTES,
+    "serving.observability.access_log:AccessLog._await_flush": _NOTES,
+    "serving.observability.access_log:AccessLog._flush": _NOTES,
+    "serving.observability.tracing:Tracing._keep_span": _NOTES,
+    "serving.observability.tracing:Tracing._picked": _NOTES,
+    "serving.observability.tracing:Tracing._keep": _NOTES,
+    "serving.stations.batches:LoopClock.soon": ("a batch",),
+    "serving.stations.batches:LoopClock.at": ("a batch",),
+    "serving.stations.by_itself:ByItself._compile_first": ("shapes",),
+    "serving.stations.deadlock:Waits.watch": "looks for a deadlock, which a deadline ends too",
+    "serving.stations.deadlock:Waits._look": "looks for a deadlock, which a deadline ends too",
+    "serving.stations.direct:DirectQueue._look_soon": ("code",),
+    "serving.stations.dispatch:Dispatcher._start": "the end of the server's threads",
+    "serving.stations.ensemble:Ensemble.begin": ("an ensemble",),
+    "serving.stations.generator:Generator._expire_in_time": _TIME,
+    "serving.stations.health:Watch.saw": _AGAIN,
+    "serving.stations.health:Health._look_later": _AGAIN,
+    "serving.stations.outbox:Outbox._wake": ("what copies hand back",),
+    "serving.stations.outbox:Outbox._deliver": ("what copies hand back",),
+    "serving.stations.overruns:Overruns._judge": _AGAIN,
+    "serving.stations.together:Line.add": ("answers that are computed together",),
+    "serving.stations.together:Line.cancel": _STEP,
+    "workers.fronts.bridge:Bridge": _ENDS,
+    "workers.fronts.bridge:Bridge.say": _ITSELF,
+    "workers.fronts.bridge:Bridge.watch_drops": _AGAIN,
+    "workers.fronts.bridge:Bridge._drop": _AGAIN,
+    "workers.fronts.engine:FrontEnds._open": _STEP,
+    "workers.fronts.front_end:FrontEnd._take_revisions": "closes the bridge, and has another",
+    "workers.fronts.mirror:Mirror._schedule": "what front ends show, said again at the next change",
+    "workers.fronts.mirror:Mirror._leaves": _STEP,
+    "workers.handing:readable": _STEP,
+    "workers.handing:Handing.__init__": "a connection, which is closed with it",
+    "workers.handing:Handing._pause": _AGAIN,
+    "workers.handing:Handing._resume": "a connection, which is closed with it",
+    "workers.link:Link._spooled": _STEP,
+    "workers.link:Link.heard": ("a change",),
+    "workers.link:Link._task": _ITSELF,
+    "workers.offload.offloading:Offloading._open": _STEP,
+    "workers.offload.peer:Peer.give": _TIME,
+    "workers.parent:Supervisor._begin": _STEP,
+    "workers.worker:_serve": "the process ends with it, and its parent has another",
+}
+"""What has the event loop call something: the probes that panic there, or why nobody waits."""

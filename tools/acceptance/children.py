@@ -30,7 +30,7 @@ from acceptance.subjects import export_plus
 REPLACED_SECONDS = 15.0
 DRAIN_SECONDS = 6
 _ENDING_SECONDS = 5.0
-"""What a server may take to end beside its drain."""
+"""What a server may take to end beside its grace."""
 _LOOK_SECONDS = 0.005
 _BUSY_SECONDS = 0.02
 """Time of the processor by which a process is seen to work."""
@@ -218,6 +218,8 @@ def _served(
     # What takes long is stopped in the middle, and not refused.
     flags = dict.fromkeys(("template_seconds", "tokenizer_seconds", "grammar_seconds"), 60)
     flags |= {"compile_processes": 1, "drain_seconds": DRAIN_SECONDS}
+    # It bounds a stop: a request whose child was stopped is done again by another meanwhile.
+    flags["grace_seconds"] = DRAIN_SECONDS
     variables = {"TMPDIR": str(temporary)}
     with served(folder, flags, has_watchdog=has_watchdog, variables=variables) as stage:
         files, held = _files(models), _held(stage)
@@ -343,7 +345,7 @@ def _stopped(stage: Stage, kinds: Sequence[Kind], outcome: Outcome, *, timed: bo
     began = time.monotonic()
     status = stage.launch.stop()
     seconds = time.monotonic() - began
-    most = DRAIN_SECONDS + _ENDING_SECONDS
+    most = DRAIN_SECONDS + _ENDING_SECONDS  # its grace is as long
     if timed:
         outcome.at_most("a stop beside stopped children", round(seconds, 2), most, " s")
     else:

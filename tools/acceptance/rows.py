@@ -253,7 +253,7 @@ ROWS = (
         "SIGSTOP and SIGKILL of each kind of child in the middle of its work, 20 times, every "
         "other time under a watchdog; a stop of the server beside stopped children",
         "0 failed requests to others; another child within 15 s does the work; nothing is left, "
-        "nor on the ledger; the server ends within its drain and 5 s",
+        "nor on the ledger; the server ends within its grace and 5 s",
         children.end_each,
         {Size.SHORT: {"count": 1, "kinds": ("Python model", "template"), "timed": False}},
         ("tests/acceptance/test_children.py", "tests/contract/test_stopped_processes.py"),

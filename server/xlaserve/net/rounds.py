@@ -59,10 +59,12 @@ class Rounds(Generic[C]):
 
     def _go_on(self) -> None:
         turn, self._left = self._left[:_LOOKS_OF_A_TURN], self._left[_LOOKS_OF_A_TURN:]
+        self._next = (
+            self._loop.call_soon(self._go_on)
+            if self._left
+            else self._loop.call_at(self._due, self._begin_round)
+        )
         for connection in turn:
             self._look(connection)
-        if self._left:
-            self._next = self._loop.call_soon(self._go_on)
-        else:
+        if not self._left:
             self._behind()
-            self._next = self._loop.call_at(self._due, self._begin_round)

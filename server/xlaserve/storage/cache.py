@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from xlaserve.errors import InvalidModel, InvalidSettings
+from xlaserve.errors.panics import answering
 from xlaserve.files.temporary import remove_leftovers
 from xlaserve.storage.fetching import FetchControl, FetchCounts, fetch_file
 from xlaserve.storage.objects import FetchCancelled, Store
@@ -241,7 +242,7 @@ class ModelCache:
 
     def _begin(self, fetch: Callable[[], str]) -> Future[str]:
         try:
-            return self._downloads.submit(fetch)
+            return self._downloads.submit(answering(fetch))
         except RuntimeError:
             raise FetchCancelled from None  # the server stops
 

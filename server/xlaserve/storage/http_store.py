@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
+from xlaserve.errors.panics import answering
 from xlaserve.storage.attempts import Attempts
 from xlaserve.storage.objects import (
     ObjectChanged,
@@ -60,9 +61,13 @@ class HttpStore:
         found: list[RemoteObject] = []
         seen = 0
         pool = ThreadPoolExecutor(self._threads, "listing")
+
+        def begin(ask: Callable[[str], T], name: str) -> Future[T]:
+            return pool.submit(answering(partial(self._listed, ask, name)))
+
         try:
             first = f"{below.strip('/')}/".removeprefix("/")
-            pages = {pool.submit(self._listed, self._page, first): (first, 0)}
+            pages = {begin(self._page, first): (first, 0)}
             looks: set[Future[RemoteObject]] = set()
             while pages or looks:
                 asked: set[Future[Any]] = {*pages, *looks}
@@ -80,10 +85,10 @@ class HttpStore:
                         )
                     for name in names:
                         if not name.endswith("/"):
-                            looks.add(pool.submit(self._listed, self._head, directory + name))
+                            looks.add(begin(self._head, directory + name))
                         elif depth < _MAX_DEPTH:
                             inner = directory + name
-                            pages[pool.submit(self._listed, self._page, inner)] = inner, depth + 1
+                            pages[begin(self._page, inner)] = inner, depth + 1
         finally:
             pool.shutdown(cancel_futures=True)
         return sorted(found, key=lambda one: one.name)

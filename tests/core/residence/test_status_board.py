@@ -1,6 +1,7 @@
 """What a status page is told, second by second."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.clock import HandClock
@@ -185,6 +186,7 @@ async def test_a_search_among_some_models_changes_no_sum_and_none_is_cut_for_oth
     for name in ("own-1", "own-2", "own-3"):
         add_model(name, {1: 1})
     await core.control.load("own-1")
+    core.registry.version("own-1", "1").statistics.failed(ValueError(), 5)
     whole = await board.whole()
     seen, one = [
         status_in_sight(whole, lambda model: model.startswith("own"), search)
@@ -195,7 +197,8 @@ async def test_a_search_among_some_models_changes_no_sum_and_none_is_cut_for_oth
     assert ["own-2"] == [row.name for row in one.rows]
     assert (3, 1) == (seen.matching, one.matching)
     assert 0 < seen.used_bytes == one.used_bytes
-    assert (1, 3, seen.totals) == (one.ready_models, one.model_count, one.totals)
+    assert (1, 3) == (one.ready_models, one.model_count)
+    assert 1 == seen.totals.fail_count == one.totals.fail_count
     assert (1, 3) == (seen.ready_models, seen.model_count)
 
 
@@ -218,3 +221,13 @@ async def test_what_all_read_is_read_for_no_caller(
     assert [None] == asking
     assert call is current_call.get()
     current_call.reset(token)
+
+
+async def test_who_sees_some_models_is_told_of_no_process_that_is_missing(
+    board: StatusBoard,
+) -> None:
+    """What a process of the server is called, and why it is silent, is of those who run it."""
+    whole = replace(await board.whole(), missing={"worker 1": "it is stopped (SIGSTOP)"})
+
+    assert {} == status_in_sight(whole, lambda model: True).missing
+    assert 1 == len(whole.missing)

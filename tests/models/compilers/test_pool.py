@@ -29,6 +29,7 @@ from xlaserve.runtime.programs.compilers.pool import (
     Limits,
     Refused,
 )
+from xlaserve.runtime.programs.compilers.process import CompilerProcess
 
 FAKE = Path(__file__).with_name("fake_compiler.py")
 LIMITS = Limits(1, 1 << 40, 60.0, 60.0)
@@ -322,6 +323,38 @@ def test_a_cancelled_compilation_is_killed_and_the_next_one_goes_on(
     (pid, other) = [note["pid"] for note in notes()]
     assert pid != other
     assert not is_there(pid)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "closed", "too large"])
+def test_a_process_that_is_killed_as_it_starts_is_started_once(
+    why: str, made: list[CompilerProcesses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not end for no reason: another one would be killed too."""
+    commands: list[Any] = []
+
+    def note(command: Any, given: Any) -> CompilerProcess:
+        commands.append(command)
+        return CompilerProcess(command, given)
+
+    monkeypatch.setattr(pool, "CompilerProcess", note)
+    started = tmp_path / "started"
+    code = f"import time; open({str(started)!r}, 'w'); time.sleep(1000)"
+    limits = replace(LIMITS, bytes=1 if why == "too large" else LIMITS.bytes)
+    one = CompilerProcesses(limits, (sys.executable, "-S", "-E", "-c", code))
+    made.append(one)
+
+    def check() -> None:
+        if started.exists() and why == "cancelled":
+            raise LoadCancelled("m")
+        if started.exists() and why == "closed":
+            one.close()
+        until(lambda: started.exists() or why != "too large")
+
+    with pytest.raises(Refused if why == "too large" else LoadCancelled, match="1 bytes|cancelled"):
+        one.compile(job(), lambda: b"artifact", check)
+    one.close()
+
+    assert 1 == len(commands)
 
 
 def test_one_that_is_cancelled_before_its_turn_is_never_begun(

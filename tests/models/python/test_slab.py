@@ -3,15 +3,24 @@
 import gc
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from xlaserve.python_models.process.pipe import Pipe, PipeError
-from xlaserve.python_models.process.slab import SlabError, SlabReader, SlabWriter, make_slab
+from xlaserve.python_models.process.slab import (
+    LEAST_BYTES,
+    SlabError,
+    SlabReader,
+    SlabWriter,
+    make_slab,
+)
 from xlaserve.tensors import DATATYPES, from_bytes
 
 SIZE = 1 << 20
@@ -121,13 +130,35 @@ def test_what_does_not_fit_goes_through_the_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"place": SIZE}, {"place": -1}, {"place": "x"}, {"dropped": [7]}, {"dropped": 3}]
+    ("place", "dropped"), [(SIZE, []), (-1, []), ("x", []), (None, [7]), (None, 3)]
 )
-def test_a_message_of_memory_that_is_not_there_is_refused(said: dict[str, object]) -> None:
+def test_a_message_of_memory_that_is_not_there_is_refused(place: Any, dropped: Any) -> None:
+    head = msgspec.msgpack.encode(({"kind": "a"}, [("x", "FP32", (3,), 12)], place, dropped))
     with pipes() as (first, second):
-        first.send({"kind": "a", **said}, {"x": np.ones(3, np.float32)})
+        first.socket.sendall(struct.pack("<IQ", len(head), 0) + head)
         with pytest.raises(PipeError, match="a message that cannot be read"):
             second.receive()
+
+
+def test_what_cannot_be_said_takes_no_place_and_forgets_nothing() -> None:
+    """A message whose header has no form; the next one is as if it had not been."""
+    short = large[: LEAST_BYTES // 4]  # which the pipe would take, too
+    with pipes() as (first, second):
+        first.send({"kind": "a"}, {"x": short})
+        second.receive()  # and drop it
+        for sender in (first, second):
+            for _ in range(SIZE // LEAST_BYTES + 1):
+                with pytest.raises(TypeError):
+                    sender.send({"kind": object()}, {"x": short})
+        second.send({"kind": "b"})
+        first.receive()
+        first.send({"kind": "c"}, {"x": short})
+        _, found = second.receive()
+        is_shared = not found["x"].flags.writeable
+        places = [writer._taken for writer in (first.writer, second.writer) if writer is not None]
+
+    assert is_shared
+    assert [1, 0] == [len(one) for one in places]
 
 
 def test_no_slab_is_made_of_no_bytes() -> None:

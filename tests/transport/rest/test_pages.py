@@ -205,6 +205,40 @@ async def test_a_status_that_has_not_changed_is_not_sent_again() -> None:
     assert first.headers["ETag"] != other.headers["ETag"]
 
 
+async def test_a_status_is_written_once_for_all_who_are_shown_the_same() -> None:
+    """Who may change what the one before may not has another one, and so has another moment."""
+    now = reading(row("m"))
+    manages: Sees = everything
+
+    async def read(search: str) -> Reading:
+        return now
+
+    def permits(call: Call | None, operation: Operation) -> Sees:
+        return manages if operation is Operation.MANAGE else everything
+
+    board: Any = SimpleNamespace(read=read)
+    made = page_routes([], board, ServerDescription(version="1"), permits=permits)
+    (route,) = [route for route in made if route.path == "/status.json"]
+
+    async def ask() -> Any:
+        answer = await route.handle(HttpRequest())
+        assert isinstance(answer, HttpResponse)
+        return answer.parts
+
+    first, same = await ask(), await ask()
+    manages = nothing
+    other = await ask()
+    now = reading(row("n"))
+    later = await ask()
+
+    assert first is same
+    assert [b'"fixed":true' in b"".join(one) for one in (first, other, later)] == [
+        *(False, True, True)
+    ]
+    assert b'"n"' in b"".join(later)
+    assert other is not later
+
+
 async def test_many_rows_are_written_in_turns_with_requests() -> None:
     rows = [row(f"m{number}") for number in range(MANY)]
     turns = 0

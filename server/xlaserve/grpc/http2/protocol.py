@@ -139,16 +139,23 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._flush_due = False
         core, transport = self.core, self.transport
         writes = 0
-        while not self._closing and not transport.is_closing() and (output := core.take_output()):
-            transport.writelines(output)
-            if core.blocked:
-                core.pump()
-            if not core.streams:
-                self._poll.answered()
-            writes += 1
-            if writes == _WRITES_OF_A_TURN and core.output:
-                self.wake()  # others have their turn before the rest
-                return
+        try:
+            while not self._closing and not transport.is_closing():
+                if not (output := core.take_output()):
+                    break
+                transport.writelines(output)
+                if core.blocked:
+                    core.pump()
+                if not core.streams:
+                    self._poll.answered()
+                writes += 1
+                if writes == _WRITES_OF_A_TURN and core.output:
+                    self.wake()  # others have their turn before the rest
+                    return
+        except BaseException:
+            # As where asyncio hands over bytes: its clients are not to wait for ever.
+            transport.abort()
+            raise
         leaves = core.leaves or core.control.client_leaves
         if core.failed is not None or (leaves and not core.streams):
             self._close()
@@ -162,7 +169,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def _proceed(self) -> None:
         if self._closing:
             return
-        if self.core.proceed():
+        try:
+            has_read = self.core.proceed()
+        except BaseException:
+            self.transport.abort()
+            raise
+        if has_read:
             self._unread = False
             self.transport.resume_reading()
         else:

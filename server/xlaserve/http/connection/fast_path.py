@@ -236,16 +236,21 @@ class FastPath(Lifecycle):
         self._turn = None
         if self._transport.is_closing():
             return
-        self.change(Input.TURN)
-        # The first request alone: what is behind it is not copied for each one.
-        head = head_of(self._ahead.data)
-        plan = self._plans.get(head) or self._shaped.find(head)
-        size = None if plan is None else len(head) + plan.length
-        # Reading goes on before the bytes are handed on: their receiver may pause it again.
-        data = self._ahead.take(size)
-        self._count_ahead()
-        self.read(data)
-        self._queue()
+        try:
+            self.change(Input.TURN)
+            # The first request alone: what is behind it is not copied for each one.
+            head = head_of(self._ahead.data)
+            plan = self._plans.get(head) or self._shaped.find(head)
+            size = None if plan is None else len(head) + plan.length
+            # Reading goes on before the bytes are handed on: their receiver may pause it again.
+            data = self._ahead.take(size)
+            self._count_ahead()
+            self.read(data)
+            self._queue()
+        except BaseException:
+            # As where asyncio hands over bytes: its client is not to wait for ever.
+            self._transport.abort()
+            raise
 
     def resume(self) -> None:
         """Go on, since the client reads its answers again."""

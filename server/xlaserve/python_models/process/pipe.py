@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,6 +37,13 @@ STALLED_SECONDS = 30.0
 
 _SIZES = struct.Struct("<IQ")
 _NO_TENSORS: Mapping[str, Tensor] = {}
+
+_Head: TypeAlias = tuple[
+    dict[str, Any], list[tuple[str, str, tuple[int, ...], int]], int | None, list[int]
+]
+"""What is said; name, datatype, shape and bytes of each tensor; where they are in the slab, if
+they are; and what was dropped of the other slab."""
+_read_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class PipeError(Exception):
@@ -82,16 +89,14 @@ class Pipe:
         if total > LIMIT_TENSOR_BYTES:
             limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
             raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
-        said: dict[str, Any] = {**header, "tensors": shown}
-        msgspec.msgpack.encode(header)  # what cannot be said takes no place of the slab
-        writer, reader = self.writer, self.reader
-        if reader is not None and (dropped := reader.dropped()):
-            said["dropped"] = dropped
+        said = msgspec.Raw(msgspec.msgpack.encode(header))  # before a place of the slab is taken
+        writer, reader, place = self.writer, self.reader, None
+        dropped = () if reader is None else reader.dropped()
         if writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
             place = writer.write(buffers)
             if place is not None:
-                said["place"], total, buffers = place, 0, []
-        head = msgspec.msgpack.encode(said)
+                total, buffers = 0, []
+        head = msgspec.msgpack.encode((said, shown, place, dropped))
         try:
             with self._sending:
                 self._all_of(_SIZES.pack(len(head), total) + head)
@@ -110,12 +115,11 @@ class Pipe:
             raise PipeError(f"a message of {head_size} and {total} bytes")
         head, body = self._exactly(head_size), self._exactly(total)
         try:
-            header: dict[str, Any] = msgspec.msgpack.decode(head)
-            shown, place = header.pop("tensors"), header.pop("place", None)
+            header, shown, place, dropped = _read_head(head)
             writer, reader = self.writer, self.reader
             if writer is not None:
-                for dropped in header.pop("dropped", ()):
-                    writer.release(dropped)
+                for start in dropped:
+                    writer.release(start)
             step = _as_it_is
             if place is not None and reader is not None:
                 step = aligned

@@ -137,13 +137,13 @@ class Services:
             self._calling -= 1
         self._heard()
         said: dict[str, Any] = {"kind": "called", "call": number}
-        error = answer.exception()
-        if error is not None:
-            self._send({**said, "error": named(error)}, {})
-        else:
+        try:
             found = answer.result()
             outputs = {} if found is None else found
-            self._send({**said, "parameters": parameters_of(outputs)}, outputs)
+            said["parameters"] = parameters_of(outputs)
+        except BaseException as error:  # whatever it is, the code waits
+            said["error"], outputs = named(error), {}
+        self._send(said, outputs)
 
 
 def _asked(header: Header, tensors: Arrays) -> Asked:

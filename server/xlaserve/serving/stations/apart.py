@@ -1,7 +1,7 @@
 """Isolation of clients whose requests failed batches of others."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from xlaserve import errors
 from xlaserve.errors.code import ProcessAbsent, ProcessLost
@@ -66,7 +66,9 @@ class Apart:
     requests, which one client could otherwise have done all the time. Of the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[], Iterable[InferCall]]) -> None:
+        """`waiting` returns the requests that wait, which may be of a client that is isolated."""
+        self._waiting = waiting
         self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0
         """Batches of other clients due before the next isolated request."""
@@ -116,12 +118,16 @@ class Apart:
             batch.failed.clear()
 
     def add(self, request: InferCall, now_ns: int) -> None:
-        """Isolate the client of a request from now on."""
+        """Isolate the client of a request from now on, with those of its requests that wait."""
         client = client_of(request)
+        is_new = client not in self._until
         self._until[client] = now_ns + APART_SECONDS * _SECOND_NS
         self._until.move_to_end(client)
         if len(self._until) > MOST_APART:
             self._until.popitem(last=False)
+        if is_new:  # else they were marked as they came
+            for one in self._waiting():
+                self.mark(one, now_ns)
 
 
 def client_of(call: InferCall) -> int | str:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.errors.panics import answerable
 from xlaserve.runtime.wrappers.ragged import Parts
 from xlaserve.serving.infer_call import Deliver, Ended, Executed, InferCall, Tensors
 from xlaserve.serving.stations.apart import Apart, FailedBatch, may_be_repeated
@@ -176,9 +177,6 @@ def fitting(
     return chosen, rows >= max_rows
 
 
-# --- one array for a batch, and back -----------------------------------------------------------
-
-
 def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
     """Put the inputs of a batch together, with its last row again behind them up to `rows`.
 
@@ -218,9 +216,6 @@ def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> S
         parts.append(output[start:end])
         start = end
     return parts
-
-
-# --- the batcher -------------------------------------------------------------------------------
 
 
 class Runner(Protocol):
@@ -341,7 +336,7 @@ class Batcher:
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
-        self._apart = Apart()
+        self._apart = Apart(lambda: queue)
         self._again: deque[tuple[InferCall, FailedBatch]] = deque()
         """Requests of failed batches, retried next, each by itself."""
 
@@ -419,7 +414,11 @@ class Batcher:
         if self._again and not self._others_go_first():
             self._start_again()
         elif self._may_start:
-            requests = self._queue.take(now, others_first=self._apart.is_owed)
+            try:
+                requests = self._queue.take(now, others_first=self._apart.is_owed)
+            except BaseException as error:  # nobody may wait for ever for what cannot be gathered
+                self._deliver(self._queue.clear(), answerable(error))
+                requests = ()
             if requests:
                 apart = now - self._ended_ns > APART_NS
                 self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
@@ -491,9 +490,10 @@ class Batcher:
             ended(error)
 
     def _freed_again(self, batch: FailedBatch) -> None:
-        self._freed()
-        # Some models answer their requests themselves, and have done so by then.
+        # Some models answer their requests themselves, and have done so by then. Before the next
+        # batch is taken, which may have another request of the one at fault.
         self._clock.soon(lambda: self._apart.judge(batch, self._now_ns()))
+        self._freed()
 
     def _freed(self) -> None:
         self._free += 1

@@ -260,19 +260,19 @@ class Generation:
         call = self.call
         try:
             response = respond(call, found.outputs)
+            if not found.is_last:
+                call.answer(response, last=False)
+                return False
         except ENDS:
             raise
         except BaseException as error:
-            # Outputs that are not what the model promised.
+            # Outputs that are not what the model promised, or an answer that cannot be written.
             deliver([call], error)
             return False
-        if found.is_last:
-            self._report(self._ready.error)
-            self._finish()
-            answer_last(call, self._executed(), response)
-            return True
-        call.answer(response, last=False)
-        return False
+        self._report(self._ready.error)
+        self._finish()
+        answer_last(call, self._executed(), response)
+        return True
 
     def _executed(self) -> Executed:
         return Executed({}, self._begun_ns, self._station.now_ns(), self.call.rows)

@@ -455,15 +455,17 @@ class Exchange:
             if call.instance.info.is_lenient:
                 call.chosen = specs_of(outputs)
             response = respond(call, outputs, parameters)
+            if not last:
+                call.answer(response, last=False)
         except ENDS:
             raise
         except BaseException as error:
             deliver([call], error)
+            self._written()
             return
         if last:
             answer_last(call, self._executed(), response)
             return
-        call.answer(response, last=False)
         if call.is_writable or call.has_ended:
             self._written()
         else:

@@ -52,9 +52,14 @@ class Outbox:
     def _deliver(self) -> None:
         self._is_waking = False
         posted = self._posted
-        for _ in range(len(posted)):
-            posted.popleft()()
-        if posted and not self._is_waking:
-            # More came meanwhile: others have a turn before it.
-            self._is_waking = True
-            self._loop.call_soon(self._deliver)
+        left = len(posted)
+        try:
+            while left:
+                left -= 1
+                posted.popleft()()
+        finally:
+            if posted and not self._is_waking:
+                # More came meanwhile: others have a turn before it. Or one raised: the rest is not
+                # its own.
+                self._is_waking = True
+                self._loop.call_soon(self._deliver)

@@ -106,7 +106,7 @@ class Line:
         """Since when each waits, in the order in which they came."""
         self._is_busy = False
         """Whether an execution is running or about to start."""
-        self._apart = Apart()
+        self._apart = Apart(lambda: (one.call for one in self._pending))
 
     def add(self, waiting: Waiting) -> None:
         """Enqueue a request; it is executed with all that come in the same pass of the loop."""
@@ -165,9 +165,11 @@ class Line:
     ) -> None:
         if not isinstance(found, BaseException):
             self._judge(taken, found)
-        for number, waiting in enumerate(taken):
-            waiting.computed(found if isinstance(found, BaseException) else found[number])
-        self._begin()
+        try:
+            for number, waiting in enumerate(taken):
+                waiting.computed(found if isinstance(found, BaseException) else found[number])
+        finally:
+            self._begin()
 
     def _judge(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
         """Have those computed by themselves for a while that failed the others of an execution."""

@@ -90,11 +90,13 @@ class Client(InferCall):
         return self.reads
 
 
-def asking(core: Core, *counts: float) -> list[Client]:
+def asking(core: Core, *counts: float, of_bad: int = 0) -> list[Client]:
+    """Ask for so many answers each; `of_bad` is the client of those that fail."""
     clients = []
     for count in counts:
         inputs = (InferInput("x", FP32, np.full((1, 2), count, np.float32)),)
         clients.append(Client())
+        clients[-1].client = of_bad if count == 99 else 0
         core.engine.begin(clients[-1], InferRequest("m", inputs=inputs))
     return clients
 
@@ -184,6 +186,44 @@ async def test_of_an_execution_that_fails_those_alone_fail_that_do_by_themselves
     assert [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]] == [clients[0].told, clients[2].told]
     assert [1, 2] == clients[3].told
     assert [1, 1, 1, 1] == [row.closed for row in model.opened]
+
+
+async def test_an_answer_that_cannot_be_written_is_of_nobody_else(
+    core: Core, model: SteppingModel
+) -> None:
+    """Its call ends with that, and what is computed next is."""
+
+    def write(response: InferResponse, *, last: bool) -> None:
+        raise Panic
+
+    clients = asking(core, 3, 3, 3)
+    clients[0].write = write  # type: ignore[method-assign]
+    free(model)
+    await until(lambda: all(client.has_ended for client in clients))
+    (later,) = asking(core, 2)
+    await until(lambda: later.has_ended)
+
+    assert [Panic] == [type(error) for error in clients[0].told]
+    assert [[1, 2, 3], [1, 2, 3], [1, 2]] == [one.told for one in (*clients[1:], later)]
+
+
+class Panic(BaseException):
+    """As a library in Rust raises one."""
+
+
+async def test_what_waits_of_a_client_that_is_found_out_is_executed_by_itself(
+    core: Core, model: SteppingModel
+) -> None:
+    """Though it came before its client was known."""
+    first = asking(core, 2, 99, of_bad=7)
+    await until(lambda: model.opened)
+    waiting = asking(core, 99, 2, of_bad=7)
+    free(model)
+    await until(lambda: all(client.has_ended for client in (*first, *waiting)))
+
+    assert [[1, 2], [1, 2]] == [first[0].told, waiting[1].told]
+    mixed = [group for group in model.groups if len(group) > 1 and any(of == 99 for of, _ in group)]
+    assert 1 == len(mixed)
 
 
 async def test_who_does_not_read_is_in_no_execution(core: Core, model: SteppingModel) -> None:

@@ -259,8 +259,10 @@ class CompilerProcesses:
             except ProcessEndedError as error:
                 task.tell(error)
                 process.of.stop()
-                if not error.is_foreign or attempt + 1 == _ATTEMPTS:
-                    task.fail(Refused(f"a process does not start: {error}"))
+                # One that its task has ended would be ended again.
+                if not error.is_foreign or task.has_killed or attempt + 1 == _ATTEMPTS:
+                    reason = task.excess(self.limits.bytes) or str(error)
+                    task.fail(Refused(f"a process does not start: {reason}"))
                     return None
             else:
                 self._tell("a process compiles", pid=process.of.pid, most_bytes=self.limits.bytes)
@@ -380,6 +382,15 @@ class _Task:
                 self._process.kill()
         self.fail(LoadCancelled(self.job.model))
 
+    @property
+    def has_killed(self) -> bool:
+        """Tell whether its process was killed because of it."""
+        return self._is_cancelled or self._is_too_large
+
+    def excess(self, most_bytes: int) -> str:
+        """Say that its process took more than it may; nothing where it did not."""
+        return f"it took more than {most_bytes} bytes" if self._is_too_large else ""
+
     def tell(self, ended: ProcessEndedError) -> None:
         """Log the end of its process, unless it was killed because of a cancellation."""
         if not self._is_cancelled:
@@ -395,8 +406,7 @@ class _Task:
             is_too_large = self._is_too_large
         if self.job.trial is not None and (is_too_large or is_last or not ended.is_foreign):
             # Another attempt would take as long.
-            if is_too_large:
-                reason = f"it took more than {most_bytes} bytes"
+            reason = self.excess(most_bytes) or reason
             self.fail(TrialEndedError(reason, ended.doing, ended))
             return True
         if is_too_large:
