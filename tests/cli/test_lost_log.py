@@ -110,7 +110,7 @@ async def test_loads_and_unloads_answer_as_usual(repository: Path) -> None:
         grpc.aio.insecure_channel(url) as channel,
     ):
         outcomes = [
-            (await mesh.outcome(call(channel, method, name)))[0]
+            await mesh.code(call(channel, method, name))
             for method, name in [("Load", "identity"), ("Load", "none"), ("Unload", "identity")]
         ]
 
@@ -145,16 +145,12 @@ async def test_a_mesh_gets_its_answers(repository: Path) -> None:
         mesh.dial(url) as sidecar,
     ):
         await sidecar.status()
-        outcomes = [
-            (await mesh.outcome(made))[0]
-            for made in (
-                sidecar.load("m", repository / "identity"),
-                sidecar.load("n", repository / "none"),
-                sidecar.unload("m"),
-            )
-        ]
+        # One after the other: an unload ends a load that it meets.
+        loaded = await mesh.code(sidecar.load("m", repository / "identity"))
+        failed = await mesh.code(sidecar.load("n", repository / "none"))
+        unloaded = await mesh.code(sidecar.unload("m"))
 
-        assert "OK" == outcomes[0] == outcomes[2] != outcomes[1]
+        assert ["OK", "FAILED_PRECONDITION", "OK"] == [loaded, failed, unloaded]
         assert 0 == await stopped(process)
 
 
@@ -204,13 +200,12 @@ async def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
 async def test_what_a_library_says_on_a_full_stderr_changes_nothing() -> None:
     code = """
 import sys
-from importlib import metadata
-from xlaserve import cli
-known = metadata.version
-def version(name):
+from xlaserve import build, cli
+known = build.version
+def version():
     print("deprecated", file=sys.stderr, flush=True)
-    return known(name)
-cli.metadata.version = version
+    return known()
+build.version = version
 sys.argv = ["xlaserve", "--version"]
 cli.main()
 """

@@ -16,6 +16,7 @@ from support.asking import Client, given
 from support.python_models import VECTORS, Start, starting, write, write_function
 from support.server import Serve
 
+from xlaserve.process.silence import Stopped
 from xlaserve.python_models import copies
 from xlaserve.python_models.process import copies as process_copies
 from xlaserve.python_models.process import pipe
@@ -190,7 +191,8 @@ async def test_a_message_that_is_none_ends_the_process_and_not_the_server(
 async def test_a_process_that_is_stopped_within_a_transfer_can_be_unloaded(
     start: Any, root: Path, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing limits how long it may be silent."""
+    """Also where nothing limits how long it may be silent, and before it is seen to be stopped."""
+    monkeypatch.setattr(Stopped, "look", lambda stopped: None)
     monkeypatch.setattr(process_copies, "UNLOAD_SECONDS", 0.5)
     monkeypatch.setattr(pipe, "STALLED_SECONDS", 0.5)
     write(root, "m", WORST, VECTORS + PROCESS)

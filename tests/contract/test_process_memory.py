@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -126,5 +127,6 @@ async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) ->
                     text = str(error)
                     break
 
-    assert "its process was lost, it held " in text
+    # The process is measured from time to time: while it executes a request, or between two.
+    assert re.search("its process was lost .*, it held ", text)
     assert f"more than {600 * MIB} (python_process_bytes), and was ended" in text

@@ -172,21 +172,24 @@ async def test_a_run_that_stopped_at_a_failure_has_not_shown_that_the_others_pas
 
 
 HALVES = """
+from pathlib import Path
+
 import pytest
 
-def fails(place):
+def fails(name):
+    place = Path(__file__).with_name(name)
     if not place.exists():
         place.write_text("")
         assert False
 
 @pytest.fixture
-def before(tmp_path_factory):
-    fails(tmp_path_factory.getbasetemp().parent.parent / "{folder}-before")
+def before():
+    fails("before")
 
 @pytest.fixture
-def after(tmp_path_factory):
+def after():
     yield
-    fails(tmp_path_factory.getbasetemp().parent.parent / "{folder}-after")
+    fails("after")
 
 @pytest.mark.slow
 def test_setup(before): ...
@@ -223,7 +226,7 @@ async def test_one_that_is_skipped_the_second_time_has_failed(project: Project) 
 @pytest.mark.slow
 async def test_failures_of_fixtures_and_marked_tests_are_run_again(project: Project) -> None:
     """Also where the name of the test has what separates names."""
-    project.write({"some": HALVES.replace("{folder}", project.folder.name)})
+    project.write({"some": HALVES})
     code, said = await project.run("-m", "slow", "-p", "no:randomly", "-o", "timeout=100")
 
     assert 0 == code, said

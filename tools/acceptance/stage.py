@@ -95,6 +95,11 @@ class Stage:
         for connection in self.connections.pop(pid, ()):
             connection.close()
 
+    def leave_all(self) -> None:
+        """Close the connections to all processes."""
+        for pid in tuple(self.connections):
+            self.leave(pid)
+
     @property
     def looking(self) -> HTTPConnection:
         """Return a connection to one that is not stopped, to look."""
@@ -188,7 +193,9 @@ def served(
         launch = Launch(folder, given, variables={**variables, **watched})
         try:
             subject = launch.start()
-            yield Stage(launch, subject.http, subject.grpc)
+            stage = Stage(launch, subject.http, subject.grpc)
+            stack.callback(stage.leave_all)
+            yield stage
         finally:
             if launch.process is not None and launch.process.poll() is None:
                 launch.stop()

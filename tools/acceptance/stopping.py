@@ -5,7 +5,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -173,6 +173,6 @@ def _turn(stage: Stage, layout: str, kind: Kind, seen: _Seen) -> None:
 def _serving(folder: Path, layout: str, *, has_watchdog: bool) -> Iterator[Stage]:
     _, flags = _LAYOUTS[layout]
     with served(folder, {"readiness": "startup", **flags}, has_watchdog=has_watchdog) as stage:
-        connection = stage.connect()
-        until(lambda: stage.says(connection, "/v2/health/ready"))
+        with closing(stage.connect()) as connection:
+            until(lambda: stage.says(connection, "/v2/health/ready"))
         yield stage
