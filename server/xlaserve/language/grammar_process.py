@@ -83,7 +83,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         llguidance.TokenizerWrapper(alphabet), eos_token=first["stop"]
     )
     limits = llguidance.LLParserLimits(**first["grammar"])
-    allocated = ctypes.CDLL(None).mallinfo
+    allocated = getattr(ctypes.CDLL(None), "mallinfo", lambda: _Allocated())  # glibc alone has it
     allocated.restype = _Allocated
 
     def allocated_bytes() -> int:
@@ -105,7 +105,10 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
             made.compute_bitmask()
         if made.is_error():
             return {"failed": made.get_error()}
-        return {"text": "", "bytes": (allocated_bytes() - before) % (1 << 32)}
+        made_bytes = (allocated_bytes() - before) % (1 << 32)
+        # Less than before is no size, and the text itself is held in any case.
+        is_size = made_bytes < 1 << 31
+        return {"text": "", "bytes": max(len(asked["text"]), made_bytes if is_size else 0)}
 
     return answer
 

@@ -48,7 +48,7 @@ MOST_KNOWN = 1024
 """Grammars of a model of which is remembered whether they may be compiled."""
 
 _STEP_NS, _MOST_STEPS_NS = (int(1e9 * one) for one in (STEP_SECONDS, MOST_STEPS_SECONDS))
-_EXPECTED = "one that can be compiled and followed"
+_EXPECTED = "one that can be compiled and followed (model '{}')"
 _SCRIPT = Path(__file__).with_name("grammar_process.py")
 
 
@@ -121,8 +121,8 @@ class Grammars:
         try:
             matcher = self._matcher(self._tokenizer, read(text), log_level=0, limits=self._limits)
         except ValueError as error:
-            raise _refused(parameter, str(error)) from error
-        place = Place(parameter, matcher)
+            raise _refused(self._model, parameter, str(error)) from error
+        place = Place(self._model, parameter, matcher)
         place.check()
         # The first step is the longest: it is not for the thread of the slots.
         place.fill(np.zeros(self._words, np.int32))
@@ -189,13 +189,16 @@ class Trial:
                 "fewer alternatives, and fewer repetitions",
                 found.get("because", "one that takes more"),
             )
-        return (_EXPECTED, _shown(found["failed"])) if "failed" in found else int(found["bytes"])
+        if "failed" in found:
+            return _EXPECTED.format(self._model), _shown(found["failed"])
+        return int(found["bytes"])
 
 
 class Place:
     """A place in a grammar (a Constraint): what may follow what was taken. One thread calls it."""
 
-    def __init__(self, parameter: str, matcher: Any) -> None:
+    def __init__(self, model: str, parameter: str, matcher: Any) -> None:
+        self._model = model
         self._parameter = parameter
         self._matcher = matcher
         self._spent_ns = 0
@@ -204,7 +207,7 @@ class Place:
     def check(self) -> None:
         """Raise InvalidParameter once the grammar has failed."""
         if self._matcher.is_error():
-            raise _refused(self._parameter, self._matcher.get_error())
+            raise _refused(self._model, self._parameter, self._matcher.get_error())
 
     def fill(self, words: Tensor) -> None:
         """Set the bits of the tokens that may come next; raises InvalidParameter."""
@@ -217,7 +220,8 @@ class Place:
             raise InvalidParameter(
                 self._parameter,
                 f"one whose steps take at most {STEP_SECONDS:g} seconds of the processor, and "
-                f"{MOST_STEPS_SECONDS:g} beyond that together: fewer ways to read the same text",
+                f"{MOST_STEPS_SECONDS:g} beyond that together (model '{self._model}'): fewer ways to "
+                "read the same text",
                 "one whose steps take longer",
             )
 
@@ -234,5 +238,5 @@ def _shown(problem: str) -> str:
     return " ".join(problem.split())[:_SHOWN_CHARACTERS]
 
 
-def _refused(parameter: str, problem: str) -> InvalidParameter:
-    return InvalidParameter(parameter, _EXPECTED, _shown(problem))
+def _refused(model: str, parameter: str, problem: str) -> InvalidParameter:
+    return InvalidParameter(parameter, _EXPECTED.format(model), _shown(problem))
