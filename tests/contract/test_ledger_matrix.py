@@ -258,6 +258,11 @@ class Body:
         return self.infers and "image" not in self.form
 
     @property
+    def is_endless(self) -> bool:
+        """Tell whether its answers go on until its client leaves."""
+        return self.door.endswith("/Watch")
+
+    @property
     def model(self) -> str:
         """Return the model of its request, or the region."""
         if "haredmemory" in self.door.lower():
@@ -354,7 +359,7 @@ class Client:
 
     async def answer(self) -> str:
         """Read an answer to its end, or the first of those that have none; return its status."""
-        is_endless = self.body.door.endswith("/Watch")
+        is_endless = self.body.is_endless
         if self.wire is not None:
             if is_endless:
                 kinds: Any = (h2.events.DataReceived, h2.events.StreamEnded)
@@ -524,14 +529,14 @@ async def partly(place: Place, client: Client, *more: tuple[str, str]) -> bytes:
 async def answered(place: Place, body: Body) -> None:
     """On a connection that stays: twice, since the first of a form takes another way."""
     async with place.client(body) as client:
-        for _ in range(2 if body.protocol != GRPC else 1):
+        for _ in range(1 if body.protocol == GRPC or body.is_endless else 2):
             number = new_number()
             sent = body.make(place, body, number)
             place.free(number)
             await client.begin(sent)
             await client.send(sent.data, last=True)
             assert await client.answer() not in ("500", "13", "2")
-            if not body.door.endswith("/Watch"):
+            if not body.is_endless:
                 await place.is_even()
 
 
@@ -543,7 +548,7 @@ async def answered_late(place: Place, body: Body) -> None:
             assert place.ledger.held > 0
         place.free(number)
         await client.answer()
-        if not body.door.endswith("/Watch"):
+        if not body.is_endless:
             await place.is_even()
 
 
@@ -613,7 +618,7 @@ async def given_up_as_it_was_executed(place: Place, body: Body) -> None:
     async with place.client(body) as client:
         number = await whole(place, client)
         await client.reset()
-        if not body.door.endswith("/Watch"):
+        if not body.is_endless:
             await place.is_even()
         place.free(number)
     await place.is_even()

@@ -192,7 +192,7 @@ class Account:
 
     def release_all(self, kind: Kind) -> None:
         """Release all bytes held for a purpose."""
-        count = self.held_for(kind)
+        count = self._kinds[kind] if kind else self.held_for(kind)
         if count:
             self.release(count, kind)
 

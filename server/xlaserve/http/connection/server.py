@@ -234,9 +234,9 @@ class HttpServer:
 
         Raises BudgetExhausted, which is what becomes of its call then.
         """
-        size = answer.size
+        size, written = answer.size, answer
         answer = await self._packed(request, answer)
-        request.connection.held.begin_part(answer.size)
+        request.connection.held.begin_part(size if answer is written else answer.size)
         if call.record is not None:
             call.record.status = answer.status
             call.record.sent(size)
@@ -297,7 +297,7 @@ class HttpServer:
 
     def _finish(self, request: Request) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
-        coding = self._coding(accepted)
+        coding = self._coding(accepted) if accepted else compression.IDENTITY
         return None if coding == compression.IDENTITY else partial(self._compress_later, coding)
 
     def _coding(self, accepted: str) -> str:
@@ -313,8 +313,8 @@ class HttpServer:
 
     async def _packed(self, request: Request, answer: HttpResponse) -> HttpResponse:
         """Return an answer as its client accepts it."""
-        coding = self._coding(request.headers.get("Accept-Encoding", ""))
-        if not _to_compress(coding, answer):
+        accepted = request.headers.get("Accept-Encoding", "")
+        if not accepted or not _to_compress(coding := self._coding(accepted), answer):
             return answer
         return await self._compress(coding, answer, request.connection.held.account)
 

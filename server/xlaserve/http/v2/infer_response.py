@@ -203,7 +203,7 @@ def _described_bytes(response: InferResponse) -> int:
     if isinstance(response, DetailedResponse):
         own = (response.parameters, *response.output_parameters.values())
         size += sum(len(_ENCODER.encode(dict(parameters))) for parameters in own)
-    return size + ESCAPED_CHARACTERS * sum(len(text.encode()) for text in texts)
+    return size + ESCAPED_CHARACTERS * sum([len(text.encode()) for text in texts])
 
 
 def texts_bytes(size: int, texts: Iterable[Tensor], rules: JsonRules) -> int:
