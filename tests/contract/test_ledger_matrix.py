@@ -413,6 +413,14 @@ class Place:
     def held(self) -> Any:
         return self.server.application.registry.resolve(HELD)[1]
 
+    async def load(self) -> None:
+        """Load the models that are not."""
+        for name in (HELD, STORY, WORDS):
+            if not self.server.application.registry.ready(name):
+                path = f"/v2/repository/models/{name}/load"
+                loaded = await self.asking.send("POST", path, "")
+                assert loaded.status == 200, loaded.body
+
     def free(self, number: float) -> None:
         """Let the execution for a number go on."""
         (self.folder / f"free-{int(number)}").touch()
@@ -464,10 +472,8 @@ async def running(folder: Path, faults: list[str], **settings: Any) -> AsyncIter
         async with serving(folder, models, **settings) as server:
             assert server.http is not None
             asking = Asking(server.url, server.http, memory.name, ONE, models)
-            for name in (HELD, STORY, WORDS):
-                loaded = await asking.send("POST", f"/v2/repository/models/{name}/load", "")
-                assert loaded.status == 200, loaded.body
             place = Place(server, asking, folder, faults)
+            await place.load()
             yield place
         await place.is_even()
     finally:
@@ -678,8 +684,10 @@ ENDS: Mapping[End, Callable[[Body], bool]] = {
     given_up_as_it_was_executed: lambda body: True,
     expired_as_it_was_executed: lambda body: body.protocol != HTTP and body.infers,
     given_up_in_the_queue: lambda body: body.is_executed,
-    # As lines it is refused, since they may be longer than what a connection may hold.
-    gone_as_its_answer_was_written: lambda body: body.is_executed and "lines" not in body.form,
+    # Written by Python, it is refused: it may be longer than what a connection may hold.
+    gone_as_its_answer_was_written: lambda body: (
+        body.is_executed and body.form.rpartition("/")[2] not in ("jsonlines", "csv", "x-npy")
+    ),
 }
 """And of which bodies it is the end."""
 SAMPLE = 23
@@ -696,6 +704,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("end", "body"), [*cases()])
 async def test_the_ledger_is_what_it_was_before(place: Place, end: End, body: Body) -> None:
+    await place.load()  # a mesh that asks for the status empties the server
     first = next(_numbers)
     try:
         await end(place, body)
