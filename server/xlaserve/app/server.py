@@ -107,7 +107,7 @@ class Application:
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
-        """The listener of separate metrics; None without one."""
+        """The listener of separate metrics, or None."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
         self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)

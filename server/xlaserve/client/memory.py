@@ -136,7 +136,7 @@ class SharedInputs:
 
     async def _forget(self, region: Region) -> None:
         self._drop(region)
-        # A server that cannot be asked any more has forgotten it, or will.
+        # An unreachable server has forgotten it, or will.
         await self._asked(self._client.memory.unregister(region.name))
 
     async def _asked(self, asking: Awaitable[T]) -> T | None:

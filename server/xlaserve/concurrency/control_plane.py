@@ -158,7 +158,7 @@ class Journal:
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:
-        """Return the last change of a change's subject; None without one."""
+        """Return the last change of a change's subject, or None."""
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:

@@ -95,7 +95,7 @@ def _tell(
 
     try:
         loop.call_soon_threadsafe(tell)
-    except RuntimeError:  # the event loop is closed: nobody waits any more
+    except RuntimeError:  # the event loop is closed: there is no waiter left
         return
 
 

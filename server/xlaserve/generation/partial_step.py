@@ -26,7 +26,7 @@ class PartialStep:
 
     decode: Callable[..., Any]
     axes: tuple[int | None, ...]
-    """Position of the positions axis of each array of the cache; None without one."""
+    """Position of the positions axis of each array of the cache, or None."""
     window: int
     keeps_rows: bool
     """Whether `decode` changes the row of the position alone: one that does not have rows kept for

@@ -24,7 +24,7 @@ _PARTIAL = 2
 
 
 def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
-    """Tell whether steps behind kept rows give what they give behind rows that are computed anew.
+    """Tell whether steps behind kept rows give what they give behind rows that are computed again.
 
     True without a trial where a slot has hardly any positions. The cache is empty afterwards.
     """

@@ -141,7 +141,7 @@ class EventCall(InferCall):
         return waiting
 
     def _take(self) -> _Answer | BaseException | None:
-        """Return the next event; None if there is none yet."""
+        """Return the next event, or None."""
         if self._waiting:
             return self._waiting.popleft()
         return asyncio.CancelledError("the call was cancelled") if self.has_ended else None

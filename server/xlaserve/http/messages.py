@@ -50,7 +50,7 @@ class HttpRequest:
 
     @property
     def content_type(self) -> str:
-        """Return the media type in lower case without parameters; empty without one."""
+        """Return the media type in lower case without parameters, or empty."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 

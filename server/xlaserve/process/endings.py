@@ -65,7 +65,7 @@ def _watch(leader: int, ended: int) -> None:
     """Wait for the end of a process, and kill the rest of its session."""
     # Not of its group, which is killed as a whole.
     os.setpgid(0, 0)
-    # Others learn of ends by pipes and sockets that nobody has any more.
+    # Others learn of ends by the closing of their pipes and sockets.
     os.closerange(0, ended)
     os.closerange(ended + 1, _MOST_DESCRIPTORS)
     waiting = select.poll()

@@ -138,7 +138,7 @@ class Making:
     is_batched: bool
     concurrency: int
     forget: Callable[[], None]
-    """Drops its modules and metrics, once no copy runs any more."""
+    """Drops its modules and metrics once every replica has stopped."""
 
 
 def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -> Making:

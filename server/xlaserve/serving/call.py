@@ -53,7 +53,7 @@ class Operation(StrEnum):
     READINESS = "readiness"
     """Readiness of a model, which reveals that it exists."""
     SERVICE = "service"
-    """A method of a service of one's own."""
+    """A method of a custom service."""
 
 
 OPEN = frozenset({Operation.SHELL})
@@ -216,7 +216,7 @@ class Call:
     admission: Admission | None = None
     """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
-    """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    """The call that this one is part of: of an ensemble, or of a custom service."""
     uses: "set[tuple[str, str, weakref.ref[object] | None]] | None" = None
     """The models that its answer is made with, where somebody may keep it; else None."""
     companions: "Sequence[weakref.ref[Call]]" = ()

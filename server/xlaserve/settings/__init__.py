@@ -241,7 +241,7 @@ class Settings(Derived):
     """Seconds a program may take to come from there; past it it is compiled."""
     conversion_cache_max_bytes: int = 16 << 30
     """Most bytes of ONNX models that loads converted, which are kept there too; the least recently
-    used are evicted. With 0, or without the directory, every load converts anew."""
+    used are evicted. With 0, or without the directory, every load converts again."""
     max_conversion_bytes: int = 8 << 30
     """Most bytes of an ONNX model, with its external data, that a load converts."""
     mmap_parameters: bool = False

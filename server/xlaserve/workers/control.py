@@ -315,7 +315,7 @@ class Control:
         kind = _UNDONE.get(change.kind)
         if was_loaded or kind is None:
             # What was there before is gone where the change was made: there is no way back. The
-            # others are started anew, and then have what all have.
+            # others are restarted, and then have the common state.
             self._remember(change)
             # One that drains refuses every change, and has clients to answer.
             for worker in () if self._is_stopping else failed:

@@ -102,7 +102,7 @@ class Link:
         self._held: dict[int, Mapping[str, frozenset[str]]] = {}
         """The models of each change in progress by its number, and the versions that stay ready."""
         self.shown: Callable[[], Awaitable[None]] | None = None
-        """Returns once all front ends of this engine show what is loaded; None without any."""
+        """Returns once all front ends of this engine show the loaded models; None without any."""
         self.on_state: Callable[[], None] = lambda: None
         """Called when `is_ready` has changed."""
         self.is_loaded: Callable[[str], bool] = lambda _: False

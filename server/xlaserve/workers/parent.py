@@ -322,7 +322,7 @@ class Supervisor:
         return self._is_ready and not self._stopping
 
     def _say_state(self) -> None:
-        """Tell every worker what is of all: those that were started anew have no clients yet."""
+        """Send every worker the server-wide state; a restarted worker has no clients yet."""
         first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
         silent = [worker.role.worker for worker in self.workers if worker.is_silent]

@@ -18,7 +18,7 @@ _OTHER_ERRORS = "other errors"
 _SHOWN_CHARACTERS = 200
 
 Percentiles = Mapping[str, float]
-"""Milliseconds as p50, p90, p99 and max; empty without any."""
+"""Milliseconds as p50, p90, p99 and max; empty if nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)

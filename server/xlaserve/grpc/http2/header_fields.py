@@ -89,7 +89,7 @@ name_of = itemgetter(3)
 
 
 def name_problem(name: bytes) -> str | None:
-    """Say what is wrong with the name of a field that is no pseudo-header (RFC 9113, 8.2)."""
+    """Return the problem of a regular field's name, or None (RFC 9113, 8.2)."""
     if not _NAME.fullmatch(name):
         return "a header name that is not in lower case, or has a character that is not allowed"
     if name in OF_A_CONNECTION:

@@ -60,7 +60,7 @@ class Shared:
 class Conduct:
     """Counts what a well-behaved client does seldom, and ends the connection of one that is not.
 
-    Counts start anew with each window of time. They grow with the answers that the client got in
+    Counts start again with each window of time. They grow with the answers that the client got in
     it: one that cancels a tenth of a million requests behaves.
     """
 

@@ -79,7 +79,7 @@ class Sender:
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
-            return True  # nobody wants it any more
+            return True  # the stream is closed
         self.window -= size
         number = stream.id
         output = self.output

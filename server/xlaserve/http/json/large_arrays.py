@@ -73,7 +73,7 @@ class Cut:
 
 
 def cut_arrays(text: memoryview) -> Cut | None:
-    """Cut potentially large arrays out of a document; None without any."""
+    """Cut potentially large arrays out of a document; None if it has none."""
     nonce = secrets.token_hex(_MARKER_BYTES).encode()
     parts: list[bytes | memoryview] = []
     arrays: dict[bytes, memoryview] = {}

@@ -47,7 +47,7 @@ class Conversions:
     """The converted models that are kept, by key; the least recently used are evicted. Thread-safe.
 
     Several processes may share the directory: entries appear and go whole, and one that goes while
-    it is read is converted anew.
+    it is read is converted again.
     """
 
     def __init__(

@@ -348,7 +348,7 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
 )
-"""Every door of the server's own; methods of services of one's own need `service`, all alike.
+"""Every door of the server's own; methods of custom services need `service`, all alike.
 
 A door may lead to several objects, by what a request says.
 """

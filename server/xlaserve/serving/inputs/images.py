@@ -50,7 +50,7 @@ def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
 def find_images(
     request: InferRequest, info: ModelInfo, config: ModelConfig, limits: ImageLimits
 ) -> "EncodedImages | None":
-    """Return the inputs of a request that hold images to decode, None where there are none.
+    """Return the inputs of a request that hold images to decode, or None.
 
     Raises InvalidTensor where the model's input takes no images, InvalidParameter where a parameter
     of its configuration for images makes no sense.

@@ -121,7 +121,7 @@ class Ensemble:
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
     def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
-        """Return the plan for the models as they are now: a step may have been loaded anew."""
+        """Return the plan for the models as they are now: a step may have been loaded again."""
         loads = [instance.quick for _, instance in found.values()]
         if loads != self._planned_for:
             models = {key: instance.info for key, (_, instance) in found.items()}

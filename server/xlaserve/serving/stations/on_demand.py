@@ -42,7 +42,7 @@ class ShapeCompiler:
         self._seconds = seconds
         """Longest time of a compilation."""
         self._workers = workers
-        # What nobody waits for any more is not begun.
+        # Do not start what has been cancelled meanwhile.
         self._flights = SingleFlight[Executable](abandonable=True)
         self._log = structlog.get_logger("execution")
 

@@ -39,7 +39,7 @@ from xlaserve.workers.messages import Failure
 _GONE = "the engine process has ended, and is replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
-"""Text for a version that the engine does not have any more."""
+"""Text for a version that the engine no longer has."""
 
 _log = structlog.get_logger("fronts")
 

@@ -54,7 +54,7 @@ class ProcessEndedError(Exception):
         self.is_limit = is_limit
         """Whether its time was over, be it that of the processor."""
         self.doing = doing
-        """The last phase that it named; empty without one."""
+        """The last phase that it named, or empty."""
 
 
 class CompilerProcess:
