@@ -210,8 +210,7 @@ def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
 class ChangesInProgress:
     """Changes in progress, and the kinds refused while the server is being replaced.
 
-    A server that replaces this one is told what clients have changed; what they changed afterwards
-    would be lost.
+    A replacement receives the changes of clients; later changes would be lost.
     """
 
     def __init__(self) -> None:

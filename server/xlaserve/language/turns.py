@@ -62,7 +62,7 @@ class Charged(Generic[T]):
 
 
 class CallerThread:
-    """A thread that makes calls one after another, in turns of who asks for them.
+    """A thread that makes calls one after another, taking turns among the callers.
 
     It begins with the first call. Its methods may be called in any thread.
     """

@@ -14,7 +14,7 @@ instead. Everything else is released by those who do not wait, whatever others d
 eighths of the limit at least, and its share, 49/64, more than the three quarters that are the most
 anybody asks for: the first in the queue is served.
 
-No starvation: who waits is served in order, and while somebody waits only what is small passes.
+No starvation: the queue is FIFO, and only small reservations may pass it.
 """
 
 from collections import deque
@@ -281,7 +281,7 @@ class Wait:
         self._granted: Callable[[], None] | None = granted
 
     def grant(self) -> None:
-        """Hold the bytes, and say so."""
+        """Hold the bytes, and call the callback."""
         granted, self._granted = self._granted, None
         assert granted is not None
         self._ledger.dequeue(self)

@@ -154,7 +154,7 @@ class NestedCalls:
             call = _Many(_call_of(within), asked, found)
             found.on_taken = partial(self._post, call.resume)
             found.on_cancel = partial(self._post, call.cancel)
-            # Who cancelled before now had nobody to tell.
+            # A cancellation before now had no callback.
             if found.is_cancelled:
                 call.cancel()
             else:

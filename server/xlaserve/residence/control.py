@@ -285,7 +285,7 @@ class ModelControl:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        # Whoever asks once its files are read may know of newer ones.
+        # A caller that comes after the files are read may know of newer ones.
         reads = partial(self._loads.close, (name, key))
         load = partial(self._load, name, _PLAIN, reads)
         await self._share(name, key, partial(self._registry.failed.noting, name, load))

@@ -44,7 +44,7 @@ class OfAll:
             return own
         asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
         sees = seen_now()
-        # Other workers do not know who asks: they name every model.
+        # Other workers do not know the caller: they return every model.
         rows = [
             replace(row, reason=without_names(row.reason, sees))
             for row in fold_index(asked.complete())

@@ -37,8 +37,8 @@ PAIRS = ((37, 41), (53, 61), (101, 109))
 them, which refinement would make one with the batch. Where the two are not alike, the next."""
 
 MAX_SECONDS = 20.0
-"""Seconds of a processor for one walk, without the tracing and refinement of JAX: whoever else is
-busy changes no verdict."""
+"""CPU seconds for one walk, without the tracing and refinement of JAX: CPU time, so that the load
+of the machine changes no verdict."""
 
 
 @dataclass(frozen=True, slots=True)

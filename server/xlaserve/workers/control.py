@@ -68,7 +68,7 @@ _log = structlog.get_logger("processes")
 
 
 class _Asked:
-    """A change that a worker has asked for, until that is told how it went."""
+    """A change requested by a worker, until its result is sent."""
 
     def __init__(self, change: ChangeText) -> None:
         self.change = change

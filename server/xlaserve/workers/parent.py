@@ -164,7 +164,7 @@ class Supervisor:
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
         """Return once every worker has ended, within the grace or by SIGKILL.
 
-        The engine ends behind its front ends: what their clients have asked for, it executes.
+        The engine ends after its front ends: it still executes their clients' requests.
         """
         seconds = self._settings.grace_seconds + _ENDING_SECONDS
         for is_last in (False, True) if self._has_engine else (True,):
@@ -399,7 +399,7 @@ class Supervisor:
     def _reloaded(self, number: int) -> None:
         if number in self._reloading:
             self._reloading.discard(number)
-            # Within the start that goes on, and says so at its end.
+            # A start in progress notifies systemd at its end.
             if self.was_ready and not self._reloading and not self._stopping:
                 self._systemd.ready()
 

@@ -138,7 +138,7 @@ class Parent:
         """Do nothing: the parent asks for signs of life, and `_hear` answers."""
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message; without a parent nobody hears it, and the process is about to end."""
+        """Send a message; dropped without a parent, since the process is about to end."""
         with suppress(ChannelError):
             self._channel.send(message)
 

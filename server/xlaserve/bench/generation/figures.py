@@ -83,7 +83,7 @@ class Figures:
 
 
 def figures(observed: Observed) -> Figures:
-    """Return the figures of what was observed.
+    """Return the figures of the observed answers.
 
     What had no answer counts as if it had come at the end of the measurement: without it a server
     that answers some requests and forgets the others would look quick. Errors have no times of

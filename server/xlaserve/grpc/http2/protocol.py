@@ -98,7 +98,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._greeting = None
         self.flush()
         if self.core.streams:
-            # Behind what was just begun: what is answered at once then leaves in the same turn.
+            # After the calls just begun: immediate answers leave in the same loop iteration.
             self.wake()
 
     def eof_received(self) -> bool:
@@ -135,7 +135,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- bytes out ---
 
     def flush(self) -> None:
-        """Write what is due, as much as the transport takes."""
+        """Write pending output, as much as the transport takes."""
         self._flush_due = False
         core, transport = self.core, self.transport
         writes = 0

@@ -182,7 +182,7 @@ class Streams:
             self._answered[stream.id] = _Answered(until, stream.recv_window)
         self._discard(stream)
 
-    # --- answered before their end: what is dropped is within the window that they had ---
+    # --- answered early: later DATA is dropped, within the window that the client has ---
 
     def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
         """Take a step of a stream that was answered."""
@@ -222,7 +222,7 @@ class Streams:
     def close_all(self, reason: str) -> list[deque[Buffer]]:
         """Close every stream, and cancel its call: the connection ends.
 
-        Return what was still to be sent: to let go of all of it at once may take long.
+        Return the unsent buffers: freeing them all at once may take long.
         """
         unsent = []
         self._answered.clear()

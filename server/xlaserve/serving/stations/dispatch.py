@@ -239,7 +239,7 @@ def _dispatched(
     in_flight = dispatch(replica)
 
     def fetch() -> Executed:
-        # What is asked to stay on the device is for nobody who takes it for host arrays.
+        # Resident outputs are device arrays; only ensemble steps request them.
         return Executed(cast(Tensors, in_flight.fetch()), begun, now_ns())
 
     return fetch

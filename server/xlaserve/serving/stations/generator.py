@@ -300,7 +300,7 @@ class Generation:
             )
 
     def _finish(self) -> None:
-        # Whoever keeps this a little longer keeps no tensors.
+        # Later references to this object must keep no tensors alive.
         del self._start
         self.answers = None
         self._ready = Computed()

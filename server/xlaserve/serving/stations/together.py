@@ -144,7 +144,7 @@ class Line:
         self._is_busy = False
 
     def _take(self) -> Sequence[Waiting]:
-        """Dequeue the first request, and those behind it that can be executed with it."""
+        """Dequeue the first request, and later ones that can be executed with it."""
         pending = list(self._pending)
         first = pending[0]
         if first.call.is_apart and self._apart.is_owed:

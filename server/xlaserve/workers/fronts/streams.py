@@ -1,8 +1,8 @@
 """Streams of answers from the engine to a front end, with flow control.
 
-The engine sends answers to a request until so many, or so many bytes of them, are not taken; then
-whatever computes them pauses. An answer is taken once the stream of the client takes another one: a
-client that does not read holds back its own answers, and nobody else's.
+The engine sends answers to a request until a limit of unacknowledged answers or bytes; then their
+producer pauses. An answer is acknowledged once the client's stream can take another one: a slow
+client holds back only its own answers.
 """
 
 from collections import deque

@@ -198,8 +198,8 @@ class Offloading:
             end.close()
             return
         if (before := self._peers.get(worker)) is not None:
-            # Its predecessor is gone. What that had is told by the board, before this one writes
-            # to it.
+            # Its predecessor is gone. The board still has that one's batches, until this one
+            # writes to it.
             before.bridge.close()
         peer = self._peers[worker] = Peer(self, worker)
         account = self._ledger.open()

@@ -102,8 +102,8 @@ class Peer:
         self._home = home
         self._given: dict[int, _Given] = {}
         self._withdrawn: set[int] = set()
-        """Batches that the peer has, and that are executed here nevertheless."""
-        # A worker that replaces another one goes on behind what was begun for that.
+        """Batches that the peer has, but that are executed here after all."""
+        # A replacement continues after the last batch of its predecessor.
         self._last = home.board.begun(worker, home.worker)
 
     @property

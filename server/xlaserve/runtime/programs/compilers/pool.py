@@ -189,7 +189,7 @@ class CompilerProcesses:
             while (task := self._next()) is not None:
                 try:
                     process = self._do(task, process)
-                # Whoever waits for it hears of it, and the next one is served.
+                # The waiting load gets the error; the thread serves the next task.
                 except BaseException as error:
                     task.fail(error)
                 finally:

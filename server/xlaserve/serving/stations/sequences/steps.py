@@ -18,7 +18,7 @@ from xlaserve.tensors import Tensor
 
 
 class Settle(Protocol):
-    """Hears of a call that ends before its batch has."""
+    """Called when a call ends before its batch."""
 
     def __call__(self, call: InferCall, *, has_failed: bool) -> None:
         """Go on with its sequence."""
