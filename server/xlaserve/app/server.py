@@ -454,7 +454,7 @@ class Application:
             async with asyncio.timeout_at(self._closing_until):
                 await self.control.close()
         except TimeoutError:
-            _log.warning("not everything was unloaded", reason="threads use it that do not end")
+            _log.warning("not all models unloaded", reason="threads use it that do not end")
         _log.info("stopped")
 
     def _end_threads(self) -> None:
