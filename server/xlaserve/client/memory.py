@@ -114,7 +114,7 @@ class SharedInputs:
         return True
 
     async def close(self) -> None:
-        """Have the server forget all regions, as far as it can be asked."""
+        """Unregister all regions, as far as the server is reachable."""
         idle, self._idle = self._idle, []
         for region in idle:
             await self._forget(region)

@@ -2,7 +2,7 @@
 
 `decode` leaves the number of slots and of positions open, so that it can be called for a smaller
 cache: that of the slots which take part, as far as the window. XLA keeps the whole cache in place
-only if nothing reads it behind the first write, which `PartialStep` makes sure of.
+only if nothing reads it after the first write, which `PartialStep` makes sure of.
 """
 
 # Much of jax is typed, but not all that is called here.

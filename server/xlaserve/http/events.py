@@ -86,7 +86,7 @@ class EventCall(InferCall):
     def _tell(self) -> None:
         self._changed.set()
 
-    # --- for who answers ---
+    # --- for transports and stations ---
 
     @property
     def is_writable(self) -> bool:
@@ -94,7 +94,7 @@ class EventCall(InferCall):
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Have an answer sent."""
+        """Send an answer."""
         size = output_bytes(response)
         try:
             self.grow(size, "the answer")

@@ -45,7 +45,7 @@ class HttpRequest:
     call: Call = field(default_factory=Call)
     """Itself as the core knows it; it has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
-    """Count so many bytes more that the request takes, until it is answered, and for what; raises
+    """Count this many more bytes that the request takes, until it is answered, and for what; raises
     BudgetExhausted."""
 
     @property

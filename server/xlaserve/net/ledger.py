@@ -97,7 +97,7 @@ class Ledger:
         return Account(self)
 
     def on_pressure(self, call: Callable[[], None]) -> None:
-        """Have something called whenever pressure begins: it may be able to give memory back."""
+        """Register a callback for the begin of memory pressure, which may release memory."""
         self._on_pressure.append(call)
 
     def held_for(self, kind: Kind) -> int:
@@ -197,7 +197,7 @@ class Account:
             self.release(count, kind)
 
     def admits(self, count: int) -> bool:
-        """Tell whether so many bytes more are within the limit and the connection's share."""
+        """Tell whether this many more bytes are within the limit and the connection's share."""
         ledger = self.ledger
         wanted = self.held + count
         left = ledger.limit - ledger.held + self.held

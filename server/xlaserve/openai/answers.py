@@ -231,7 +231,7 @@ class Writer(Protocol):
         ...
 
     def end(self, usage: Usage) -> Sequence[bytes]:
-        """Write the events behind the last piece."""
+        """Write the events after the last piece."""
         ...
 
     def fail(self, body: bytes) -> Sequence[bytes]:

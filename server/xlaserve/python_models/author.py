@@ -104,4 +104,4 @@ class PythonModel:
         return True
 
     def unload(self) -> None:
-        """Clean up; called once, behind the last request."""
+        """Clean up; called once, after the last request."""

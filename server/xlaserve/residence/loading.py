@@ -426,7 +426,7 @@ class VersionLoader:
         return await self._runner.run(Loading(version, source, reservation, context))
 
     def _correct_soon(self, loop: asyncio.AbstractEventLoop, reservation: Reservation) -> None:
-        """Have the books of a loaded model corrected; in any thread."""
+        """Correct the accounting of a loaded model; called in any thread."""
         self._to_correct.append(reservation)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(self._correct_all)

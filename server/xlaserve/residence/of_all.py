@@ -52,7 +52,7 @@ class OfAll:
         ]
         return [row for row in rows if row.state == State.READY.public] if ready else rows
 
-    # --- what other workers ask ---
+    # --- questions of other workers ---
 
     async def _own_statistics(self, about: About) -> list[VersionReport]:
         try:

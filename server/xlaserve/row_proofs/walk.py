@@ -126,7 +126,7 @@ class Walker:
             return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
         except _NOT_OF_ONE_RULE:
             raise
-        # A form of it that was not thought of costs this proof, not those of all outputs.
+        # An unforeseen form of it fails this proof, not those of all outputs.
         except Exception as error:
             reason = f"is of a form that its rule cannot read ({type(error).__name__})"
             return self._stopped(operation, mixed=False, reason=reason)

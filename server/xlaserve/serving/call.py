@@ -283,7 +283,7 @@ class Call:
         """
         return self.owner or host_of(self.root.peer.address)
 
-    # --- for who answers ---
+    # --- for transports and stations ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
         """Write an answer; the last one ends the call. Does nothing once the call has ended."""
@@ -347,7 +347,7 @@ class Call:
             self._timer = loop.call_at(self.deadline, self.expire, context=context)
             self.holds_anything = True
 
-    # --- the end ---
+    # --- the end of the call ---
 
     def end(self, outcome: Outcome = None) -> None:
         """End the call without writing; the caller writes the answer by other means.

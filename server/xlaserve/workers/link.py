@@ -222,7 +222,7 @@ class Link:
         except OSError as error:
             raise write_failure(change.subject, error) from error
 
-    # --- what the parent says ---
+    # --- messages from the parent ---
 
     def heard(self, message: ToWorker) -> None:
         """Do what a message of the parent says, as far as it is about changes and questions."""

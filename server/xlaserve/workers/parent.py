@@ -292,7 +292,7 @@ class Supervisor:
                 self.control.give_up(worker, number)
 
     async def _join(self, worker: WorkerProcess) -> None:
-        """Have a worker that has started make what others have changed, and hand it connections."""
+        """Apply the changes of the others to a started worker, and hand it connections."""
         await self.control.replay(worker)
         if self.was_ready:
             await self.control.converge(worker)
@@ -336,7 +336,7 @@ class Supervisor:
         for worker in self.workers:
             worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
 
-    # --- workers that give no sign of life ---
+    # --- unresponsive workers ---
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Ask a worker for signs of life, and end it where it gives none for too long."""

@@ -249,7 +249,7 @@ class WorkerProcess:
         with suppress(ChannelError):
             self.channel.send(message)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def kill(self) -> None:
         """End it now."""

@@ -98,7 +98,7 @@ class ServerConnection:
         )
 
     def received(self, count: int) -> bool:
-        """Handle so many bytes in the buffer; false when some are left for another pass."""
+        """Handle this many bytes in the buffer; false when some are left for another pass."""
         if self.failed is not None:
             return True
         self._sender.receives = True

@@ -79,7 +79,7 @@ Field: TypeAlias = tuple[str, bytes, int, Name]
 """A token, the value, the size, and the name.
 
 Requests whose fields have the same tokens differ only in values that decide nothing here. A token
-holds a newline behind a name that decides, and begins with one where the field is malformed, so
+holds a newline after a name that decides, and begins with one where the field is malformed, so
 that no two fields that mean different things have the same."""
 
 token_of = itemgetter(0)

@@ -16,7 +16,7 @@ _IN_PLACE_BYTES = 1 << 16
 """Messages that are longer are put where their tensor is aligned."""
 
 Allocate: TypeAlias = Callable[[int], Octets]
-"""Returns so many bytes, whatever is in them."""
+"""Returns this many bytes, whatever is in them."""
 
 Placement: TypeAlias = Callable[[memoryview, int], int]
 """Finds, in the first bytes of a message and from its length, where its large part begins."""

@@ -30,7 +30,7 @@ class Host(Protocol):
         ...
 
     def disconnected(self, protocol: "Http2Protocol") -> None:
-        """Take note that a connection is gone."""
+        """Record that a connection is gone."""
         ...
 
 
@@ -181,7 +181,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._proceed)
         self.flush()
 
-    # --- the end ---
+    # --- shutdown ---
 
     def go_away(self) -> None:
         """Ask the client to open no more streams, and close when all that it opened have ended."""

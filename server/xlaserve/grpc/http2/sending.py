@@ -119,7 +119,7 @@ class Sender:
         return True
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
-        """Tell whether so many bytes leave at once, or may be held."""
+        """Tell whether this many bytes leave at once, or may be held."""
         # However wide the windows are, more than a flush waits for the transport.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)

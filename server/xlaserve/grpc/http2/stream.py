@@ -102,11 +102,11 @@ class Owner(Protocol):
         ...
 
     def hold(self, stream: "ServerStream", count: int) -> None:
-        """Count so many bytes more that are held for a stream, or fewer, until it is closed."""
+        """Count this many more bytes that are held for a stream, or fewer, until it is closed."""
         ...
 
     def reserve(self, stream: "ServerStream", count: int) -> bool:
-        """Count so many bytes for a stream that are to come; false where there is no memory."""
+        """Count this many bytes for a stream that are to come; false where there is no memory."""
         ...
 
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
@@ -118,7 +118,7 @@ class Owner(Protocol):
         ...
 
     def grant(self, stream: "ServerStream", wanted: int) -> None:
-        """Let the client send at least so many bytes more."""
+        """Let the client send at least this many more bytes."""
         ...
 
 
@@ -273,7 +273,7 @@ class ServerStream:
         return self.call is not None and self.call.awaits_client
 
     def grant(self, wanted: int) -> None:
-        """Let the client send at least so many bytes more (RFC 9113 6.9)."""
+        """Let the client send at least this many more bytes (RFC 9113 6.9)."""
         self.owner.grant(self, wanted)
 
     def reserve(self, count: int) -> bool:
@@ -293,5 +293,5 @@ class ServerStream:
         return True
 
     def hold(self, count: int) -> None:
-        """Count so many bytes of its messages more, or fewer; what came is counted already."""
+        """Count this many bytes of its messages more, or fewer; what came is counted already."""
         self.owner.hold(self, count)

@@ -73,7 +73,7 @@ class ChildRequest:
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 
     def again(self) -> None:
-        """Have the request executed once more."""
+        """Reschedule the request."""
         self._send("again", {})
 
     def later(self) -> None:

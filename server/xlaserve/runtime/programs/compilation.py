@@ -109,7 +109,7 @@ class XlaOptions:
         said = self.for_site(platform, devices)
         # Where XLA keeps what it tuned changes no program.
         said.pop(AUTOTUNE_OPTION, None)
-        # Keys of before know no precision.
+        # Older keys have no precision.
         if self.precision_for(platform) not in ("", DEFAULT_PRECISION):
             said["matmul_precision"] = self.precision
         return said

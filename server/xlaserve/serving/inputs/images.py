@@ -118,7 +118,7 @@ class EncodedImages:
         return {name: images.decode(self.is_wanted) for name, images in self._images.items()}
 
     def decode_within(self, most: int) -> dict[str, Tensor] | int:
-        """Decode every image as `decode` does, if that takes no more than so many bytes.
+        """Decode every image as `decode` does, if that takes no more than this many bytes.
 
         Else return how many it takes, and decode nothing.
         """

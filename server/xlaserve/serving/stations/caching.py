@@ -53,7 +53,7 @@ class Caching(Around):
         self._flights: dict[Key, _Flight] = {}
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call from the cache, or have it executed; raises as the station within does."""
+        """Answer a call from the cache, or execute it; raises as the wrapped station does."""
         if call.resident or call.is_volatile:
             # Its tensors may be on a device, or be others when they are executed.
             self.within.begin(call)

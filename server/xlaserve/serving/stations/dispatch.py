@@ -124,7 +124,7 @@ class Dispatcher:
         *,
         since_ns: int = 0,
     ) -> Job:
-        """Have something executed. A batch says what is `freed` when the next may come.
+        """Execute something. A batch passes `freed`, called when the next may come.
 
         `since_ns` is when its oldest request was submitted; 0 for now.
         Raises ExecutionStalled while the device has something that does not end.

@@ -192,7 +192,7 @@ class Generation:
         station.instance.acquire()
 
     def start(self) -> None:
-        """Have the first answer computed.
+        """Start computing the first answer.
 
         Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
         """

@@ -71,7 +71,7 @@ class Together:
         self._lines = [Line(model, work, now_ns) for _ in range(model.replicas)]
 
     def start(self, waiting: Waiting) -> "Ticket":
-        """Have the next answers of a request computed, for its `computed`."""
+        """Compute the next answers of a request, for its `computed`."""
         line = self._lines[waiting.replica]
         line.add(waiting)
         return Ticket(line, waiting)

@@ -50,7 +50,7 @@ class Slabs:
 
 
 def offer(end: socket.socket, size: int) -> Slabs:
-    """Make slabs of so many bytes together, and send them to the other end; raises OSError.
+    """Make slabs of this many bytes together, and send them to the other end; raises OSError.
 
     Where there is no memory, everything goes through the sockets.
     """
@@ -203,7 +203,7 @@ class Bridge(asyncio.Protocol):
         return record
 
     def watch_drops(self) -> None:
-        """Have a place that is viewed given back soon after, though nothing may be said by then."""
+        """Return a viewed place soon after its last use, even if no record is sent by then."""
         self._viewed += 1
         if self._timer is None:
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
@@ -270,7 +270,7 @@ class Bridge(asyncio.Protocol):
             self._writer.release(place)
             self._account.release(self._sizes.pop(place), self._purpose)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the charged bytes, and report that the other end is gone."""

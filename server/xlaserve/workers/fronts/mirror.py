@@ -94,7 +94,7 @@ class Mirror:
         self._is_started = is_started
         self._viewers: set[Viewer] = set()
         self._entries: dict[str, _Entry] = {}
-        """As they were told last."""
+        """Entries as last reported."""
         self._said_started = False
         self._revision = 0
         self._handles: WeakKeyDictionary[Instance, int] = WeakKeyDictionary()
@@ -131,7 +131,7 @@ class Mirror:
         if waiting := [viewer.shows(self._revision) for viewer in self._viewers]:
             await asyncio.wait(waiting)
 
-    # --- what has changed ---
+    # --- changes ---
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

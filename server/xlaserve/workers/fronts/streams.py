@@ -34,7 +34,7 @@ class Window:
         return len(self._sent) < MOST_ANSWERS and self.bytes < MOST_BYTES
 
     def send(self, size: int, counted: int) -> None:
-        """Take note of an answer of so many bytes, of which the ledger counts some."""
+        """Record an answer of this many bytes, of which the ledger counts some."""
         self._sent.append((size, counted))
         self.bytes += size
         self.counted += counted
@@ -66,7 +66,7 @@ class Taking:
         self._bytes = 0
 
     def wrote(self, size: int) -> None:
-        """Take note of an answer; it is taken once the stream takes another."""
+        """Record an answer; it is taken once the stream takes another."""
         self._answers += 1
         self._bytes += size
         self._take()

@@ -93,7 +93,7 @@ class Offloading:
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Have a batch executed by the idle worker that had none for longest; false without any."""
+        """Offload a batch to the longest idle worker; false if none is idle."""
         identity = self._offers.identity(instance)
         peer = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if peer is None or not identity:

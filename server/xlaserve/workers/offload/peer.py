@@ -122,7 +122,7 @@ class Peer:
         ended: Ended,
         refused: Callable[[], None],
     ) -> None:
-        """Have a batch executed."""
+        """Execute a batch."""
         rows = sum([request.rows for request in requests])
         inputs = requests[0].instance.info.inputs
         place, flat, size = self._placed(inputs, pack(requests, rows))

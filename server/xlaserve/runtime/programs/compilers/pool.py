@@ -293,7 +293,7 @@ class _Process:
             raise ProcessEndedError("its first line is another")
 
     def compiled(self, task: "_Task", seconds: float) -> bytes:
-        """Have a job done; raises ProcessEndedError, Refused, or what JAX says."""
+        """Run a job; raises ProcessEndedError, Refused, or what JAX says."""
         job, artifact = task.job, b""
         module = "" if job.proof is None else job.proof.module
         if self._computation != job.computation or module not in ("", self._module):

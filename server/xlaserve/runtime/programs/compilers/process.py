@@ -93,7 +93,7 @@ class CompilerProcess:
     ) -> bytes:
         """Send a line and its attachment, and return the answer's line.
 
-        Raises ProcessEndedError, also where no answer came in so many seconds, or more than
+        Raises ProcessEndedError, also where no answer came in this many seconds, or more than
         `most_bytes` were resident: it is killed then.
         """
         stdin, stdout = self._process.stdin, self._process.stdout

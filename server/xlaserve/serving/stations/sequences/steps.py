@@ -216,7 +216,7 @@ class CopySteps:
             self._settle(call, has_failed=False)
 
     def _go_on(self, exchange: Exchange) -> None:
-        """Have a call executed once more where its model says so."""
+        """Reschedule a call if its model asked for it."""
         call = exchange.call
         if not self._handling.is_decoupled:
             exchange.check_answered()
