@@ -100,7 +100,7 @@ class RepositoryFollower:
         return self._failed
 
     def forget(self, name: str) -> None:
-        """Want a model no more that failed: it was unloaded."""
+        """Drop the recorded failure of a model that was unloaded."""
         self._failed.pop(name, None)
         self._registry.failed.forget(name)
 
