@@ -40,7 +40,7 @@ _PROTOCOLS: Mapping[str, str] = MappingProxyType(
 )
 """Beginning of a path, and its protocol; the first that fits counts."""
 _OTHERS = (
-    (Operation.SERVICE, "gRPC", "every method of a service of one's own, and any that is nowhere"),
+    (Operation.SERVICE, "gRPC", "every method of a custom service, and unknown methods"),
     (Operation.PAGE, "HTTP", "any path that is nowhere"),
 )
 

@@ -236,10 +236,10 @@ async def test_what_is_gone_is_named_and_does_not_block_the_rest(
             whole = config.read_text()
             config.write_text("{")
             os.kill(server.process.pid, signal.SIGUSR2)
-            await server.until("not replaced")
+            await server.until("server not replaced")
             # It serves on, and goes on to take changes.
             await client.ask("POST", "/v2/repository/models/changed/load", {})
-            server.log.remove(server.event("not replaced"))
+            server.log.remove(server.event("server not replaced"))
             config.write_text(whole)
             new = await replace(server, server.process.pid)
             index = await client.ask("POST", "/v2/repository/index", {})

@@ -46,7 +46,7 @@ async def replaced(server: ServerProcess) -> None:
     known = set((await several.connections_of(server.http, 4)).keys())
     async with connecting(server.http) as found, asyncio.timeout(MOST_SECONDS):
         server.process.send_signal(signal.SIGUSR2)
-        await server.until("replaced")
+        await server.until("server replaced")
         await several.is_gone(server.process.pid)
         await answered_by_others(found, known)
 
@@ -89,8 +89,8 @@ async def test_a_server_whose_replacement_fails_serves_on(tmp_path: Path) -> Non
         async with ending(server):
             code.write_text("this is no Python")
             server.process.send_signal(signal.SIGUSR2)
-            await server.until("not replaced")
-            reason = server.event("not replaced")["reason"]
+            await server.until("server not replaced")
+            reason = server.event("server not replaced")["reason"]
             async with aiohttp.ClientSession() as session:
                 mine = await several.asked(session, server.http)
             assert unix.exists()
@@ -116,7 +116,7 @@ async def test_a_server_that_ends_takes_its_unready_replacement_along(tmp_path: 
             server.process.send_signal(signal.SIGUSR2)
             await server.until("replacement started")
             server.process.send_signal(signal.SIGUSR2)
-            await server.until("not replaced")
+            await server.until("server not replaced")
             async with aiohttp.ClientSession() as session:
                 mine = await several.asked(session, server.http)
             status = await server.stop()
@@ -124,4 +124,4 @@ async def test_a_server_that_ends_takes_its_unready_replacement_along(tmp_path: 
             await several.is_gone(new)
 
     assert (0, server.process.pid) == (status, mine)
-    assert f"process {new} is about to replace it" == server.event("not replaced")["reason"]
+    assert f"process {new} is about to replace it" == server.event("server not replaced")["reason"]

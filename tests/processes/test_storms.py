@@ -104,7 +104,8 @@ async def test_a_storm_of_sighup_reads_all_again_and_fails_no_request(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "moment", ["replacement started", "listening", "changes of clients handed over", "replaced"]
+    "moment",
+    ["replacement started", "listening", "changes of clients handed over", "server replaced"],
 )
 async def test_sigterm_during_a_handover_ends_all_of_it(tmp_path: Path, moment: str) -> None:
     models = several.repository(tmp_path / "models")
@@ -116,7 +117,7 @@ async def test_sigterm_during_a_handover_ends_all_of_it(tmp_path: Path, moment: 
             server.process.send_signal(signal.SIGTERM)
             new = server.event("replacement started")["pid"]
             await is_over(server.process.pid)
-            if records(server, "replaced"):
+            if records(server, "server replaced"):
                 # It serves in the place of the old one by then.
                 async with aiohttp.ClientSession() as session:
                     assert new == await several.asked(session, server.http)
@@ -124,4 +125,4 @@ async def test_sigterm_during_a_handover_ends_all_of_it(tmp_path: Path, moment: 
             await is_over(new)
     # Both have drained; one that was not ready may have ended before it had anything to drain.
     stopped = len(records(server, "stopped"))
-    assert stopped >= 1 + bool(records(server, "replaced"))
+    assert stopped >= 1 + bool(records(server, "server replaced"))

@@ -35,12 +35,12 @@ def records(server: ServerProcess, event: str) -> list[dict[str, Any]]:
 
 async def replace(server: ServerProcess, process: int) -> int:
     """Replace a server by its process id; return that of the new one, once the old one is gone."""
-    known = len(records(server, "replaced"))
+    known = len(records(server, "server replaced"))
     os.kill(process, signal.SIGUSR2)
-    while len(records(server, "replaced")) == known:
+    while len(records(server, "server replaced")) == known:
         assert await server.read(), server.log
-        assert [] == records(server, "not replaced")
-    new = records(server, "replaced")[-1]["by"]
+        assert [] == records(server, "server not replaced")
+    new = records(server, "server replaced")[-1]["by"]
     await is_over(process)
     return int(new)
 

@@ -63,7 +63,7 @@ LIVES: tuple[Life, ...] = (
             Step(
                 "grpc/http2/headers.py: HeaderReader",
                 "decodes the header block once; what varies is kept as fields, and what it decides "
-                "is looked up anew for every request.",
+                "is looked up for every request.",
             ),
             Step(
                 "serving/call.py: Call",
@@ -122,7 +122,7 @@ LIVES: tuple[Life, ...] = (
             ),
             Step(
                 "serving/stations/batching.py: BatchQueue.take",
-                "chooses the oldest call and those behind it that fit beside it.",
+                "takes the oldest call and later ones that fit into its batch.",
             ),
             Step("serving/stations/batching.py: pack", "makes one array of each input."),
             Step(
@@ -146,7 +146,7 @@ LIVES: tuple[Life, ...] = (
         (
             Step(
                 "residence/control.py: ModelControl.load",
-                "is the one door; loads of one model that come together are one.",
+                "is the only entry point; concurrent loads of one model are coalesced.",
             ),
             Step(
                 "residence/loading.py: VersionLoader.load",
@@ -167,7 +167,7 @@ LIVES: tuple[Life, ...] = (
             ),
             Step(
                 "residence/finishing.py: Finisher.finish",
-                "compiles the remaining batch sizes behind it, and renews the station.",
+                "compiles the remaining batch sizes afterwards, and rebuilds the station.",
             ),
         ),
     ),
@@ -416,14 +416,14 @@ WORKERS: tuple[Worker, ...] = (
     Worker(
         "runtime/programs/program_store.py: ProgramStore._looked",
         "`look`, one for each look",
-        "asks a store for a program that a load needs, and is left behind where it does not answer",
+        "asks a store for a program that a load needs; abandoned if the store does not answer",
         "the store",
         "an event that the thread of a load waits for, for some seconds",
     ),
     Worker(
         "runtime/programs/program_store.py: ProgramStore.put",
         "`programs`",
-        "puts compiled programs into a store behind loads; ends when it is idle",
+        "uploads compiled programs to a store after loads; ends when idle",
         "the store, and programs that wait, under a lock",
         "nothing; the end of the server waits two seconds for it",
     ),

@@ -25,7 +25,7 @@ class Shown:
     routes: Sequence[Route]
     """Routes of the core and of the other extensions."""
     mesh: ModelRuntime | None
-    """The runtime driven by a ModelMesh; None without one."""
+    """The runtime driven by a ModelMesh, or None."""
     container: MultiModelContainer
 
 

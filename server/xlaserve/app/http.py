@@ -30,7 +30,7 @@ from xlaserve.residence.platforms.runtime import ModelRuntime
 def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:
     """Return the HTTP server of the settings; it does not listen yet.
 
-    `grpc` runs the requests of gRPC-Web; None where there are none.
+    `grpc` runs the requests of gRPC-Web, or None.
     """
     settings = core.settings
     limits = HttpLimits(

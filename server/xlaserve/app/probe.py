@@ -58,7 +58,7 @@ async def probed(
 
 def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
     """Return a socket that listens at a path, and the state of its file; raises OSError."""
-    # Of this process alone until it listens: who asks meanwhile asks the server before.
+    # A path of this process until it listens: meanwhile probes reach the previous server.
     own = Path(f"{path}.{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

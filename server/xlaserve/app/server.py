@@ -107,7 +107,7 @@ class Application:
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
-        """The listener of separate metrics; None without one."""
+        """The listener of separate metrics, or None."""
         self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
         self._start_device = DeviceStart(settings, self.compilation)
         self.mappings = Mappings(settings.max_memory_mappings)
@@ -454,7 +454,7 @@ class Application:
             async with asyncio.timeout_at(self._closing_until):
                 await self.control.close()
         except TimeoutError:
-            _log.warning("not everything was unloaded", reason="threads use it that do not end")
+            _log.warning("not all models unloaded", reason="threads use it that do not end")
         _log.info("stopped")
 
     def _end_threads(self) -> None:

@@ -90,7 +90,7 @@ class Successor:
     def start(self) -> None:
         """Start the replacement, or log why not."""
         if reason := self._refusal():
-            _log.warning("not replaced", reason=reason)
+            _log.warning("server not replaced", reason=reason)
             return
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -104,7 +104,7 @@ class Successor:
                 )
         except OSError as error:
             ours.close()
-            _log.error("not replaced", reason=str(error))
+            _log.error("server not replaced", reason=str(error))
             return
         self._channel = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._heard)
@@ -174,7 +174,7 @@ class Successor:
         _log.info("changes of clients handed over", changes=len(changes) - len(left))
 
     async def _replaced(self, process: int) -> None:
-        _log.info("replaced", by=process)
+        _log.info("server replaced", by=process)
         for one in self._sockets.values():
             one.shut()
         self._systemd.hand_over(process)
@@ -202,7 +202,7 @@ class Successor:
         self._changes.go_on()
         how = last_words.how(status)
         reason = f"process {process.pid} ended with {how} before it was ready, its log says why"
-        _log.error("not replaced", reason=reason)
+        _log.error("server not replaced", reason=reason)
 
     def _close_channel(self) -> None:
         if self._channel is not None:

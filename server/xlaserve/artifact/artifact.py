@@ -94,7 +94,7 @@ class Keyed:
     key: str
     exported: Exported
     file_hash: str = ""
-    """Hash of a file that is the module alone; empty without one."""
+    """Hash of a file that is the module alone, or empty."""
 
 
 def read_keyed(

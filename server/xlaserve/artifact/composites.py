@@ -48,7 +48,7 @@ def without_composites(module: Any) -> None:
         if not opened:
             break
     if scans or count:
-        # What nobody calls any more.
+        # Functions without callers.
         PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
 
 

@@ -26,7 +26,7 @@ class Serving:
     in_background: bool = False
     """Whether a load leaves most batch sizes for later."""
     patience_seconds: float | None = None
-    """Time limit of the estimate of temporaries; None without one."""
+    """Time limit of the estimate of temporaries, or None."""
 
     @property
     def is_accelerator(self) -> bool:

@@ -65,7 +65,7 @@ class OnnxSource:
 
 
 def find(version: Path, config: ModelConfig) -> OnnxSource | None:
-    """Return the model of a version directory, or of a file; None where there is none.
+    """Return the model of a version directory, or of a file, or None.
 
     Raises InvalidModel for a `default_model_filename` that leads out of the directory.
     """

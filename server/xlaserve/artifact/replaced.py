@@ -1,7 +1,7 @@
 """Versions that a migration has replaced, kept until the new one has been loaded.
 
 MODEL/.replaced/1 is version 1 as it was, and `1.sha256` beside it the hash of what took its place:
-where that is no longer there, somebody else has replaced it, and what is kept is of no use.
+if that has changed, something else has replaced it, and the backup is of no use.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ def place_of(path: Path) -> Path:
 def keep(path: Path, successor: Path) -> bool:
     """Back up a version directory or file before `successor` replaces it.
 
-    What an earlier migration has replaced stays, if its own successor is what is replaced now: it
-    is older. Return whether something is kept. Raises OSError.
+    If `path` is itself the result of a migration, the older backup stays. Return whether there is
+    a backup. Raises OSError.
     """
     place = place_of(path)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def forget(path: Path) -> None:
         with suppress(OSError, ValueError):
             if _is_of(place, current):
                 _forget(place)
-                _log.info("what a migration replaced is removed", path=str(place))
+                _log.info("backup of a migration removed", path=str(place))
 
 
 def kept_below(path: Path) -> Sequence[Path]:

@@ -313,7 +313,7 @@ def with_parameters(model: Writable, source: str) -> Writable:
     return replace(model, params=parameter_files.filled(model.params, source))
 
 
-# --- what is known of its rows -----------------------------------------------------------------
+# --- facts about its rows -----------------------------------------------------------------
 
 
 def _tried(lowered: Lowered, declared: bool | None) -> tuple[Mapping[str, Verdict], str]:

@@ -340,7 +340,7 @@ def _export_where_possible(
             not_for |= dict.fromkeys(found, missing["primitive"])
 
 
-# --- what is known of its rows -----------------------------------------------------------------
+# --- facts about its rows -----------------------------------------------------------------
 
 
 def _verdicts(

@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The change made or due; empty if there is none."""
+    """The change made or due, or empty."""
 
     done: list[str]
     notes: list[str]
@@ -182,7 +182,7 @@ _NOTHING = _Done([], [])
 
 
 def _manifest_of(directory: Path) -> str:
-    """Return the name of a version directory's manifest; empty without one."""
+    """Return the name of a version directory's manifest, or empty."""
     return next((name for name in KINDS if (directory / name).exists()), "")
 
 

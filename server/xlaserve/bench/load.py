@@ -72,7 +72,7 @@ class Measured:
 
 
 class Load:
-    """Decides what is sent next, and remembers what came back."""
+    """Decides which request to send next, and records the answers."""
 
     def __init__(self, timing: Timing, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -127,13 +127,13 @@ class Load:
             self._errors[NO_ANSWER] += self._open
 
     def measured(self, step: Step, client_cpu: float) -> Measured:
-        """Return what was counted."""
+        """Return the measurement."""
         latencies = array("d", sorted(self._latencies))
         return Measured(step, self._last - self._begin, latencies, self._errors, client_cpu)
 
 
 async def run_step(step: Step, timing: Timing, connect: Connect) -> Measured:
-    """Open the connections, put the load on them, and return what was measured.
+    """Open the connections, run the load on them, and return the measurement.
 
     Raises ServerUnreachable where a connection cannot be opened.
     """

@@ -71,7 +71,7 @@ class RestConnection(asyncio.Protocol):
         self._fail("connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """Read on in the answer; a whole one is told to the load."""
+        """Parse more of the answer; report a complete one to the load."""
         if self._in_body and self._left != _CHUNKED:
             self._left -= len(data)
         else:

@@ -20,7 +20,7 @@ class Result:
     seconds: float
     answers_per_second: float
     latency_ms: Mapping[str, float]
-    """Percentiles: p50, p90, p95, p99, max; empty without any answer."""
+    """Percentiles: p50, p90, p95, p99, max; empty before the first answer."""
     errors: Mapping[str, int]
     """Requests that ended in another way, by status."""
     client_cpu: float

@@ -54,7 +54,7 @@ class AsyncClient:
         `timeout` is in seconds, for each call with its retries; `token` is shown with each. An
         inference that fails since the server is unavailable or exhausted is sent again up to
         `retries` times, with growing waits, unless it is of a sequence: the server may have
-        counted it. Large inputs of `infer` travel in shared memory, of so many bytes at most, to
+        counted it. Large inputs of `infer` travel in shared memory, of this many bytes at most, to
         a server on this machine that allows it; 0 for none. Raises an InvalidRequest for what is
         no address.
         """

@@ -114,7 +114,7 @@ class SharedInputs:
         return True
 
     async def close(self) -> None:
-        """Have the server forget all regions, as far as it can be asked."""
+        """Unregister all regions, as far as the server is reachable."""
         idle, self._idle = self._idle, []
         for region in idle:
             await self._forget(region)
@@ -136,7 +136,7 @@ class SharedInputs:
 
     async def _forget(self, region: Region) -> None:
         self._drop(region)
-        # A server that cannot be asked any more has forgotten it, or will.
+        # An unreachable server has forgotten it, or will.
         await self._asked(self._client.memory.unregister(region.name))
 
     async def _asked(self, asking: Awaitable[T]) -> T | None:

@@ -42,7 +42,7 @@ class AbandonedWork:
         """Record abandoned work; `then` is called when its thread ends."""
         self._held.append(work)
         self._log.error(
-            "abandoned what does not end",
+            "abandoned calls that do not end",
             model=work.model,
             doing=work.doing,
             holds_bytes=work.holds_bytes,

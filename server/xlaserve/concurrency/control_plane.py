@@ -158,7 +158,7 @@ class Journal:
         return [change for change in self._changes.values() if change.kind in kinds]
 
     def last(self, change: ChangeText) -> ChangeText | None:
-        """Return the last change of a change's subject; None without one."""
+        """Return the last change of a change's subject, or None."""
         return self._changes.get(_key(change.kind, change.subject))
 
     def remember(self, change: ChangeText) -> list[ChangeText]:
@@ -210,8 +210,7 @@ def _key(kind: ChangeKind, subject: str) -> tuple[str, str]:
 class ChangesInProgress:
     """Changes in progress, and the kinds refused while the server is being replaced.
 
-    A server that replaces this one is told what clients have changed; what they changed afterwards
-    would be lost.
+    A replacement receives the changes of clients; later changes would be lost.
     """
 
     def __init__(self) -> None:

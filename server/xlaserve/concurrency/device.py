@@ -57,7 +57,7 @@ class DeviceThreads:
     def close(self, seconds: float | None = None) -> bool:
         """End the threads after the work in flight; cancel undispatched work.
 
-        Waits for so many seconds at most, for each; return whether both have ended.
+        Waits at most this many seconds, for each; return whether both have ended.
         """
         return ended(self._dispatch, seconds) and ended(self._fetch, seconds)
 

@@ -51,7 +51,7 @@ class HostJob:
 
     @property
     def waits(self) -> bool:
-        """Tell whether no thread has begun."""
+        """Tell whether it is still queued."""
         return self._call is not None
 
     def take(self) -> Callable[[], object]:
@@ -155,7 +155,7 @@ class HostThreads:
     def close(self, seconds: float | None = None) -> bool:
         """End the threads after their running jobs; cancel pending jobs.
 
-        Waits for so many seconds at most. Return whether all have ended.
+        Waits at most this many seconds. Return whether all have ended.
         """
         with self._lock:
             self._closed = True

@@ -10,7 +10,7 @@ from functools import partial
 def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
     """End a pool's threads: cancel queued calls, and wait for running ones.
 
-    Waits for so many seconds at most; return whether all have ended.
+    Waits at most this many seconds; return whether all have ended.
     """
     ending = threading.Thread(target=partial(pool.shutdown, cancel_futures=True), daemon=True)
     ending.start()

@@ -39,7 +39,7 @@ class Beat:
 
 
 class LimitedCall(Generic[T]):
-    """A call that waits for a slot, then has a thread."""
+    """A call that is queued for a slot, then runs in a thread."""
 
     def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
         self.future: Future[T] = Future()
@@ -53,7 +53,7 @@ class LimitedCall(Generic[T]):
         """Cancel it and drop its callbacks, unless its thread has begun."""
         cancelled = self.future.cancel()
         if cancelled:
-            # It stays in the queue, and must keep no model alive there.
+            # The queue keeps this object, which must keep no model alive.
             self.call = None
         return cancelled
 
@@ -64,8 +64,7 @@ class LimitedCall(Generic[T]):
     async def within(self, seconds: float) -> T:
         """Return the call's result; raises Overdue after this long without progress.
 
-        Raises Overdue once there was no progress for so long. A caller that stops waiting must
-        cancel or abandon it.
+        A caller that stops waiting must cancel or abandon the call.
         """
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
@@ -79,7 +78,7 @@ class LimitedCall(Generic[T]):
         return self.future.result()
 
     def whenever(self, then: Callable[[], None]) -> None:
-        """Call on the event loop once it has ended, however late."""
+        """Add a callback for the end of the call, run on the event loop."""
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         ended.add_done_callback(lambda _: then())
@@ -95,7 +94,7 @@ def _tell(
 
     try:
         loop.call_soon_threadsafe(tell)
-    except RuntimeError:  # the event loop is closed: nobody waits any more
+    except RuntimeError:  # the event loop is closed: there is no waiter left
         return
 
 
@@ -118,10 +117,7 @@ class LimitedThreads:
         return len(self._abandoned)
 
     def start(self, call: Callable[[], T], beat: Beat | None = None) -> LimitedCall[T]:
-        """Have something called as soon as there is a slot.
-
-        Raises RuntimeError where no thread can be started.
-        """
+        """Queue a call for the next free slot. Its future has RuntimeError if no thread starts."""
         work = LimitedCall(self, call, beat or Beat())
         with self._lock:
             self._waiting.append(work)
@@ -139,7 +135,7 @@ class LimitedThreads:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Add a slot during a block, in which its holder waits for another call."""
+        """Add a slot while the holder of one waits for another call."""
         self._add(1)
         try:
             yield
@@ -169,7 +165,7 @@ class LimitedThreads:
             if not work.future.set_running_or_notify_cancel():
                 continue
             name = f"{self._name}_{next(self._numbers)}"
-            # The end of the process does not wait for it.
+            # Daemon: the process may exit while the call runs.
             thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
             self._free -= 1
             self._running[work] = thread

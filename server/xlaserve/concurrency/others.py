@@ -61,7 +61,7 @@ class Others(Protocol):
         ...
 
     def answer(self, question: Question, answering: Answering) -> None:
-        """Have a question of another worker answered."""
+        """Answer a question of another worker."""
         ...
 
 

@@ -35,7 +35,7 @@ class SingleFlight(Generic[T]):
         self._abandonable = abandonable
         self._flights: dict[Hashable, _Flight[T]] = {}
         self._closed: dict[asyncio.Task[T], Hashable] = {}
-        """Keys of the running work that nobody joins any more."""
+        """Keys of running work that takes no new callers."""
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Join the running work of this key, or start it."""
@@ -50,7 +50,7 @@ class SingleFlight(Generic[T]):
             if flight.task.cancelled() and not _being_cancelled():
                 raise CalledOff from None
             if self._abandonable and flight.waiters == 1 and not flight.task.done():
-                # A later caller starts anew instead of joining cancelled work.
+                # A later caller starts its own work instead of joining cancelled work.
                 self._leave(key, flight.task)
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
@@ -59,7 +59,7 @@ class SingleFlight(Generic[T]):
             flight.waiters -= 1
 
     def close(self, key: Hashable) -> None:
-        """Let nobody join the running work of a key from now on: later callers start anew."""
+        """Stop new callers from joining the running work of a key; they start their own."""
         flight = self._flights.pop(key, None)
         if flight is not None:
             self._closed[flight.task] = key

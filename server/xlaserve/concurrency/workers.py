@@ -95,7 +95,7 @@ class Workers:
     def close(self, seconds: float | None = None) -> bool:
         """End the threads after their running work; cancel queued work.
 
-        Waits for so many seconds at most, and not for what was abandoned. Return whether no thread
+        Waits at most this many seconds, and not for what was abandoned. Return whether no thread
         is left, which nothing could end but the end of the process.
         """
         self.closed = True

@@ -89,7 +89,7 @@ class MemoryClient(Protocol):
     """Has a server know shared memory of this machine (system shared memory extension)."""
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Have the server know shared memory by a name."""
+        """Register shared memory under a name."""
         ...
 
     async def unregister(self, name: str) -> None:

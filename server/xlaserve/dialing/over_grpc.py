@@ -170,7 +170,7 @@ class GrpcMemory:
         self._stub = stub
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Have the server know shared memory by a name."""
+        """Register shared memory under a name."""
         await self._stub.system_shared_memory_register(
             pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size)
         )

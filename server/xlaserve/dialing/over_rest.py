@@ -394,7 +394,7 @@ class RestMemory:
         self._read = read
 
     async def register(self, name: str, key: str, size: int) -> None:
-        """Have the server know shared memory by a name."""
+        """Register shared memory under a name."""
         path = f"{_MEMORY}/region/{quote(name, safe='')}/register"
         await self._read("POST", path, {"key": key, "offset": 0, "byte_size": size})
 

@@ -99,7 +99,7 @@ def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
 
 
 def write_atomically(path: Path, parts: Iterable[Buffer]) -> FileRecord:
-    """Write a file beside its place and rename it; readers see the old or the new one."""
+    """Write a temporary file and rename it to its path; readers see the old or the new one."""
     digest = hashlib.sha256()
     size = 0
     with TemporaryDirectory(path.parent) as temporary:

@@ -1,8 +1,8 @@
 """Temporary directories that are removed by the next process where theirs was killed.
 
 The process that makes one holds a lock (flock) on it as long as it lives; the kernel releases it
-however the process ends. Who finds a directory of this kind and gets its lock knows that nobody
-needs it. Process ids would not do: they are used again, and other containers have their own.
+however the process ends. A process that gets the lock of such a directory knows that it is stale.
+Process ids would not do: they are reused, and other containers have their own.
 """
 
 import ctypes
@@ -76,9 +76,8 @@ class TemporaryDirectory:
     def replace(self, source: Path, target: Path) -> None:
         """Rename `source` to `target`, next to this directory; replaces an existing one.
 
-        Where the system can exchange two names, whoever looks finds one of them at any moment. A
-        process that is killed in between leaves the old one or the new one: the removal of what it
-        left puts the old one back.
+        Atomic where the system can exchange two names. Elsewhere a process that is killed in
+        between leaves the old one or the new one: `remove_leftovers` puts the old one back.
         """
         if target.exists():
             if _exchanged(source, target):
@@ -109,10 +108,10 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove what killed processes left in a directory, and return how much that was.
+    """Remove the leftovers of killed processes in a directory; return their number.
 
-    Nothing is touched that a living process holds, that another user made, that is a link or a
-    file, or that has another name than ours. What cannot be removed stays.
+    Directories that a living process holds, those of other users, links, files and other names are
+    left alone. What cannot be removed stays.
     """
     try:
         names = os.listdir(parent)  # noqa: PTH208, there may be many, and few of them ours

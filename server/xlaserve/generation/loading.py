@@ -166,7 +166,7 @@ class GeneratorModel(UncompiledModel):
         return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
 
     def text_bytes(self, inputs: Mapping[str, Value]) -> int:
-        """Return the memory of making tokens of a request's text; 0 without one."""
+        """Return the memory of making tokens of a request's text, or 0."""
         if TEXT not in inputs or self._prompts is None:
             return 0
         return self._prompts.held_bytes(inputs[TEXT])

@@ -2,7 +2,7 @@
 
 `decode` leaves the number of slots and of positions open, so that it can be called for a smaller
 cache: that of the slots which take part, as far as the window. XLA keeps the whole cache in place
-only if nothing reads it behind the first write, which `PartialStep` makes sure of.
+only if nothing reads it after the first write, which `PartialStep` makes sure of.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -26,7 +26,7 @@ class PartialStep:
 
     decode: Callable[..., Any]
     axes: tuple[int | None, ...]
-    """Position of the positions axis of each array of the cache; None without one."""
+    """Position of the positions axis of each array of the cache, or None."""
     window: int
     keeps_rows: bool
     """Whether `decode` changes the row of the position alone: one that does not have rows kept for

@@ -26,9 +26,9 @@ class Prefixes:
     """The rows of all slots, by the tokens that they are of. One thread calls it.
 
     The row of a position is a function of the tokens up to it, so that rows which were computed for
-    one prompt are those of every other that begins with the same tokens. They are found for the
-    principal alone that sent them: whoever has its first token sooner learns that somebody has
-    sent this beginning.
+    one prompt are those of every other that begins with the same tokens. They are found only for
+    the principal that sent them: a faster first token would reveal that another caller has sent
+    this prefix.
     """
 
     def __init__(self, slots: int, chunk: int) -> None:

@@ -80,7 +80,7 @@ class Programs:
     def compile(self, before_each: Callable[[], None]) -> None:
         """Compile every program, or have it from the cache, and execute each once.
 
-        Where one out of the cache fails, all are compiled anew. Raises InvalidModel.
+        Where one out of the cache fails, all are compiled again. Raises InvalidModel.
         """
         try:
             self._compile_all(before_each)

@@ -47,7 +47,7 @@ class Found:
 
 
 def read_tokenizer(directory: Path, record: FileRecord | None, roots: Roots) -> bytearray | None:
-    """Return the content of tokenizer.json, None where there is none; raises InvalidModel.
+    """Return the content of tokenizer.json, or None; raises InvalidModel.
 
     `record` is that of the version, None for a file that it does not name.
     """

@@ -24,7 +24,7 @@ _PARTIAL = 2
 
 
 def rows_are_of_their_tokens(programs: Computes, info: GenerationInfo) -> bool:
-    """Tell whether steps behind kept rows give what they give behind rows that are computed anew.
+    """Tell whether steps behind kept rows give what they give behind rows that are computed again.
 
     True without a trial where a slot has hardly any positions. The cache is empty afterwards.
     """
@@ -52,7 +52,7 @@ def steps_are_alike(programs: Computes, info: GenerationInfo) -> bool:
     """Tell whether steps of fewer rows give what those of all slots give, in every window.
 
     At the end of each, where the arithmetic of positions differs most. Each size has a slot of its
-    own, behind the first, which has the steps of all. The cache is empty afterwards.
+    own, after the first, which has the steps of all. The cache is empty afterwards.
     """
     if not info.step_sizes:
         return True

@@ -79,7 +79,7 @@ async def compress(encoding: str, data: Buffer, account: Account) -> Buffer:
         deflated = work()
     elif account.spare(COMPRESSED_TIMES * size):
         job = asyncio.ensure_future(asyncio.to_thread(work))
-        # Also behind a cancellation, which the thread does not hear of.
+        # Also after a cancellation, which does not stop the thread.
         job.add_done_callback(lambda _: account.release(COMPRESSED_TIMES * size))
         deflated = await asyncio.shield(job)
     else:

@@ -133,7 +133,7 @@ class Runner:
     async def run(self, accepted: AcceptedStream, headers: Headers, peer: Peer) -> None:
         """Answer a request whose headers are right and whose method is there.
 
-        A request that nobody wants any more is cancelled: it ends without a status.
+        A request whose client has gone is cancelled: it ends without a status.
         """
         fields = dict(headers)
         method = self.methods[fields[":path"]]

@@ -149,7 +149,7 @@ class GrpcServer:
         """Return how many requests are in flight on all connections."""
         return sum(protocol.open_streams for protocol in self._connections)
 
-    # --- what takes too long ---
+    # --- timeouts ---
 
     @property
     def _sweep_seconds(self) -> float:
@@ -172,7 +172,7 @@ class GrpcServer:
                 answer_ticks=round(self._answer_seconds / every),
             )
 
-    # --- the end ---
+    # --- shutdown ---
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no more connections, tell clients to go, and end when requests have ended.

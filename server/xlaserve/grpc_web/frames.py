@@ -43,7 +43,7 @@ class Messages:
         """Bytes that the message read last says to have."""
 
     def next(self) -> memoryview | Problem | None:
-        """Take the next message, or say what is wrong with it; None at the end.
+        """Return the next message or its problem; None at the end.
 
         Raises GRPCError for one that is compressed: nothing is, over gRPC-Web.
         """

@@ -38,7 +38,7 @@ class GrpcWeb:
     async def answer(self, exchange: Exchange) -> None:
         """Answer a request; its call passes the gates, and the answer says its status at its end.
 
-        An answer that the client does not want any more, or that was given up, has no end.
+        An answer that the client has cancelled, or that was abandoned, has no trailers.
         """
         headers = _fields(exchange)
         seconds = timeout_seconds(headers)

@@ -92,7 +92,7 @@ class WebStream:
         return self._exchange.held.account.reserve(count)
 
     def release(self, count: int) -> None:
-        """Count so many bytes fewer."""
+        """Count this many bytes fewer."""
         self._exchange.held.account.release(count)
 
     # --- as grpclib calls it ---
@@ -151,7 +151,7 @@ class WebStream:
             self._raise_closed()
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send a message behind its prefix, and return when the client reads fast enough."""
+        """Send a message after its prefix, and return when the client reads fast enough."""
         await self._write(data)
 
     async def _write(self, data: bytes) -> None:

@@ -86,7 +86,7 @@ class EventCall(InferCall):
     def _tell(self) -> None:
         self._changed.set()
 
-    # --- for who answers ---
+    # --- for transports and stations ---
 
     @property
     def is_writable(self) -> bool:
@@ -94,7 +94,7 @@ class EventCall(InferCall):
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Have an answer sent."""
+        """Send an answer."""
         size = output_bytes(response)
         try:
             self.grow(size, "the answer")
@@ -141,7 +141,7 @@ class EventCall(InferCall):
         return waiting
 
     def _take(self) -> _Answer | BaseException | None:
-        """Return the next event; None if there is none yet."""
+        """Return the next event, or None."""
         if self._waiting:
             return self._waiting.popleft()
         return asyncio.CancelledError("the call was cancelled") if self.has_ended else None

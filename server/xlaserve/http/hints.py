@@ -28,7 +28,7 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
 
 
 def hint(path: str, *, is_there: bool) -> str:
-    """Return the advice for a path, behind a semicolon; empty without one.
+    """Return the advice for a path, behind a semicolon, or empty.
 
     `is_there` is whether the path is served, and it was the method that is not.
     """

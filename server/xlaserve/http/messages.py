@@ -45,12 +45,12 @@ class HttpRequest:
     call: Call = field(default_factory=Call)
     """Itself as the core knows it; it has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
-    """Count so many bytes more that the request takes, until it is answered, and for what; raises
+    """Count this many more bytes that the request takes, until it is answered, and for what; raises
     BudgetExhausted."""
 
     @property
     def content_type(self) -> str:
-        """Return the media type in lower case without parameters; empty without one."""
+        """Return the media type in lower case without parameters, or empty."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 

@@ -40,10 +40,10 @@ class OffLoop:
         *,
         is_counted: bool = False,
     ) -> T:
-        """Run a call that makes `made` bytes at most of so many bytes; all of them count meanwhile.
+        """Run a call that makes at most `made` bytes out of `size_bytes`; both are charged.
 
-        With `is_counted` those that are there count already. Of an answer that is refused nothing
-        is left behind the error. Raises BudgetExhausted where there is no memory for what is made.
+        With `is_counted` the input is charged already. A failed call leaves no bytes alive in its
+        error. Raises BudgetExhausted if there is no memory for the result.
         """
         if account is None or size_bytes <= INLINE_BYTES:
             return await self.run(size_bytes, call)

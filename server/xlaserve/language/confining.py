@@ -69,7 +69,7 @@ FROM_OUTSIDE = frozenset(
         *(signal.SIGUSR1, signal.SIGUSR2),
     }
 )
-"""Signals that no limit and no mistake of a process sends: of people, and of a full machine."""
+"""Signals that come from outside, such as an operator or the OOM killer, never from a limit."""
 _ENDING_SECONDS = 1.0
 """Seconds that a fork whose pipes are closed has to end by itself, before it is killed."""
 _ENDING_STEP_SECONDS = 0.001

@@ -25,7 +25,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read(folder: Path, name: str, opened: Open) -> bytes | None:
-    """Return the bytes of a file, None where there is none; raises InvalidModel."""
+    """Return the bytes of a file, or None; raises InvalidModel."""
     limit = LIMITS[name]
     try:
         with opened(folder / name) as file:

@@ -46,7 +46,7 @@ class Alphabet:
 
 
 class _Allocated(ctypes.Structure):
-    """The statistics of glibc's allocator, whose numbers begin anew at 4 GiB (mallinfo(3))."""
+    """The statistics of glibc's allocator, whose numbers begin again at 4 GiB (mallinfo(3))."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint32)

@@ -1,4 +1,4 @@
-"""Processes in which texts of others are computed, ended where one takes too much."""
+"""Subprocesses for untrusted templates and grammars, killed when they exceed a limit."""
 
 import os
 import select
@@ -25,9 +25,9 @@ _SIZE_BYTES = 4
 _END_SECONDS = 5.0
 """Seconds that a process may take to end once it has closed its pipe."""
 _LOOK_SECONDS = 0.25
-"""Between two looks whether a process that is asked can answer."""
+"""Polling interval of the check that a busy process is not stopped."""
 _ATTEMPTS = 2
-"""Processes for one question: the first may be stopped or killed by no fault of what is asked."""
+"""Attempts per query: a process may be stopped or killed from outside."""
 _SAID_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 300
 _ENCODER = msgspec.json.Encoder()
@@ -35,17 +35,17 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one answer may take."""
+    """Limits of one query."""
 
     cpu_seconds: float = 2.0
     memory_bytes: int = 512 << 20
-    """Beyond what the process has before it reads what others wrote."""
+    """In addition to the memory of the process before it reads untrusted input."""
     output_bytes: int = 32 << 20
     seconds: float = 30.0
-    """On the clock: more than of the processor, which it shares."""
+    """Wall-clock limit: longer than the CPU limit, since the CPU is shared."""
 
     def __str__(self) -> str:
-        """Return what it allows, as errors say it."""
+        """Return the limits in the words of error texts."""
         return (
             f"{self.cpu_seconds:g} seconds of the processor and {self.memory_bytes} bytes of memory"
         )
@@ -56,17 +56,17 @@ class TookTooMuch(Exception):
 
 
 class _FromOutside(Exception):
-    """Somebody has stopped or killed a process, which has ended; another one can do the same."""
+    """A process was stopped or killed from outside; another attempt may succeed."""
 
 
 class LimitedProcess:
-    """One process, which ends at the latest when its last reference goes."""
+    """One process, killed at the latest when its last reference is dropped."""
 
     def __init__(self, script: Path, limits: Limits, called: str, model: str) -> None:
         """Start it; raises OSError."""
         self._limits = limits
         self._called, self._model = called, model
-        # Nothing is ever written to it: it closes with this process, whatever ends that.
+        # Nothing is ever written to this pipe: it closes when this process ends, however it ends.
         life, held = os.pipe()
         try:
             self._process = _started(script, life)
@@ -78,7 +78,7 @@ class LimitedProcess:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self.end = weakref.finalize(self, _end, self._process, held)
-        """Kills it, once; it holds nothing that could be lost."""
+        """Kills the process, once; it has no state to lose."""
 
     @property
     def pid(self) -> int:
@@ -87,11 +87,11 @@ class LimitedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Tell whether somebody has stopped it, or what it has forked."""
+        """Tell whether it or a process that it forked is stopped (SIGSTOP)."""
         return is_stopped(self.pid, with_forks=True)
 
     def kill(self) -> None:
-        """Have it end, and whoever waits for an answer told so. May be called in any thread."""
+        """Kill the process; pending queries fail. May be called in any thread."""
         self._process.kill()
 
     def ask(self, message: bytes) -> Mapping[str, Any]:
@@ -125,7 +125,7 @@ class LimitedProcess:
         return bytes(data)
 
     def _ended(self) -> "TookTooMuch | _FromOutside":
-        """Return why it wrote no more, once the log has what it said last."""
+        """Log the last output of the process, and return the error of its end."""
         is_foreign = True
         try:
             status = self._process.wait(_END_SECONDS)
@@ -160,7 +160,7 @@ class LimitedProcess:
 
 
 class Limited:
-    """Asks a process that begins with the first question, and anew behind what took too much.
+    """Queries a process, started on first use and restarted after one that exceeded a limit.
 
     Its methods may be called in any thread.
     """
@@ -168,24 +168,24 @@ class Limited:
     def __init__(
         self, script: Path, limits: Limits, first: Mapping[str, Any], *, called: str, model: str
     ) -> None:
-        """`first` is what it is told before what others wrote, beside its limits.
+        """`first` is the trusted first message, sent with the limits before untrusted input.
 
-        The log names it by what it is `called`, and its model.
+        The log names the process by `called` and its model.
         """
         self.limits = limits
         self._named = called, model
         self._script = script
         self._first = first
         self._asking = threading.Lock()
-        """Held while the process is asked: it answers one after the other."""
+        """Held during a query: the process answers one at a time."""
         self._process: LimitedProcess | None = None
         self._is_closed = False
 
     def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a message. Blocks.
 
-        Raises TookTooMuch, OSError where the process was lost, and what a message raises that is no
-        JSON. What says `lost` ends the process: one that forks says `over`, and goes on.
+        Raises TookTooMuch, OSError if the process was lost, and the encoder's error for a message
+        that is not JSON. An answer with `lost` ends the process; with `over` it continues.
         """
         asked = _ENCODER.encode(message)
         with self._asking:
@@ -202,7 +202,7 @@ class Limited:
         try:
             process = self._begun()
             found = process.ask(asked) if isinstance(process, LimitedProcess) else process
-            # What has run out of memory may have left anything behind.
+            # Running out of memory may leave any state behind.
             has_failed = "lost" in found or process is found
             if "killed" in found:
                 _raise_killed(found["killed"])
@@ -214,12 +214,12 @@ class Limited:
         return found
 
     def begin(self) -> None:
-        """Start the process before it is asked; what goes wrong, the first question says."""
+        """Start the process ahead of the first query, which reports any error of the start."""
         with self._asking, suppress(OSError, TookTooMuch, _FromOutside, msgspec.DecodeError):
             self._begun()
 
     def close(self) -> None:
-        """End the process for good, whatever it computes: who asked for that has ended."""
+        """End the process for good, even during a query: its caller has ended."""
         self._is_closed = True
         process = self._process
         if process is not None:
@@ -228,7 +228,7 @@ class Limited:
             self._end()
 
     def _begun(self) -> LimitedProcess | Mapping[str, Any]:
-        """Return the process, or its answer where it says that it cannot begin."""
+        """Return the process, or its answer if it failed to start."""
         process = self._process
         if process is not None and process.is_stopped:
             self._end()
@@ -237,7 +237,7 @@ class Limited:
             return process
         self._check_open()
         process = self._process = LimitedProcess(self._script, self.limits, *self._named)
-        # Again: `close` kills the process that it sees, and the next one sees that it is closed.
+        # Check again: `close` kills only the process that exists at that moment.
         self._check_open()
         found = process.ask(_ENCODER.encode({**self._first, "limits": asdict(self.limits)}))
         return process if "text" in found else found
@@ -257,12 +257,12 @@ def _raise_killed(said: str) -> NoReturn:
 
 
 def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
-    # Nothing of the server's environment: its secrets are no business of what runs there.
+    # Not the server's environment: it may hold secrets.
     return start_deaf(
         [sys.executable, "-s", "-P", "-X", "utf8", str(script), str(life)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # A pipe: a process without files may write no other, and one that fills it is ended.
+        # A pipe: the process may write no files, and is killed when it fills this one.
         stderr=subprocess.PIPE,
         env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         cwd="/",
@@ -273,7 +273,7 @@ def _started(script: Path, life: int) -> "subprocess.Popen[bytes]":
 
 
 def _end(process: "subprocess.Popen[bytes]", held: int) -> None:
-    # With those that it has started: it leads a session.
+    # The whole group: the process leads a session.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)

@@ -1,6 +1,6 @@
 """Marks within the text of clients, which keep special tokens in it from being special.
 
-A mark is put behind the first character of each special token that a client spells, so that the
+A mark is put after the first character of each special token that a client spells, so that the
 tokenizer does not find it; the tokenizer's normalizer then takes the marks out of what is left,
 and the characters become tokens like any others. A template may put text of clients anywhere.
 """

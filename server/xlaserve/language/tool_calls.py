@@ -243,7 +243,7 @@ class ToolCalls:
         return ""
 
     def _between(self, letter: str) -> str:
-        """Wait for the mark behind a call."""
+        """Wait for the mark after a call."""
         self._held += letter
         said = self._held.lstrip(_SPACE)
         if said == self._end:

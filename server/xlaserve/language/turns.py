@@ -53,7 +53,7 @@ class Charged(Generic[T]):
             return caller, item
 
     def charge(self, caller: str, cost: int) -> None:
-        """Take note of what an item of a caller took."""
+        """Record what an item of a caller took."""
         with self._lock:
             if self._waiting:
                 self._taken[caller] = self._taken.get(caller, 0) + cost
@@ -62,7 +62,7 @@ class Charged(Generic[T]):
 
 
 class CallerThread:
-    """A thread that makes calls one after another, in turns of who asks for them.
+    """A thread that makes calls one after another, taking turns among the callers.
 
     It begins with the first call. Its methods may be called in any thread.
     """
@@ -81,7 +81,7 @@ class CallerThread:
         self._is_closed = False
 
     def submit(self, caller: str, call: Callable[[], T]) -> "Future[T]":
-        """Have a call made in a turn of a caller.
+        """Queue a call in its caller's turn.
 
         Raises TooManyTexts where too many of its calls wait, and RuntimeError once it is closed.
         """

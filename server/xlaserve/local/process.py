@@ -51,7 +51,7 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it is written to until `close`
         # Without the working directory on the path: a file there may be called like a module.
         command = [sys.executable, "-P", "-m", "xlaserve.local.child"]
-        # In a session of its own: Ctrl-C in a terminal is for who asks, not for the server.
+        # In its own session: Ctrl-C in a terminal is meant for the caller, not for the server.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -302,7 +302,7 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     if message.model_warmup and _scheduling(message) in _NOT_WARMED:
         found["model_warmup"] = None
     if message.response_cache.enable and _scheduling(message) == "ensemble_scheduling":
-        # A step that is loaded anew would give other answers: each step has a cache of its own.
+        # A step that is loaded again would give other answers: each step has a cache of its own.
         found["response_cache.enable"] = None
     names = list(found)
     if len(names) > SHOWN_FIELDS:

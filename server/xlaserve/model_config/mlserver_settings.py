@@ -84,7 +84,7 @@ class StandsFor:
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> StandsFor | None:
-    """Return what stands for the settings in a model's directory; None where there are none.
+    """Return what stands for the settings in a model's directory, or None.
 
     Raises InvalidModel for settings that cannot be read, or lie outside of the roots.
     """

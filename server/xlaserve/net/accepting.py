@@ -213,7 +213,7 @@ class Acceptor:
         )
         self._said_at, self._unsaid = now, 0
 
-    # --- the end ---
+    # --- shutdown ---
 
     def stop(self) -> None:
         """Drain the accept queue, and refuse later connections; idempotent."""

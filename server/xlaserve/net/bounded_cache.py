@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """Holds at most `max_cached` values.
 
-    It starts anew when it is full: a client that sends ever new keys makes others pay for theirs
+    It starts again when it is full: a client that sends ever new keys makes others pay for theirs
     once more now and then, but cannot keep them out.
     """
 

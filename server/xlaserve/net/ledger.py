@@ -14,7 +14,7 @@ instead. Everything else is released by those who do not wait, whatever others d
 eighths of the limit at least, and its share, 49/64, more than the three quarters that are the most
 anybody asks for: the first in the queue is served.
 
-No starvation: who waits is served in order, and while somebody waits only what is small passes.
+No starvation: the queue is FIFO, and only small reservations may pass it.
 """
 
 from collections import deque
@@ -97,7 +97,7 @@ class Ledger:
         return Account(self)
 
     def on_pressure(self, call: Callable[[], None]) -> None:
-        """Have something called whenever pressure begins: it may be able to give memory back."""
+        """Register a callback for the begin of memory pressure, which may release memory."""
         self._on_pressure.append(call)
 
     def held_for(self, kind: Kind) -> int:
@@ -197,7 +197,7 @@ class Account:
             self.release(count, kind)
 
     def admits(self, count: int) -> bool:
-        """Tell whether so many bytes more are within the limit and the connection's share."""
+        """Tell whether this many more bytes are within the limit and the connection's share."""
         ledger = self.ledger
         wanted = self.held + count
         left = ledger.limit - ledger.held + self.held
@@ -281,7 +281,7 @@ class Wait:
         self._granted: Callable[[], None] | None = granted
 
     def grant(self) -> None:
-        """Hold the bytes, and say so."""
+        """Hold the bytes, and call the callback."""
         granted, self._granted = self._granted, None
         assert granted is not None
         self._ledger.dequeue(self)

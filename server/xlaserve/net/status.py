@@ -99,7 +99,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.EngineGone: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.EngineLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        # It may be what the process was lost by: whoever repeats it ends one process after another.
+        # The request may have crashed the process: a retry could crash the next one.
         code_errors.ProcessLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ProcessAbsent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
@@ -114,7 +114,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         code_errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
-        # Nobody who asks is to blame, and to ask again changes nothing.
+        # The client is not at fault, and a retry changes nothing.
         language_errors.TemplateFailed: WireStatus(
             Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

@@ -47,7 +47,7 @@ class ModelEntry:
     repository: str
     """The directory or the URL that it is in."""
     configuration: str = ""
-    """File name of its configuration; empty without one."""
+    """File name of its configuration, or empty."""
     without_effect: tuple[str, ...] = ()
     """Configuration fields without effect."""
     problem: str = ""

@@ -199,7 +199,7 @@ class Whole:
 
     @property
     def tokens(self) -> list[TokenLogprob]:
-        """Return the tokens whose log-probabilities are told."""
+        """Return the tokens with log-probabilities."""
         return [piece.token for piece in self.pieces if piece.token is not None]
 
     @property
@@ -231,7 +231,7 @@ class Writer(Protocol):
         ...
 
     def end(self, usage: Usage) -> Sequence[bytes]:
-        """Write the events behind the last piece."""
+        """Write the events after the last piece."""
         ...
 
     def fail(self, body: bytes) -> Sequence[bytes]:

@@ -77,7 +77,7 @@ class Generations:
         self._max_choices = max_choices
 
     async def begin(self, request: HttpRequest, asked: Asked, name: str) -> Begun:
-        """Have every choice generated; `name` is the id of the request.
+        """Generate every choice; `name` is the id of the request.
 
         Raises InvalidField, ModelNotFound, ModelNotReady, BudgetExhausted, and what the tokenizer
         and the template of the model raise. What a generation fails with its call is given.

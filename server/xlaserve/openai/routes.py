@@ -195,7 +195,7 @@ class OpenAiRoutes:
     async def _read(self, request: HttpRequest, read: Callable[..., T]) -> T:
         body = await request.read()
         size = len(body)
-        # Of a short one hardly more is made than came.
+        # Parsing makes objects: charge for them as well, by the commas of the body.
         numbers = await self._threads.run(size, partial(count_octets, body, b",")) + 1
         request.grow(_PARSED_TIMES * size + _NUMBER_BYTES * numbers, "the parsed body")
         depth = self._max_json_depth
@@ -312,7 +312,7 @@ class OpenAiModels:
         require_seen_now(name)
         found = self._found(name)
         if found is None:
-            # Of one that is not a model of text, too, nothing is told.
+            # Other kinds of models are hidden as well.
             raise self._registry.standing.absent(name)
         return found
 

@@ -50,7 +50,7 @@ def give_back_large_blocks(
     """Make glibc return large blocks when freed; tell whether that is in effect.
 
     With `kept_bytes` blocks below that size are kept for the next ones until a trim, in one arena:
-    those of other threads hold no block of more than 32 MiB, and would map it anew each time.
+    those of other threads hold no block of more than 32 MiB, and would map it again each time.
 
     To be called before there are threads. Not where the environment says otherwise, or the C
     library is not glibc, or a version of it (before 2.35) that keeps no blocks of that size.

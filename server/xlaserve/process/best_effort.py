@@ -83,7 +83,7 @@ class BestEffortStream(io.TextIOBase):
             return False
 
     def fileno(self) -> int:
-        """Return the descriptor; raises OSError without one."""
+        """Return the descriptor; raises OSError if the stream has none."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor

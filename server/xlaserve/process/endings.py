@@ -35,8 +35,8 @@ def end_with_parent(parent: int = 0) -> None:
 def end_session_with_this() -> None:
     """Arrange for this process's session to be killed once the process has ended.
 
-    A process that leads a session of its own is not of it. Called before there are threads: it
-    forks. Whoever looks is no child of this process, whose code may wait for all that it has.
+    Processes that lead their own session are not included. Call it before any thread starts: it
+    forks. The watcher is not a child of this process, whose code may wait for all its children.
     """
     leader = os.getpid()
     try:
@@ -65,7 +65,7 @@ def _watch(leader: int, ended: int) -> None:
     """Wait for the end of a process, and kill the rest of its session."""
     # Not of its group, which is killed as a whole.
     os.setpgid(0, 0)
-    # Others learn of ends by pipes and sockets that nobody has any more.
+    # Others learn of ends by the closing of their pipes and sockets.
     os.closerange(0, ended)
     os.closerange(ended + 1, _MOST_DESCRIPTORS)
     waiting = select.poll()

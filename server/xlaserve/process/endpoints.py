@@ -110,7 +110,7 @@ class Listener:
     def close(self) -> None:
         """Close the socket; the file of a unix socket goes, unless it is another one's by now.
 
-        Once nobody listens any more, as while a server drains, the next one takes the path.
+        Once the listener has closed, as while a server drains, the next server takes the path.
         """
         self.socket.close()
         if self.file is None or not self.owns_file():
@@ -129,7 +129,7 @@ def listen(
     `backlog` connections may wait to be accepted. A caller that adds the socket to an event loop
     has to say so again, since event loops listen again, with a backlog of their own.
 
-    A unix socket that nobody listens on any more is replaced; any other file in its place is
+    A stale unix socket is replaced; any other file in its place is
     left alone and is an error.
     """
     try:

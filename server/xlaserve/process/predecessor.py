@@ -79,7 +79,7 @@ class Predecessor:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
-        """Take the predecessor's hand-over from the environment; None without one."""
+        """Take the predecessor's hand-over from the environment, or None."""
         text = environment.pop(HANDED, "")
         if not text:
             return None

@@ -24,7 +24,7 @@ CODES = frozenset(
 
 
 class InferenceError(Exception):
-    """An error that the client is told as it is; `code` decides the status."""
+    """An error whose text is sent to the client unchanged; `code` decides the status."""
 
     def __init__(self, text: str, code: str = "invalid_argument") -> None:
         if code not in CODES:
@@ -55,9 +55,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outputs, with parameters that the client is told beside them; `infer` may return or yield it.
+    """Outputs with parameters of the response; `infer` may return or yield it.
 
-    A parameter is a truth value, a number or a text.
+    A parameter is a bool, a number or a string.
     """
 
     outputs: Any
@@ -104,4 +104,4 @@ class PythonModel:
         return True
 
     def unload(self) -> None:
-        """Clean up; called once, behind the last request."""
+        """Clean up; called once, after the last request."""

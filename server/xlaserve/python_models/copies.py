@@ -1,4 +1,4 @@
-"""A copy of a Python model: an object of the author's class, and its thread."""
+"""A replica of a Python model: an object of the author's class, and its thread."""
 
 import asyncio
 import inspect
@@ -22,10 +22,10 @@ from xlaserve.runtime.handling import ModelRequest
 from xlaserve.runtime.loaded import ModelInfo
 
 Freed: TypeAlias = Callable[[], None]
-"""Called when a copy takes other requests."""
+"""Called when a replica is ready for more requests."""
 
 UNLOAD_SECONDS = 30.0
-"""Seconds that the `unload` of a model is waited for; its thread is left to itself then."""
+"""Timeout of a model's `unload`, in seconds; after it the thread is abandoned."""
 
 _NONE = object()
 
@@ -40,7 +40,7 @@ class Copy(Protocol):
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Answer requests in one execution or each in one, and call `freed` when others may come.
+        """Execute requests together or one by one; call `freed` when ready for more.
 
         Returns at once.
         """
@@ -52,22 +52,22 @@ class Copy(Protocol):
 
 
 def is_async(method: Callable[..., Any]) -> bool:
-    """Tell whether a method is a coroutine function, or gives its answers as one."""
+    """Tell whether a method is a coroutine function or an async generator."""
     return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
 
 
 def is_generator(method: Callable[..., Any]) -> bool:
-    """Tell whether a method gives any number of answers."""
+    """Tell whether a method is a generator: it may give any number of answers."""
     return inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
 
 
 def takes_request(kind: type[PythonModel]) -> bool:
-    """Tell whether the `infer` of a class takes a Request behind the inputs."""
+    """Tell whether the `infer` of a class takes a Request after the inputs."""
     return len(inspect.signature(kind.infer).parameters) > len(("self", "inputs"))
 
 
 class OwnCopy:
-    """A copy of a model that is a PythonModel."""
+    """A replica of a PythonModel."""
 
     def __init__(
         self, model: PythonModel, context: Context, info: ModelInfo, *, is_batched: bool
@@ -104,7 +104,7 @@ class OwnCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Answer requests: one by one, or put together where the model is batched."""
+        """Execute requests one by one, or as a batch if the model is batched."""
         if self._loop is not None:
             self._loop.start(lambda: self._handle_async(requests, freed))
         else:
@@ -182,7 +182,7 @@ class OwnCopy:
             self._fail(request, error)
 
     def _answer_together(self, requests: Sequence[ModelRequest]) -> None:
-        """Put the rows of requests together, and give each its own of the outputs."""
+        """Execute the rows of all requests as one batch, and split the outputs among them."""
         try:
             for request in requests:
                 request.begin()
@@ -210,7 +210,7 @@ class OwnCopy:
             start = end
 
     def _stream(self, request: ModelRequest) -> None:
-        """Give the answers of a generator, each once the client may be sent it.
+        """Send the answers of a generator, each once the client can receive it.
 
         Meanwhile the thread computes for others.
         """

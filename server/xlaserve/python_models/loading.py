@@ -138,7 +138,7 @@ class Making:
     is_batched: bool
     concurrency: int
     forget: Callable[[], None]
-    """Drops its modules and metrics, once no copy runs any more."""
+    """Drops its modules and metrics once every replica has stopped."""
 
 
 def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -> Making:
@@ -311,7 +311,7 @@ def _count(config: ModelConfig, platform: str) -> int:
 
 
 def _instance_kinds(config: ModelConfig, platform: str) -> tuple[str, ...]:
-    """Return the kind of each copy, as Triton's code is told it; raises InvalidModel."""
+    """Return the instance kind of each replica, as Triton names it; raises InvalidModel."""
     return tuple(
         "MODEL" if group.is_of_model else "CPU"
         for group in placement.read(config, platform).groups

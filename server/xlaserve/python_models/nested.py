@@ -130,7 +130,7 @@ class NestedCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def bind(self, loop: asyncio.AbstractEventLoop, make_change: MakeChange) -> None:
-        """Take note of the event loop, and of what loads models, before any is loaded."""
+        """Remember the event loop and the loader of models, before any is loaded."""
         self._loop, self._make_change = loop, make_change
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
@@ -154,7 +154,7 @@ class NestedCalls:
             call = _Many(_call_of(within), asked, found)
             found.on_taken = partial(self._post, call.resume)
             found.on_cancel = partial(self._post, call.cancel)
-            # Who cancelled before now had nobody to tell.
+            # A cancellation before now had no callback.
             if found.is_cancelled:
                 call.cancel()
             else:

@@ -61,7 +61,7 @@ class OutputCheck:
     def parameters(
         self, given: Mapping[str, Parameter], of_outputs: Parameters
     ) -> AnswerParameters | None:
-        """Return the parameters of an answer and of its outputs; None where there are none.
+        """Return the parameters of an answer and of its outputs, or None.
 
         Raises WrongOutput for one that no client could be told.
         """

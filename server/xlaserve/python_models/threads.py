@@ -57,7 +57,7 @@ class PlainThread:
                 call()
             except BaseException as error:
                 # It is to raise nothing; those who wait behind it are answered all the same.
-                _log.error("a call was lost", thread=self.name, exc_info=error)
+                _log.error("call of a model thread failed", thread=self.name, exc_info=error)
             del call
 
 
@@ -72,7 +72,7 @@ class LoopThread:
         self.thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Have something called by the loop."""
+        """Schedule a callback on the loop."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
 
@@ -119,7 +119,7 @@ _CANCEL_SECONDS = 1.0
 def wait_for(thread: CodeThread, call: Callable[[], T], seconds: float | None = None) -> T:
     """Run something in the thread, and return or raise what it does. Blocks.
 
-    Raises TimeoutError after so many seconds; the thread goes on.
+    Raises TimeoutError after this many seconds; the thread goes on.
     """
     future: Future[T] = Future()
 

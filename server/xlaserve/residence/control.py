@@ -121,7 +121,7 @@ class ModelControl:
         """Number of begun and ended purges: a load that saw another number is cancelled."""
         self._log = structlog.get_logger("control")
 
-    # --- what clients ask ---
+    # --- requests of clients ---
 
     async def load(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
         """Load a model or reload it, and return once it answers without further preparation.
@@ -186,7 +186,7 @@ class ModelControl:
         if mode is not ModelControlMode.EXPLICIT:
             raise ModelControlForbidden(operation, mode.value)
 
-    # --- what a mesh asks ---
+    # --- requests of a mesh ---
 
     async def load_from(
         self,
@@ -244,7 +244,7 @@ class ModelControl:
             self._purging -= 1
             self._purges += 1
 
-    # --- the end ---
+    # --- shutdown ---
 
     async def close(self) -> None:
         """Unload everything and remove every override; a front end has nothing to unload."""
@@ -257,7 +257,7 @@ class ModelControl:
             await self._workers.wait(override.remove)
         self._overrides.clear()
 
-    # --- what another process of the server was asked ---
+    # --- requests to another process of the server ---
 
     async def _load_change(self, change: Change) -> None:
         parameters = {**change.arguments, **change.files}
@@ -285,7 +285,7 @@ class ModelControl:
         # A load asks what its caller may do: of another caller it is another load, which finds
         # what the first one has loaded.
         key = None if self._sees_for(Operation.MANAGE) is everything else owner_now()
-        # Whoever asks once its files are read may know of newer ones.
+        # A caller that comes after the files are read may know of newer ones.
         reads = partial(self._loads.close, (name, key))
         load = partial(self._load, name, _PLAIN, reads)
         await self._share(name, key, partial(self._registry.failed.noting, name, load))

@@ -25,11 +25,11 @@ class NoMemoryNow(LoadCancelled):
 
 
 class Finisher:
-    """Compiles, one model after the other, what was not needed for the first answer.
+    """Compiles the remaining batch sizes of ready models, one model at a time.
 
-    It waits while models are loaded: who waits for a first answer goes before who has one. What a
-    bucket may take is reserved before it is compiled; where it is not to be had, the model goes on
-    with what it has until others hold less.
+    It waits while models are loading: a first answer comes first. The memory of a bucket is
+    reserved before it is compiled; without it the model serves with the buckets that it has until
+    others release memory.
     """
 
     def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:

@@ -100,7 +100,7 @@ class RepositoryFollower:
         return self._failed
 
     def forget(self, name: str) -> None:
-        """Want a model no more that failed: it was unloaded."""
+        """Drop the recorded failure of a model that was unloaded."""
         self._failed.pop(name, None)
         self._registry.failed.forget(name)
 
@@ -243,7 +243,7 @@ class RepositoryFollower:
                 self._log.info("store answers again", store=url)
 
     async def _refresh(self) -> None:
-        """Have the stores listed, for the look that follows."""
+        """List the stores for the next scan."""
         if self._repository.remotes:
             await self._workers.fetch_for(self._repository.remotes.refresh)
 

@@ -16,7 +16,7 @@ CheckCancelled: TypeAlias = Callable[[], None]
 async def until_given_up(
     workers: Workers, model: str, work: Callable[[CheckCancelled], None]
 ) -> None:
-    """Have part of a load done in a thread, which is told once nobody waits for it.
+    """Run part of a load in a thread, which is cancelled once it has no waiter.
 
     Raises what the work raises.
     """

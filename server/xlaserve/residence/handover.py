@@ -68,10 +68,10 @@ def write(
     files_of: Callable[[ChangeText], Mapping[str, bytes]],
     versions: dict[str, list[str]] | None = None,
 ) -> tuple[BinaryIO, Mapping[str, str]]:
-    """Return a file without a name that holds changes with their files. Waits for the disk.
+    """Return an unnamed file that holds changes with their files. Waits for the disk.
 
-    `versions` are those that answer, by model. Returns too why the files of a change cannot be
-    read any more, by its subject: it is left out. Raises OSError.
+    `versions` are those that answer, by model. Changes whose files cannot be read are left out;
+    the second value maps their subjects to the reasons. Raises OSError.
     """
     left: dict[str, str] = {}
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115, its descriptor is handed over

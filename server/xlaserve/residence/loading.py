@@ -230,8 +230,8 @@ class VersionLoader:
 
         `evicted_for` is the model whose load needs it, where nobody asked for the unload.
 
-        Requests in progress end first; after `drain_seconds` the rest is left to end by itself
-        and the memory is freed behind it. But answers that may go on for ever are cut off then.
+        Requests in flight are drained first. After `drain_seconds` the rest continue on their own,
+        and the memory is freed after the last; decoupled answers are cut off.
         """
         answering = [version for version in versions if version.state.answers]
         instances = []
@@ -259,7 +259,7 @@ class VersionLoader:
         if self._stragglers:
             await asyncio.wait(self._stragglers)
 
-    # --- in ---
+    # --- loading ---
 
     async def _make(
         self,
@@ -426,7 +426,7 @@ class VersionLoader:
         return await self._runner.run(Loading(version, source, reservation, context))
 
     def _correct_soon(self, loop: asyncio.AbstractEventLoop, reservation: Reservation) -> None:
-        """Have the books of a loaded model corrected; in any thread."""
+        """Correct the accounting of a loaded model; called in any thread."""
         self._to_correct.append(reservation)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(self._correct_all)

@@ -14,11 +14,11 @@ class MeasuredMemory:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take note of the event loop of the server, before any model is loaded."""
+        """Remember the event loop of the server, before any model is loaded."""
         self._loop = loop
 
     def changed(self, model: str) -> None:
-        """Have the reservations of a model corrected; in any thread."""
+        """Correct the reservations of a model; called in any thread."""
         with suppress(RuntimeError):  # the event loop is closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._correct, model)

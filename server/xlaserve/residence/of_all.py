@@ -44,7 +44,7 @@ class OfAll:
             return own
         asked = await self._others.ask(Question.INDEX, {}, own, list[IndexEntry])
         sees = seen_now()
-        # Other workers do not know who asks: they name every model.
+        # Other workers do not know the caller: they return every model.
         rows = [
             replace(row, reason=without_names(row.reason, sees))
             for row in fold_index(asked.complete())
@@ -52,7 +52,7 @@ class OfAll:
         ]
         return [row for row in rows if row.state == State.READY.public] if ready else rows
 
-    # --- what other workers ask ---
+    # --- questions of other workers ---
 
     async def _own_statistics(self, about: About) -> list[VersionReport]:
         try:

@@ -152,7 +152,7 @@ class Instance:
                 call.fail(error)
 
     def on_leave(self, call: Callable[[], None]) -> None:
-        """Have something called when it begins to leave: an unload, or a reload, has replaced it.
+        """Register a callback for when it begins to leave: an unload, or a reload, has replaced it.
 
         Requests that use it may still be in progress.
         """

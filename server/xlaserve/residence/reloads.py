@@ -72,7 +72,7 @@ class Reloads:
         self._asked = asyncio.Event()
 
     def add(self, name: str, reload: Reload, files: Sequence[Path] = ()) -> None:
-        """Have something reloaded at SIGHUP, and within seconds after one of its files changed.
+        """Reload something at SIGHUP, and within seconds after one of its files changed.
 
         A file that was replaced through a link to a directory, as Kubernetes does it, has changed.
         To be called before the files are read for the first time, or a change between is missed.

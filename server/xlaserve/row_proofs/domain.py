@@ -143,7 +143,7 @@ def merged(parts: Sequence[Factor]) -> Dimension:
 
 
 def joined(values: Sequence[Value]) -> Value:
-    """Return what is known of an element that is computed from the same element of all values.
+    """Return the known facts about an element that is computed from the same element of all values.
 
     Raises Mixes where that would put a row together with what is not the same row.
     """
@@ -161,7 +161,7 @@ def joined(values: Sequence[Value]) -> Value:
 
 
 def blocked(values: Iterable[Value]) -> Value:
-    """Return what is known of what is computed from values of which something is not known."""
+    """Return the known facts about what is computed from values of which something is not known."""
     findings = [value.blocked for value in values if value.blocked is not None]
     mixed = [finding for finding in findings if finding.mixed]
     return Value((), blocked=(mixed or findings)[0])

@@ -77,7 +77,7 @@ class Operation:
     """The operation of MLIR at the first batch size."""
 
     def sizes(self, name: str) -> Shape | None:
-        """Return an attribute of integers, None where there is none."""
+        """Return an attribute of integers, or None."""
         found = self.attributes.get(name)
         if found is None:
             return None

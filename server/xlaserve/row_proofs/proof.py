@@ -37,8 +37,8 @@ PAIRS = ((37, 41), (53, 61), (101, 109))
 them, which refinement would make one with the batch. Where the two are not alike, the next."""
 
 MAX_SECONDS = 20.0
-"""Seconds of a processor for one walk, without the tracing and refinement of JAX: whoever else is
-busy changes no verdict."""
+"""CPU seconds for one walk, without the tracing and refinement of JAX: CPU time, so that the load
+of the machine changes no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Asked:
 
     @property
     def batch(self) -> str:
-        """Return the name of the dimension that is the batch; empty where there is none."""
+        """Return the name of the dimension that is the batch, or empty."""
         shapes = [aval.shape for aval in self.exported.in_avals[self.parameters :]]
         firsts = {str(shape[0]) if shape else "" for shape in shapes}
         name = firsts.pop() if len(firsts) == 1 else ""
@@ -159,7 +159,7 @@ def walked(
 
 
 def followed(read: Program, batched: Collection[int]) -> tuple[Walker, list[Value]]:
-    """Walk over a program and return what is known of its outputs; raises Unfollowed."""
+    """Walk over a program and return the known facts about its outputs; raises Unfollowed."""
     walker = Walker(RULES, time.thread_time() + MAX_SECONDS)
     arguments = [
         _argument(read.types[number], is_batched=place in batched)

@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
     @property
     def fixed(self) -> int:
-        """Return the size that it has at every batch size; raises NoRule where there is none."""
+        """Return the size if it is the same at every batch size; raises NoRule otherwise."""
         if self.per_row:
             raise NoRule("uses the size of the batch in a way that has no rule")
         return self.offset

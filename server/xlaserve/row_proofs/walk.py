@@ -23,7 +23,7 @@ class Rule:
     """The effect of an operation on rows."""
 
     compute: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]]
-    """Returns what is known of the results; raises Mixes or NoRule."""
+    """Returns the known facts about the results; raises Mixes or NoRule."""
     takes_unknown: bool = False
     """Whether it is asked where nothing is known of an operand; else nothing is of the results."""
     grows: frozenset[str] = frozenset()
@@ -56,11 +56,11 @@ class Walker:
         """What rules note of values, for as long as those stay what they are."""
 
     def value(self, number: int) -> Value:
-        """Return what is known of a value that was computed."""
+        """Return the known facts about a value that was computed."""
         return self._values[number]
 
     def known(self, number: int) -> Value | None:
-        """Return what is known of a value; None where it was not computed yet."""
+        """Return the known facts about a value; None where it was not computed yet."""
         return self._values.get(number)
 
     def same_as(self, number: int) -> int:
@@ -74,7 +74,7 @@ class Walker:
         return self._made.get(number)
 
     def region(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
-        """Walk over a region and return what is known of what it returns."""
+        """Walk over a region and return the known facts about what it returns."""
         if not self._values.keys().isdisjoint(region.arguments):
             self.noted.clear()
         self._values.update(zip(region.arguments, arguments, strict=True))
@@ -126,7 +126,7 @@ class Walker:
             return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
         except _NOT_OF_ONE_RULE:
             raise
-        # A form of it that was not thought of costs this proof, not those of all outputs.
+        # An unforeseen form of it fails this proof, not those of all outputs.
         except Exception as error:
             reason = f"is of a form that its rule cannot read ({type(error).__name__})"
             return self._stopped(operation, mixed=False, reason=reason)

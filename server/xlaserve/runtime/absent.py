@@ -27,7 +27,7 @@ def text(path: Path, looked_for: Sequence[str], named: str = "") -> str:
 
 def _there(path: Path) -> str:
     if path.is_symlink() or path.parent.is_symlink():
-        # It may lead to where whoever names it may not look.
+        # It may lead to a place that the caller may not read.
         return f"the directory '{_shown(path)}', behind a link, holds no such file"
     try:
         entries = [entry for entry, _ in zip(path.iterdir(), range(_MOST), strict=False)]

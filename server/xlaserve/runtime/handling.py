@@ -303,7 +303,7 @@ class Slotted(Handling, Protocol):
         ...
 
     def text_bytes(self, inputs: Mapping[str, Value]) -> int:
-        """Return the memory of making tokens of a request's text; 0 without one."""
+        """Return the memory of making tokens of a request's text, or 0."""
         ...
 
     def choose_outputs(

@@ -66,7 +66,7 @@ class Sequential(Protocol):
         """Execute one step of several sequences, one row each. Blocks.
 
         States change where this returns, and nowhere where it raises; but StatesLost means that the
-        replica has none of them any more. Raises OutOfMemory.
+        replica has none of them any longer. Raises OutOfMemory.
         """
         ...
 

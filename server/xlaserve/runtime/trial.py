@@ -169,7 +169,7 @@ def _starved(had: OwnTime, seconds: float) -> str:
 
 
 def main(directory: Path, said: Mapping[str, Any], seconds: float, memory_bytes: int) -> int:
-    """Load a version directory on the CPU, for one row, and say what is wrong with it."""
+    """Load a version directory on the CPU, for one row, and report its error."""
     from xlaserve.runtime.devices import jax_runtime
 
     try:

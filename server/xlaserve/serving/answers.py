@@ -105,7 +105,7 @@ def answer_last(call: InferCall, executed: Executed, response: InferResponse | N
 def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
     """Answer the calls that were executed together, or refuse them; not those that have ended.
 
-    Raises nothing. All of them end before anybody is told.
+    Raises nothing. All of them end before any answer is written.
     """
     if isinstance(result, BaseException):
         _refuse(calls, result)
@@ -116,7 +116,7 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
     except ENDS:
         raise
     except BaseException as error:
-        # Outputs that are not what the model promised: nobody may wait for ever.
+        # Outputs that contradict the model's metadata: every call still has to end.
         _refuse(calls, error)
         return
     wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]

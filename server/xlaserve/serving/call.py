@@ -2,17 +2,17 @@
 
 A transport makes a `Call` and says how an answer is written (`write`, `refuse`); `Gates` let it
 pass; a handler or a station answers it. Whatever a call holds is released when it ends, however it
-ends, and before anybody is told.
+ends, and before its client and its observers are notified.
 
     NEW --admit--> BEGUN --answer, last--> ENDED
                    BEGUN --answer--------> BEGUN
     NEW or BEGUN --fail, cancel, expire--> ENDED
 
-Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
+ENDED is final: a later answer is dropped, which is no error.
 
-Observers see what the client got: a call that is answered is `close`d, its answer is written, and
-then its observers are told its `outcome`. Who writes it may make that an error; who writes it later
-sets `is_told_later`, and `end`s it once more when it is written, or cannot be.
+Observers see what the client got: an answered call is `close`d, its answer is written, and then its
+observers are notified of its `outcome`. A transport that fails to write the answer makes the
+outcome an error; one that writes later sets `is_told_later`, and calls `end` again after the write.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Operation(StrEnum):
     READINESS = "readiness"
     """Readiness of a model, which reveals that it exists."""
     SERVICE = "service"
-    """A method of a service of one's own."""
+    """A method of a custom service."""
 
 
 OPEN = frozenset({Operation.SHELL})
@@ -216,7 +216,7 @@ class Call:
     admission: Admission | None = None
     """Counter of its model's calls; None until the model is found."""
     parent: "Call | None" = None
-    """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    """The call that this one is part of: of an ensemble, or of a custom service."""
     uses: "set[tuple[str, str, weakref.ref[object] | None]] | None" = None
     """The models that its answer is made with, where somebody may keep it; else None."""
     companions: "Sequence[weakref.ref[Call]]" = ()
@@ -231,10 +231,10 @@ class Call:
     has_begun = False
     has_ended = False
     outcome: "Outcome" = None
-    """What its observers are to be told once it has ended; who cannot write its answer makes it an
-    error. None again when they were told."""
+    """The outcome for its observers, once it has ended; an error if its answer cannot be written.
+    None again after they are notified."""
     is_told_later = False
-    """Whether its observers are told when its answer is written, which is not at once."""
+    """Whether its observers are notified later, after a deferred write of its answer."""
     is_cancelled = False
     """Whether the answer is no longer wanted: nothing more is written."""
     holds_anything = False
@@ -283,7 +283,7 @@ class Call:
         """
         return self.owner or host_of(self.root.peer.address)
 
-    # --- for who answers ---
+    # --- for transports and stations ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
         """Write an answer; the last one ends the call. Does nothing once the call has ended."""
@@ -347,12 +347,12 @@ class Call:
             self._timer = loop.call_at(self.deadline, self.expire, context=context)
             self.holds_anything = True
 
-    # --- the end ---
+    # --- the end of the call ---
 
     def end(self, outcome: Outcome = None) -> None:
         """End the call without writing; the caller writes the answer by other means.
 
-        One that is told later is told now, with an error as its outcome where that is one.
+        With `is_told_later` this notifies its observers, with `outcome` if it is an error.
         """
         if not self.has_ended:
             self.close(outcome)
@@ -363,7 +363,7 @@ class Call:
             self.tell()
 
     def conclude(self, response: Any, outcome: Outcome) -> None:
-        """End the call with its last answer, then tell its observers what became of it.
+        """End the call with its last answer, then notify its observers of the outcome.
 
         In the pass of the event loop in which it is written, so that its client asks later.
         """
@@ -425,16 +425,16 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
 
 def report(error: BaseException) -> None:
-    """Have the log say why somebody was not told the end of a call; others are."""
+    """Log the error of one observer of a call's end; the other observers are notified."""
     asyncio.get_running_loop().call_exception_handler(
         {"message": "An answer could not be delivered", "exception": error}
     )
 
 
 def tell_together(calls: Sequence[Call], outcome: Outcome) -> None:
-    """Tell the observers of calls that were closed with an outcome, and have been written by now.
+    """Notify the observers of calls that were closed with one outcome, after their answers' write.
 
-    Those whose answer could not be written are told by themselves, with what became of it.
+    Calls whose answer could not be written are notified one by one, with their own outcome.
     """
     alike = [call for call in calls if call.outcome is outcome and not call.is_told_later]
     for observer in alike[0]._observers if alike else ():
@@ -450,7 +450,7 @@ current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
 def owner_now() -> str:
-    """Return the owner of the current call's side effects; empty for nobody."""
+    """Return the owner of the current call's side effects; empty without a call or principal."""
     call = current_call.get()
     return "" if call is None else call.owner
 

@@ -292,7 +292,7 @@ class Engine:
         self._decode(call, instance, images, size)
 
     def _begin_decoded(self, call: InferCall, instance: Served, images: dict[str, Tensor]) -> None:
-        """Have a call executed whose images were decoded in a thread."""
+        """Execute a call whose images were decoded in a thread."""
         call.place = None
         call.inputs = {**call.inputs, **images}
         try:

@@ -93,7 +93,7 @@ class EnsemblePlan:
         )
 
     def fitted(self, models: Models) -> "EnsemblePlan":
-        """Return the plan for models that were loaded anew; raises InvalidModel without one.
+        """Return the plan for models that were loaded again; raises InvalidModel if missing.
 
         Whether its steps may leave out outputs can have changed: who runs it goes by the new plan.
         """

@@ -49,7 +49,7 @@ def _address(name: Any) -> str:
 
 
 def _subject(certificate: Any) -> str | None:
-    """Return the subject of a certificate that was verified: of others nothing is told.
+    """Return the subject of a verified certificate, or None.
 
     Commas within values are escaped (RFC 4514 2.4), so that no value reads as another attribute.
     """

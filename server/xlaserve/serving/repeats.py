@@ -45,7 +45,7 @@ class Repeats:
     def of(
         cls, residents: Residents, gates: Gates, cache: ResponseCache | None
     ) -> "Repeats | None":
-        """Return the fast path of a cache; None without one."""
+        """Return the fast path of a cache, or None."""
         return None if cache is None else cls(residents, gates, cache)
 
     def answer(self, call: InferCall, message: object) -> bytes | None:

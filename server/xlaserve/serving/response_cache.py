@@ -242,7 +242,7 @@ class Section:
         self._is_closed = False
 
     def find(self, key: Key) -> Entry | None:
-        """Return the answer to an equal request; None if there is none."""
+        """Return the answer to an equal request, or None."""
         entry = self.entries.get(key)
         if entry is not None:
             self._cache.touch(entry)

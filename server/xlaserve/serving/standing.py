@@ -71,10 +71,10 @@ class Standing:
         detail: str = "is not found",
         is_other: bool = False,
     ) -> Exception:
-        """Return the error for a model that does not answer and that nothing is known of.
+        """Return the error for an unknown model.
 
-        With `is_other` another version of it answers. Whoever may not see a model is answered by
-        this too, so that both are the same.
+        With `is_other` another version of it is ready. Callers that may not see a model get the
+        same error, so that hidden and missing models look alike.
         """
         row = self.row
         if not row.is_settled:

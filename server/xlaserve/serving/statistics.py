@@ -19,7 +19,7 @@ REQUEST_BOUNDS_NS = tuple(
         *(1000, 2500, 10_000),
     )
 )
-"""Largest duration of each bucket of the request histogram; a last bucket holds what is longer."""
+"""Upper bounds of the buckets of the request histogram; a last bucket has no bound."""
 
 EXACT_ROWS = 64
 """Batches up to this size have statistics of their own; larger ones share those of the next power
@@ -144,7 +144,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Executions:
-    """The sums over the requests of one batch size; what is left of their time is the output's."""
+    """Sums over the requests of one batch size; the rest of `total_ns` is output time."""
 
     count: int = 0
     total_ns: int = 0

@@ -100,8 +100,8 @@ class Settings(Derived):
     # --- Access ---
 
     access_rules: str = ""
-    """File of the rules who may do what, TOML or JSON (docs/access.md); empty: everybody may do
-    everything. Read again when it changes, and at SIGHUP; one that is wrong changes nothing."""
+    """File of the access rules, TOML or JSON (docs/access.md); empty: everybody may do everything.
+    Read again when it changes, and at SIGHUP; an invalid file changes nothing."""
     max_principals: int = 10_000
     """Callers whose rates and requests in flight are counted for their quotas at a time."""
     grpc_restricted_protocol: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ class Settings(Derived):
     """Most sequences that each replica of a model may have in progress; a configuration that asks
     for more is refused. Memory for the states of all of them is reserved with the load."""
     compilation_cache_directory: str = "auto"
-    """Directory of compiled programs, of this user alone; auto: ~/.cache/xlaserve; none."""
+    """Directory of compiled programs, private to this user; auto: ~/.cache/xlaserve; or none."""
     compilation_cache_max_bytes: int = 1 << 30
     """Most bytes of that directory; the least recently used are evicted."""
     compilation_cache_max_days: int = 90
@@ -241,7 +241,7 @@ class Settings(Derived):
     """Seconds a program may take to come from there; past it it is compiled."""
     conversion_cache_max_bytes: int = 16 << 30
     """Most bytes of ONNX models that loads converted, which are kept there too; the least recently
-    used are evicted. With 0, or without the directory, every load converts anew."""
+    used are evicted. With 0, or without the directory, every load converts again."""
     max_conversion_bytes: int = 8 << 30
     """Most bytes of an ONNX model, with its external data, that a load converts."""
     mmap_parameters: bool = False
@@ -453,7 +453,7 @@ class Settings(Derived):
     remote_cache_directory: str = "auto"
     """Directory of fetched models, of this user's servers alone; auto: ~/.cache/xlaserve-models."""
     remote_cache_max_bytes: int = 64 << 30
-    """Most bytes of models in it; what is not loaded and was not used for longest goes first."""
+    """Limit of that directory in bytes; least recently used models that are not loaded go first."""
     remote_threads: int = 4
     """Files that are fetched at a time."""
     remote_stall_seconds: float = 30.0

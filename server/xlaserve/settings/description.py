@@ -29,7 +29,7 @@ class SettingDescription:
     group: str
     """The heading in the source that it stands below; empty for what comes before all of them."""
     many: bool
-    """Whether it may be given more than once."""
+    """Whether the flag may be repeated."""
     switch: bool
     """Whether it is on or off."""
 

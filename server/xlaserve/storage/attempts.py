@@ -23,7 +23,7 @@ class Attempts:
         seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A request has so many attempts at most, and none begins after so many seconds."""
+        """Limits of a request's attempts: their number, and the seconds in which they may begin."""
         self._counts = counts or FetchCounts()
         self._most = most
         self._seconds = seconds

@@ -169,7 +169,7 @@ class ModelCache:
     def _discard(self, unit: Unit, wanted: Wanted) -> None:
         """Remove a unit that was changed since it was fetched, even in use: open files stay."""
         self._verified.discard(wanted.digest)
-        self._log.warning("cached files are not what was fetched", model=wanted.model)
+        self._log.warning("cached files changed since they were fetched", model=wanted.model)
         # Everybody removes under this lock, or under an exclusive one of the unit: so what is at
         # its path now is not another unit that was fetched meanwhile.
         with self._claiming():

@@ -199,7 +199,7 @@ class _Download:
     def _check(self) -> None:
         checksum = self._found.checksum
         if checksum is not None and self._hashes[1].hexdigest() != checksum.value:
-            # What is there is of no use: the next fetch begins anew.
+            # What is there is of no use: the next fetch begins again.
             self._restart()
             raise StoreProblem(
                 f"'{self._found.name}' has not the {checksum.algorithm} that its store says",

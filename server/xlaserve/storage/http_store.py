@@ -273,7 +273,7 @@ class _Answer:
 
     @property
     def length(self) -> int | None:
-        """Return the Content-Length; None without one."""
+        """Return the Content-Length, or None."""
         said = self._response.headers.get("Content-Length", "")
         return int(said) if said.isascii() and said.isdigit() else None
 

@@ -85,7 +85,7 @@ class Channel(Generic[Incoming]):
             return
 
     def close(self) -> None:
-        """Close this end; the other one hears of it."""
+        """Close this end; the peer gets an end of file."""
         self._writer.close()
 
 

@@ -68,7 +68,7 @@ _log = structlog.get_logger("processes")
 
 
 class _Asked:
-    """A change that a worker has asked for, until that is told how it went."""
+    """A change requested by a worker, until its result is sent."""
 
     def __init__(self, change: ChangeText) -> None:
         self.change = change
@@ -80,7 +80,7 @@ class _Asked:
         """The workers that make it now, by the number of their Do."""
 
     def give_up(self) -> None:
-        """Have it end soon, and be undone where it was made."""
+        """Cancel it soon, and undo it where it was made."""
         if self.change.kind not in OF_LOADS or self.has_no_way_back:
             return
         self.is_given_up = True
@@ -245,7 +245,7 @@ class Control:
     async def _by_others(
         self, origin: WorkerProcess, asked: _Asked
     ) -> dict[WorkerProcess, Did | None]:
-        """Have all others make a change, and return how it went; None where one has died.
+        """Make a change in all other workers, and return their results; None for a dead one.
 
         Those that begin to make changes meanwhile too: what replays the journal to them does not
         know the change yet.
@@ -315,7 +315,7 @@ class Control:
         kind = _UNDONE.get(change.kind)
         if was_loaded or kind is None:
             # What was there before is gone where the change was made: there is no way back. The
-            # others are started anew, and then have what all have.
+            # others are restarted, and then have the common state.
             self._remember(change)
             # One that drains refuses every change, and has clients to answer.
             for worker in () if self._is_stopping else failed:
@@ -330,7 +330,7 @@ class Control:
     async def _do(
         self, worker: WorkerProcess, change: ChangeText, asked: _Asked | None = None
     ) -> Did | None:
-        """Have a worker make a change; None where it dies, and is replaced.
+        """Make a change in a worker; None if it dies and is replaced.
 
         What a client has `asked` for is taken back when it leaves.
         """
@@ -373,10 +373,10 @@ class Control:
         await remaking.settle()
         for one in remaking.failed:
             said = {"of": worker.role.worker, "subject": one.change.subject}
-            _log.error("a worker is without what others have", **said, error=one.error.text)
+            _log.error("worker lacks changes of the other workers", **said, error=one.error.text)
 
     async def converge(self, worker: WorkerProcess) -> None:
-        """Have all others load what a worker that has started found in the repository.
+        """Load in all other workers what a restarted worker found in the repository.
 
         Its files may be newer than those that the others loaded: a reload in which its predecessor
         died, or files that nobody has asked for yet. Where they are the same nothing is loaded.
@@ -389,7 +389,7 @@ class Control:
                 reply = await worker.expect(Question(number, LOADED), ("reply", number))
         except (TimeoutError, WorkerGone) as error:
             _log.error(
-                "not known what a worker has loaded", of=worker.role.worker, reason=str(error)
+                "loaded models of a worker unknown", of=worker.role.worker, reason=str(error)
             )
             return
         for name in reply.said or ():
@@ -401,7 +401,7 @@ class Control:
                 dids = await self._by_others(worker, _Asked(change))
             for other, failure in _failures(dids).items():
                 _log.error(
-                    "a worker has other files of a model than one that was started anew",
+                    "model files differ between a worker and a restarted one",
                     of=other.role.worker,
                     subject=name,
                     error=failure.text,
@@ -459,7 +459,7 @@ class Control:
         return [answer.said for answer in answers if answer.said is not None]
 
     async def make_again(self, change: Change) -> None:
-        """Have all workers make a change that the replaced server has made, and remember it.
+        """Make a change of the replaced server in all workers, and remember it.
 
         Raises an XlaserveError that says why one of them could not.
         """

@@ -56,9 +56,9 @@ from xlaserve.workers.messages import (
 )
 
 MOST_PENDING = 1024
-"""Most changes that clients of this process may have waiting: those of clients that left too."""
+"""Limit of pending changes of this process's clients, including clients that have left."""
 _NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
-"""Changes whose number is bounded where they begin, and that nobody would ask for again."""
+"""Changes that are never refused: few by design, and nobody would retry them."""
 
 ENGINE = 0
 """The number of the process that has the models of front ends."""
@@ -102,7 +102,7 @@ class Link:
         self._held: dict[int, Mapping[str, frozenset[str]]] = {}
         """The models of each change in progress by its number, and the versions that stay ready."""
         self.shown: Callable[[], Awaitable[None]] | None = None
-        """Returns once all front ends of this engine show what is loaded; None without any."""
+        """Returns once all front ends of this engine show the loaded models; None without any."""
         self.on_state: Callable[[], None] = lambda: None
         """Called when `is_ready` has changed."""
         self.is_loaded: Callable[[str], bool] = lambda _: False
@@ -222,7 +222,7 @@ class Link:
         except OSError as error:
             raise write_failure(change.subject, error) from error
 
-    # --- what the parent says ---
+    # --- messages from the parent ---
 
     def heard(self, message: ToWorker) -> None:
         """Do what a message of the parent says, as far as it is about changes and questions."""
@@ -277,7 +277,7 @@ class Link:
             self.on_state()
 
     def hears_no_more(self) -> None:
-        """Have nobody wait for the parent any longer."""
+        """Fail all waits for the parent."""
         waiting: list[asyncio.Future[Any]] = [*self._settled.values(), *self._asked.values()]
         for asked in waiting:
             if not asked.done():
@@ -350,7 +350,7 @@ class Link:
 
 
 def _remove_spooled(writing: "asyncio.Future[str]") -> None:
-    """Remove the file of a change that nobody waits for."""
+    """Remove the file of an abandoned change."""
     if not writing.cancelled() and writing.exception() is None:
         with suppress(OSError):
             Path(writing.result()).unlink()

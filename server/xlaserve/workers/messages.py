@@ -48,7 +48,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer of one worker, or why there is none."""
+    """The answer of one worker, or its error."""
 
     worker: int
     said: Any = None
@@ -66,11 +66,11 @@ class Begin(_Message, frozen=True):
     settings: dict[str, Any]
     """The worker's share of the settings, by name."""
     endpoints: list[tuple[str, str, int]]
-    """Setting, address as clients are told, and the descriptor on which connections are handed."""
+    """Setting, address shown to clients, and the descriptor on which connections are handed."""
     answer_seconds: float
     """Seconds without a sign of life after which the worker is replaced."""
     quotas: int = -1
-    """The descriptor of the table in which all workers count quotas; -1 where nobody has any."""
+    """The descriptor of the shared quota table; -1 without quotas."""
     part: Part = Part.WORKER
     bridges: int = -1
     """The descriptor on which ends of bridges to other processes are handed; -1 where there are
@@ -93,15 +93,15 @@ class Do(_Message, frozen=True):
 
 
 class Hold(_Message, frozen=True):
-    """Has a worker say of the models of a change that they are not ready; Noted follows.
+    """Has a worker report the models of a change as not ready; Noted follows.
 
-    What is loaded there already stays ready through a reload.
+    Versions that are loaded already stay ready through a reload.
     """
 
     number: int
     models: list[str]
     reloads: bool
-    """Whether the change loads them, so that what is loaded goes on."""
+    """Whether the change loads them, so that loaded versions keep serving."""
 
 
 class Release(_Message, frozen=True):
@@ -111,24 +111,24 @@ class Release(_Message, frozen=True):
 
 
 class Settled(_Message, frozen=True):
-    """Says that a change that the worker asked for was made everywhere, or undone."""
+    """Reports that a change requested by the worker was made everywhere, or undone."""
 
     number: int
     failure: Failure | None = None
 
 
 class State(_Message, frozen=True):
-    """Says what is of the whole server."""
+    """The server-wide state."""
 
     is_ready: bool
     leads: bool
     has_started: bool = False
     """Whether all workers have been ready."""
     is_whole: bool = True
-    """Whether the engine of front ends has what clients had loaded: one that replaces another gets
-    it once it is ready."""
+    """Whether the engine has every model that clients loaded: a replacement gets them once it is
+    ready."""
     silent: list[int] = []
-    """The processes that give no sign of life."""
+    """The processes that do not respond."""
 
 
 class Ping(_Message, frozen=True):
@@ -136,16 +136,16 @@ class Ping(_Message, frozen=True):
 
 
 class GiveUp(_Message, frozen=True):
-    """Takes a Do back, whose client has left; Did follows, as without it.
+    """Cancels a Do whose client has left; Did follows, as without it.
 
-    To the parent: takes back what was asked for by Ask; Settled follows.
+    Sent to the parent, cancels an Ask; Settled follows.
     """
 
     number: int
 
 
 class Question(_Message, frozen=True):
-    """Asks a worker what another one asked all; Reply follows."""
+    """Forwards a worker's question to another worker; Reply follows."""
 
     number: int
     name: str

@@ -25,7 +25,7 @@ class OtherWorkers:
         self._worker = str(worker)
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
-        """Return the answers of all workers, and why there is none of another one."""
+        """Return the answers of all workers, with the errors of those that did not answer."""
         answers: dict[str, Any] = {self._worker: own}
         if not self._plane.loads:
             # What has to be of one process is of the one that has the models.

@@ -164,7 +164,7 @@ class Supervisor:
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
         """Return once every worker has ended, within the grace or by SIGKILL.
 
-        The engine ends behind its front ends: what their clients have asked for, it executes.
+        The engine ends after its front ends: it still executes their clients' requests.
         """
         seconds = self._settings.grace_seconds + _ENDING_SECONDS
         for is_last in (False, True) if self._has_engine else (True,):
@@ -292,7 +292,7 @@ class Supervisor:
                 self.control.give_up(worker, number)
 
     async def _join(self, worker: WorkerProcess) -> None:
-        """Have a worker that has started make what others have changed, and hand it connections."""
+        """Apply the changes of the others to a started worker, and hand it connections."""
         await self.control.replay(worker)
         if self.was_ready:
             await self.control.converge(worker)
@@ -322,7 +322,7 @@ class Supervisor:
         return self._is_ready and not self._stopping
 
     def _say_state(self) -> None:
-        """Tell every worker what is of all: those that were started anew have no clients yet."""
+        """Send every worker the server-wide state; a restarted worker has no clients yet."""
         first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
         silent = [worker.role.worker for worker in self.workers if worker.is_silent]
@@ -336,7 +336,7 @@ class Supervisor:
         for worker in self.workers:
             worker.tell(State(self._is_ready, worker is leader, first, is_whole, silent))
 
-    # --- workers that give no sign of life ---
+    # --- unresponsive workers ---
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Ask a worker for signs of life, and end it where it gives none for too long."""
@@ -399,7 +399,7 @@ class Supervisor:
     def _reloaded(self, number: int) -> None:
         if number in self._reloading:
             self._reloading.discard(number)
-            # Within the start that goes on, and says so at its end.
+            # A start in progress notifies systemd at its end.
             if self.was_ready and not self._reloading and not self._stopping:
                 self._systemd.ready()
 

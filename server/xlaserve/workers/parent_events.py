@@ -23,7 +23,7 @@ class ParentEvents:
         self._asked: dict[int, asyncio.Future[Kept]] = {}
 
     def note(self, event: Event) -> None:
-        """Have an event kept; without a parent nobody keeps it, and the process is about to end."""
+        """Send an event to the parent; dropped without one, since the process is about to end."""
         with suppress(ChannelError):
             self._channel.send(Happened(event))
 

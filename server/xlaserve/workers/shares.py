@@ -134,8 +134,8 @@ def check_supported(settings: Settings) -> None:
 def share_of(settings: Settings, part: Part = Part.WORKER) -> Settings:
     """Return the settings of each worker: of limits of the server, an equal part.
 
-    The engine has what is for models, each front end its part of what is for clients. A process may
-    always have what is the least that makes sense.
+    The engine gets the limits of models, each front end its part of the limits of clients, and
+    every process the least useful value of a limit.
     """
     # The parent answers probes.
     settings = replace(settings, probe_socket="")

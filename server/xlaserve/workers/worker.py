@@ -138,7 +138,7 @@ class Parent:
         """Do nothing: the parent asks for signs of life, and `_hear` answers."""
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message; without a parent nobody hears it, and the process is about to end."""
+        """Send a message; dropped without a parent, since the process is about to end."""
         with suppress(ChannelError):
             self._channel.send(message)
 
@@ -227,7 +227,7 @@ def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
 def _bridged(
     begin: Begin, parent: Parent, link: Link, application: Application
 ) -> Coroutine[Any, Any, None] | None:
-    """Return what serves the bridges to other processes; None where there are none."""
+    """Return what serves the bridges to other processes, or None."""
     if begin.bridges < 0:
         return None
     source = HandedConnections(socket.socket(fileno=begin.bridges))
@@ -361,7 +361,7 @@ def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     if sys.argv[3:] == [IMPORTS]:
-        # It takes the place of a process that ended: by then that takes no time any more.
+        # It replaces a process that has ended: by then this is quick.
         loaders.load_modules()
     left = uvloop.run(serve(end))
     finish(sys.stderr)

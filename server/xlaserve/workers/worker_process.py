@@ -74,7 +74,7 @@ class WorkerProcess:
     process: "subprocess.Popen[bytes]"
     channel: "Channel[FromWorker]"
     begin: Begin
-    """What it is told first."""
+    """Its first message."""
     handing: Mapping[str, socket.socket]
     its_ends: Mapping[str, socket.socket]
     """The worker's ends of those: what it has not taken can be taken back."""
@@ -217,7 +217,7 @@ class WorkerProcess:
             self._expected.pop(key, None)
 
     def heard(self, message: FromWorker) -> None:
-        """Take note of what it says of itself, and of what was expected."""
+        """Handle a message of the worker: its state, or an expected reply."""
         self.silence.heard()
         match message:
             case Connections(open_, received):
@@ -249,7 +249,7 @@ class WorkerProcess:
         with suppress(ChannelError):
             self.channel.send(message)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def kill(self) -> None:
         """End it now."""

@@ -79,7 +79,7 @@ async def test_a_load_that_does_not_end_fails_by_its_limit(core: Core, world: Wo
     with capture_logs() as logs, pytest.raises(LoadTimedOut, match=r"'stuck'.* warming 1 of 2"):
         await core.control.load("stuck")
     await core.control.load("m")
-    (line,) = [log for log in logs if log["event"] == "abandoned what does not end"]
+    (line,) = [log for log in logs if log["event"] == "abandoned calls that do not end"]
 
     assert core.registry.ready("m")
     assert ("stuck", "warming 1 of 2", 100) == (line["model"], line["doing"], line["holds_bytes"])

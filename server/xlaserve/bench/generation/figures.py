@@ -18,7 +18,7 @@ _OTHER_ERRORS = "other errors"
 _SHOWN_CHARACTERS = 200
 
 Percentiles = Mapping[str, float]
-"""Milliseconds as p50, p90, p99 and max; empty without any."""
+"""Milliseconds as p50, p90, p99 and max; empty if nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Figures:
 
 
 def figures(observed: Observed) -> Figures:
-    """Return the figures of what was observed.
+    """Return the figures of the observed answers.
 
     What had no answer counts as if it had come at the end of the measurement: without it a server
     that answers some requests and forgets the others would look quick. Errors have no times of

@@ -20,7 +20,7 @@ LONGEST = 2048
 _MOST_LINES = 100_000
 _MOST_BYTES = 1 << 24
 _BLOCK = 4096
-"""Pairs that are drawn at a time."""
+"""Pairs drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)

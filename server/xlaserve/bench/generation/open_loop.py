@@ -51,7 +51,7 @@ async def observe(
     wait: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Observed:
-    """Send all requests when they are due, then wait so many seconds for the rest of answers.
+    """Send all requests when they are due, then wait this many seconds for the rest of answers.
 
     What is unanswered by then is cancelled, and stays in its trace without a status.
     """

@@ -51,7 +51,7 @@ async def _show(
         while True:
             path = f"/page/events?{urlencode(query | {'after': str(last)})}"
             found = _read(reach, await client.text(path))
-            if log and found["log"] != log:  # it was started anew, and its numbers begin at 1
+            if log and found["log"] != log:  # it was started again, and its numbers begin at 1
                 log, last = "", 0
                 continue
             if missing := found["matching"] - len(found["events"]):

@@ -54,7 +54,7 @@ class BenchDisplay:
         )
 
     def show(self, report: Report) -> None:
-        """Print what was measured, and of what."""
+        """Print the results."""
         console = Console()
         sent = ", ".join(f"{name} {text}" for name, text in report.inputs.items())
         console.print(f"{report.model}, {report.protocol}: {sent}", highlight=False, soft_wrap=True)

@@ -35,7 +35,7 @@ def progress(schedule: Schedule) -> Iterator[None]:
 
 
 def show(report: Report) -> None:
-    """Print what was measured, and of what."""
+    """Print the results."""
     console, figures, schedule = Console(), report.figures, report.schedule
     _say(
         console,

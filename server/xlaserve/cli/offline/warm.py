@@ -142,7 +142,7 @@ def _warmed(
 
 
 def _put_all(settings: Settings, store: ProgramStore) -> None:
-    """Have all programs of a directory that processes have filled put into a store."""
+    """Upload all programs of a directory that processes have filled to a store."""
     directory = Path(settings.compilation_cache_directory)
     cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
     for path in directory.iterdir():

@@ -18,7 +18,7 @@ class Rates:
     failed: float
     """Requests a second that failed."""
     latency: float
-    """Mean milliseconds of an answer; 0 without any."""
+    """Mean milliseconds of an answer, or 0."""
     queue: float
     """Part of it in the queue."""
     rows: float

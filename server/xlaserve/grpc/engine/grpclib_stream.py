@@ -229,7 +229,7 @@ class GrpclibStream:
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
         """Send a message and return when it has left; RESOURCE_EXHAUSTED when too much waits.
 
-        `data` is one message behind its prefix, which is how grpclib sends them.
+        `data` is one message after its prefix, which is how grpclib sends them.
         """
         stream = self._stream
         sent: Buffer = data

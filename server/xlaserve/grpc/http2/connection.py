@@ -63,15 +63,15 @@ class ServerConnection:
             now,
         )
         self.receive_buffer = self._reader.space
-        """Returns where to put what comes next; `received` says that it has come."""
+        """Returns the buffer for the next bytes; `received` reports how many came."""
         self.take_output = self._sender.take
-        """Returns what is to be written next; `pump` makes more where there is."""
+        """Returns the next output to write; `pump` produces more, if any."""
         self.pump = self._sender.pump
-        """Makes more output of what is pending, as far as windows allow it."""
+        """Produces more output from pending data, as far as windows allow."""
         self.blocked = self._sender.blocked
-        """The streams with something pending: without any `pump` makes nothing."""
+        """The streams with pending data: without any, `pump` produces nothing."""
         self.failed: ConnectionFailure | None = None
-        """Why the connection ends; a GOAWAY says so in the output."""
+        """Why the connection ends; also sent as a GOAWAY."""
         self.unsent: list[deque[Buffer]] = []
         """Buffers that were still to be sent when it ended; the shell lets go of them in parts. The
         ledger counts it no more."""
@@ -98,7 +98,7 @@ class ServerConnection:
         )
 
     def received(self, count: int) -> bool:
-        """Handle so many bytes in the buffer; false when some are left for another pass."""
+        """Handle this many bytes in the buffer; false when some are left for another pass."""
         if self.failed is not None:
             return True
         self._sender.receives = True
@@ -213,7 +213,7 @@ class ServerConnection:
             self._fail(ConnectionFailure(code, reason))
 
     def lost(self) -> None:
-        """Cancel what is being answered: the connection is gone."""
+        """Cancel all calls in flight: the connection is gone."""
         if self.failed is None:
             self.failed = ConnectionFailure(ErrorCode.NO_ERROR, "the connection is closed")
         self._discard("the connection is closed")

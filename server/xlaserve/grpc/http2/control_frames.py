@@ -23,7 +23,7 @@ from xlaserve.grpc.http2.states import Input
 from xlaserve.grpc.http2.streams import Streams
 
 ROUND_TRIP = b"farewell"
-"""Content of the PING behind the first GOAWAY."""
+"""Content of the PING after the first GOAWAY."""
 
 
 class ControlFrames:
@@ -34,7 +34,7 @@ class ControlFrames:
         self._sender = sender
         self._conduct = conduct
         self.settled = False
-        """Whether the SETTINGS behind the preface have come (3.4)."""
+        """Whether the SETTINGS after the preface have come (3.4)."""
         self.client_leaves = False
         """Whether the client has sent a GOAWAY (6.8)."""
         self.on_round_trip: Callable[[], None] | None = None

@@ -31,7 +31,7 @@ class BlockValues(msgspec.Struct, gc=False):
     places: Sequence[int]
     """Indices of those."""
     strings: list[bytes]
-    """Their values, with marks behind them where they are decoded."""
+    """Their values, with marks after them where they are decoded."""
     stop: int | None
     """The end of the value in each of these."""
 
@@ -114,7 +114,7 @@ class DynamicTable:
             self.bytes -= self.entries.pop()[2]
 
     def newest(self, count: int) -> list[Field]:
-        """Return so many entries, or all where there are fewer; nothing is changed."""
+        """Return this many entries, or all where there are fewer; nothing is changed."""
         found: list[Field] = []
         left = self.max_bytes
         noted = (field for one in reversed(self._later) for field in reversed(_made(one)))

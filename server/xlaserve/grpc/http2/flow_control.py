@@ -50,7 +50,7 @@ class ReceiveWindows:
         self.left = self._full
 
     def grant(self, stream: ServerStream, wanted: int) -> None:
-        """Let the client send at least so many bytes more on a stream (6.9)."""
+        """Let the client send at least this many more bytes on a stream (6.9)."""
         window = min(max(wanted, self.stream_bytes), MAX_WINDOW)
         low = stream.recv_window < wanted or stream.recv_window < self.stream_bytes >> 1
         if low and stream.state is State.OPEN:  # else nothing more is to come

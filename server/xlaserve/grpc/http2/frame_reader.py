@@ -139,7 +139,7 @@ class FrameReader:
         return self._buffer.view[:RECEIVE_BYTES]
 
     def received(self, count: int) -> bool:
-        """Handle so many bytes in the space; false when others are to have their turn first.
+        """Handle this many bytes in the space; false when others are to have their turn first.
 
         Then some may be left. When the space was filled a loop (libuv's) reads up to 32 times
         before it looks at others: these reads are of one turn.

@@ -79,7 +79,7 @@ Field: TypeAlias = tuple[str, bytes, int, Name]
 """A token, the value, the size, and the name.
 
 Requests whose fields have the same tokens differ only in values that decide nothing here. A token
-holds a newline behind a name that decides, and begins with one where the field is malformed, so
+holds a newline after a name that decides, and begins with one where the field is malformed, so
 that no two fields that mean different things have the same."""
 
 token_of = itemgetter(0)
@@ -89,7 +89,7 @@ name_of = itemgetter(3)
 
 
 def name_problem(name: bytes) -> str | None:
-    """Say what is wrong with the name of a field that is no pseudo-header (RFC 9113, 8.2)."""
+    """Return the problem of a regular field's name, or None (RFC 9113, 8.2)."""
     if not _NAME.fullmatch(name):
         return "a header name that is not in lower case, or has a character that is not allowed"
     if name in OF_A_CONNECTION:

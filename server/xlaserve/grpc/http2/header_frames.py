@@ -106,7 +106,7 @@ class HeaderFrames:
         self.open_since = self._streams.tick
 
     def continuation(self, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Take a CONTINUATION frame; of another stream none gets here (6.10)."""
+        """Take a CONTINUATION frame, always of the current stream (6.10)."""
         if not self.open_block:  # 6.10
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(bytes(payload))

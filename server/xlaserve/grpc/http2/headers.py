@@ -153,7 +153,7 @@ class Head(msgspec.Struct, Generic[R], gc=False):
     route: R | None
     """The route of the request; None if malformed."""
     timeout: float | None
-    """Timeout in seconds, the least where there are several; None where there is none (gRPC over
+    """Timeout in seconds, the least where there are several, or None (gRPC over
     HTTP/2, Timeout)."""
 
     @property
@@ -298,7 +298,7 @@ class HeaderReader(Generic[R]):
         return kind, list(map(value_of, found))
 
     def read_trailers(self, block: bytes) -> str | None:
-        """Decode the trailers of a request, and say what is wrong with them."""
+        """Decode the trailers of a request; return their problem, or None."""
         try:
             found = self._decoder.decode(block)
         except (BlockTooLarge, MalformedBlock) as error:

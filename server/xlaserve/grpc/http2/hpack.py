@@ -25,7 +25,7 @@ from xlaserve.grpc.http2.header_fields import (
 )
 
 _STRIDE = 2048
-"""So many bytes of a block are decoded before its size is looked at."""
+"""This many bytes of a block are decoded before its size is looked at."""
 
 
 class MalformedBlock(Exception):
@@ -182,7 +182,7 @@ _MAX_INTEGER_OCTETS = 5
 
 
 def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
-    """Return a number that goes on behind its prefix, and the position behind it (5.1)."""
+    """Return a number that continues after its prefix, and the position after it (5.1)."""
     for shift in range(0, 7 * _MAX_INTEGER_OCTETS, 7):
         octet = block[position]
         position += 1
@@ -193,7 +193,7 @@ def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
 
 
 def long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
-    """Return a string that is long or in the Huffman code, and the position behind it (5.2).
+    """Return a string that is long or Huffman-coded, and the position after it (5.2).
 
     Both may be past the end of the block.
     """

@@ -26,7 +26,7 @@ _LENGTHS: Final = bytes.fromhex(
 _EOS = 256
 _MAX_DEFLATE_BITS = 15
 _TABLE_BYTES = 12
-"""Up to so many bytes the table is quicker than a call of zlib."""
+"""Up to this many bytes the table is quicker than a call of zlib."""
 
 
 class MalformedHuffman(Exception):
@@ -52,7 +52,7 @@ def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
     """Return the octets of each of some strings, and how many these are together.
 
     In one go; None where not all of it is text, or one of them is malformed. Each has the
-    `MARK_BYTES` of a mark behind it, which are not counted: most are never asked for.
+    `MARK_BYTES` of a mark after it, which are not counted: most are never asked for.
     """
     data = (_MARK.join(strings) + _MARK).translate(_REVERSED)
     # Every mark leaves zlib between two symbols: it goes on there with the strings of others.
@@ -63,7 +63,7 @@ def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
         _INFLATERS[0] = _INFLATER.copy()  # it may be anywhere
         raise
     if inflater.eof:
-        # A longer symbol ends the block: a NUL of a string may stand for that of a mark behind it.
+        # A longer symbol ends the block: a NUL of a string may stand for that of a mark after it.
         _INFLATERS[0] = _INFLATER.copy()
         return None
     found = octets.split(b"\0")
@@ -75,7 +75,7 @@ def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
 
 
 def _padding(data: bytes, octets: bytes) -> int:
-    """Return how many bits of a string are behind the last of its symbols."""
+    """Return how many bits of a string are after the last of its symbols."""
     return 8 * len(data) - sum(octets.translate(_LENGTHS[:_EOS]))
 
 
@@ -215,7 +215,7 @@ class _Table:
 
 
 def _walk(leaves: dict[str, int], path: str, bits: str) -> tuple[bytes, str]:
-    """Return the symbols that some bits behind a path complete, and the path they lead to."""
+    """Return the symbols that some bits after a path complete, and the path they lead to."""
     symbols = bytearray()
     for bit in bits if path != _BEHIND_EOS else "":
         path += bit

@@ -31,7 +31,7 @@ length of its value, and how many bytes that is."""
 
 
 class _Behind(NamedTuple):
-    """The meaning of references behind a block that adds these."""
+    """How indexed references resolve after a block has inserted these entries into the table."""
 
     insertions: Sequence[Insertion]
     references: bytes
@@ -92,7 +92,7 @@ class Layout(Generic[K]):
         self.refers = False
         """Whether blocks of it refer to the table."""
         self.tail = b""
-        """Everything behind the last value that varies."""
+        """Everything after the last value that varies."""
         self.insertions: list[Insertion] = []
         self.inserted_bytes = 0
         """Bytes that these count without the values that vary."""
@@ -107,7 +107,7 @@ class Layout(Generic[K]):
         self.known_at = -1
         """Count of changes of the table for which references and names mean the same."""
         self.known_behind: _Behind | None = None
-        """The block behind which they have meant the same before."""
+        """The previous block after which they resolved to the same entries."""
 
     def add_step(self, place: int, name: Name, opener: bytes) -> None:
         """Note a field whose value varies."""
@@ -118,7 +118,7 @@ class Layout(Generic[K]):
         self.fields_bytes -= len(self.values[place])
 
     def finish(self) -> bool:
-        """Note what follows from all of the block; false where that is no layout."""
+        """Derive the facts of the whole block; return false if it is no layout."""
         self.refers = bool(self.names) or self.oldest >= FIRST_INDEXED_DYNAMIC
         added = [insertion.name for insertion in reversed(self.insertions)]
         self.is_closed = not added or all(added[at : at + 1] == [name] for at, name in self.names)
@@ -131,10 +131,10 @@ class Layout(Generic[K]):
         # A name may be that of an entry which the block itself adds.
         return bool(self.steps) and all(at >= 0 for at, _ in self.names)
 
-    # Blocks of two layouts come by turns: what references mean need not be looked up each time.
+    # Blocks of two layouts alternate: remember how references resolve instead of looking it up.
 
     def learn_to_follow(self, table: DynamicTable) -> None:
-        """Note behind which block references mean what they do, if all are to what it has added."""
+        """Remember the last block, if all references resolve to entries that it has inserted."""
         self.known_behind = None
         if table.last is None:
             return

@@ -9,12 +9,12 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
-"""Control frames that each frame of an answer allows beyond the limit: who is served much
-acknowledges much."""
+"""Control frames that each frame of an answer allows beyond the limit: a client acknowledges
+what it receives."""
 MAX_REFUSALS = 10_000
 """Requests that may get a status and nothing else in a window of time, beyond those that got an
-answer. It is no setting: who asks for the right thing is refused as often only while a server is
-overloaded, and then is answered now and then; and nobody loses a request by it."""
+answer. Not a setting: a correct client is refused this often only by an overloaded server, which
+answers some of its requests; and no request is lost by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Shared:
 class Conduct:
     """Counts what a well-behaved client does seldom, and ends the connection of one that is not.
 
-    Counts start anew with each window of time. They grow with the answers that the client got in
+    Counts start again with each window of time. They grow with the answers that the client got in
     it: one that cancels a tenth of a million requests behaves.
     """
 

@@ -16,7 +16,7 @@ _IN_PLACE_BYTES = 1 << 16
 """Messages that are longer are put where their tensor is aligned."""
 
 Allocate: TypeAlias = Callable[[int], Octets]
-"""Returns so many bytes, whatever is in them."""
+"""Returns this many bytes, whatever is in them."""
 
 Placement: TypeAlias = Callable[[memoryview, int], int]
 """Finds, in the first bytes of a message and from its length, where its large part begins."""
@@ -113,7 +113,7 @@ class UnaryReader:
         return self.whole[self.filled :]
 
     def end(self) -> Problem | None:
-        """Say what is wrong with a request that ends now."""
+        """Return the problem of a request that ends now, or None."""
         if self.length < 0:
             return Problem.TRUNCATED if self._prefix else Problem.NONE
         return Problem.TRUNCATED if self.filled < self.length else None
@@ -172,5 +172,5 @@ class StreamingReader:
         return int(PREFIX.unpack_from(self.received)[1])
 
     def end(self) -> Problem | None:
-        """Say what is wrong with a request that ends now."""
+        """Return the problem of a request that ends now, or None."""
         return Problem.TRUNCATED if self.received else None

@@ -30,7 +30,7 @@ class Host(Protocol):
         ...
 
     def disconnected(self, protocol: "Http2Protocol") -> None:
-        """Take note that a connection is gone."""
+        """Record that a connection is gone."""
         ...
 
 
@@ -98,7 +98,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._greeting = None
         self.flush()
         if self.core.streams:
-            # Behind what was just begun: what is answered at once then leaves in the same turn.
+            # After the calls just begun: immediate answers leave in the same loop iteration.
             self.wake()
 
     def eof_received(self) -> bool:
@@ -135,7 +135,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- bytes out ---
 
     def flush(self) -> None:
-        """Write what is due, as much as the transport takes."""
+        """Write pending output, as much as the transport takes."""
         self._flush_due = False
         core, transport = self.core, self.transport
         writes = 0
@@ -181,7 +181,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._proceed)
         self.flush()
 
-    # --- the end ---
+    # --- shutdown ---
 
     def go_away(self) -> None:
         """Ask the client to open no more streams, and close when all that it opened have ended."""

@@ -79,7 +79,7 @@ class Sender:
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
-            return True  # nobody wants it any more
+            return True  # the stream is closed
         self.window -= size
         number = stream.id
         output = self.output
@@ -119,7 +119,7 @@ class Sender:
         return True
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
-        """Tell whether so many bytes leave at once, or may be held."""
+        """Tell whether this many bytes leave at once, or may be held."""
         # However wide the windows are, more than a flush waits for the transport.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
@@ -231,7 +231,7 @@ class Sender:
         self._count(stream, stream.unsent)
 
     def _count(self, stream: ServerStream, size: int) -> None:
-        """Count so many bytes for what is pending on a stream."""
+        """Charge the pending bytes of a stream."""
         change, stream.parked = size - stream.parked, size
         if change > 0:
             self._account.hold(change, Kind.ANSWERS)
@@ -239,7 +239,7 @@ class Sender:
             self._account.release(-change, Kind.ANSWERS)
 
     def _send(self, stream: ServerStream, most: int) -> None:
-        """Make frames of what is pending on a stream, while windows and turn allow it."""
+        """Frame the pending data of a stream, while windows and its turn allow."""
         pending = stream.pending
         assert pending is not None
         output = self.output
@@ -291,7 +291,7 @@ class Sender:
             stream.on_sent()
 
     def pump(self) -> None:
-        """Send what is pending, each stream in its turn, as far as the windows allow."""
+        """Send pending data, stream by stream in turn, as far as the windows allow."""
         moved = True
         while moved and self.blocked and self.window > 0 and not self._full:
             moved = False
@@ -300,7 +300,7 @@ class Sender:
                 if stream.send_window > 0 and stream.unsent:
                     if self._full or self.window <= 0:
                         return
-                    # Its next turn is behind all others, also where the window ends this round.
+                    # Its next turn is after all others, also when the window ends this round.
                     self.blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
@@ -357,7 +357,7 @@ class Sender:
     # --- the end of a stream ---
 
     def discard(self, stream: ServerStream) -> None:
-        """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""
+        """Drop the pending data of a closed stream, and notify the writer that waits for it."""
         self.blocked.pop(stream.id, None)
         self._count(stream, 0)
         stream.unsent = 0

@@ -102,11 +102,11 @@ class Owner(Protocol):
         ...
 
     def hold(self, stream: "ServerStream", count: int) -> None:
-        """Count so many bytes more that are held for a stream, or fewer, until it is closed."""
+        """Count this many more bytes that are held for a stream, or fewer, until it is closed."""
         ...
 
     def reserve(self, stream: "ServerStream", count: int) -> bool:
-        """Count so many bytes for a stream that are to come; false where there is no memory."""
+        """Count this many bytes for a stream that are to come; false where there is no memory."""
         ...
 
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
@@ -118,7 +118,7 @@ class Owner(Protocol):
         ...
 
     def grant(self, stream: "ServerStream", wanted: int) -> None:
-        """Let the client send at least so many bytes more."""
+        """Let the client send at least this many more bytes."""
         ...
 
 
@@ -128,18 +128,18 @@ class ServerStream:
     # --- the request ---
 
     fresh = True
-    """Whether nothing has come behind its headers, and it waits for a message."""
+    """Whether it has only received its headers, and expects a message."""
     reader: UnaryReader | StreamingReader | None = None
     message: Buffer | None = None
-    """The message of a unary request that has come whole."""
+    """The complete message of a unary request."""
     compressed = False
     problem: Problem | None = None
     begun = False
-    """Whether its route has been given the request."""
+    """Whether the request was passed to its route."""
     call: Call | None = None
     """The call in flight that answers it."""
     arriving = False
-    """Whether the frame that ends it has come only in part: its state is half-closed already."""
+    """Whether its last frame is incomplete: its state is half-closed already."""
     deadline: float | None = None
     """When its client stops waiting, by the clock of the event loop; None for never."""
     opened_ns = 0
@@ -149,24 +149,24 @@ class ServerStream:
     charged = 0
     """Bytes of the ledger for its messages."""
     reserved = 0
-    """Those of them that have not come; of a streaming request alone."""
+    """Those of them not received yet; for streaming requests only."""
 
     # --- the answer ---
 
     on_sent: Callable[[], None] | None = None
-    """Called when everything that was given to be sent has left."""
+    """Called when all pending data was sent."""
     headers_sent = False
     pending: "deque[Buffer] | None" = None
     """DATA that waits for the client; its bytes are in `unsent`."""
     unsent = 0
     keeps_more = False
-    """Whether what is pending may be views of arrays that are much larger."""
+    """Whether pending data may be views of much larger arrays."""
     parked = 0
     """Bytes of the ledger for its answer."""
     ending = False
-    """Whether the last frame that is pending ends the stream."""
+    """Whether the last pending frame ends the stream."""
     trailers: bytes | None = None
-    """The block to be sent behind what is pending."""
+    """The trailers to send after the pending data."""
 
     def __init__(self, owner: Owner, stream_id: int, head: Head[Any], happening: Input) -> None:
         """Open it by its HEADERS or HEADERS_END."""
@@ -198,7 +198,7 @@ class ServerStream:
     # --- the request ---
 
     def begin(self, problem: Problem | None = None) -> None:
-        """Give the request to its route, once, with its message or with what is wrong with it."""
+        """Pass the request to its route, once, with its message or its problem."""
         self.begun = True
         self.fresh = False
         if problem is not None:
@@ -273,7 +273,7 @@ class ServerStream:
         return self.call is not None and self.call.awaits_client
 
     def grant(self, wanted: int) -> None:
-        """Let the client send at least so many bytes more (RFC 9113 6.9)."""
+        """Let the client send at least this many more bytes (RFC 9113 6.9)."""
         self.owner.grant(self, wanted)
 
     def reserve(self, count: int) -> bool:
@@ -293,5 +293,5 @@ class ServerStream:
         return True
 
     def hold(self, count: int) -> None:
-        """Count so many bytes of its messages more, or fewer; what came is counted already."""
+        """Count this many bytes of its messages more, or fewer; what came is counted already."""
         self.owner.hold(self, count)

@@ -182,7 +182,7 @@ class Streams:
             self._answered[stream.id] = _Answered(until, stream.recv_window)
         self._discard(stream)
 
-    # --- answered before their end: what is dropped is within the window that they had ---
+    # --- answered early: later DATA is dropped, within the window that the client has ---
 
     def _end_answered(self, stream_id: int, happening: Input, reached: State) -> None:
         """Take a step of a stream that was answered."""
@@ -222,7 +222,7 @@ class Streams:
     def close_all(self, reason: str) -> list[deque[Buffer]]:
         """Close every stream, and cancel its call: the connection ends.
 
-        Return what was still to be sent: to let go of all of it at once may take long.
+        Return the unsent buffers: freeing them all at once may take long.
         """
         unsent = []
         self._answered.clear()
@@ -250,7 +250,7 @@ class Streams:
     # --- bytes of messages: `hold` and `reserve` charge all of them, `_discard` releases them ---
 
     def hold(self, stream: ServerStream, count: int) -> None:
-        """Count so many bytes more that are held for a stream, or fewer, until it is closed."""
+        """Count this many more bytes that are held for a stream, or fewer, until it is closed."""
         if self.open.get(stream.id) is stream:
             stream.charged += count
             if count >= 0:
@@ -264,7 +264,7 @@ class Streams:
         self.account.hold(count)
 
     def reserve(self, stream: ServerStream, count: int) -> bool:
-        """Count so many bytes for a stream that are to come; false where there is no memory."""
+        """Count this many bytes for a stream that are to come; false where there is no memory."""
         if self.open.get(stream.id) is not stream:
             return True
         if not self.account.reserve(count):
@@ -275,7 +275,7 @@ class Streams:
     # --- windows ---
 
     def grant(self, stream: ServerStream, wanted: int) -> None:
-        """Let the client send at least so many bytes more on a stream."""
+        """Let the client send at least this many more bytes on a stream."""
         self._windows.grant(stream, wanted)
 
     def change_peer_window(self, window: int, widest: int) -> None:

@@ -72,7 +72,7 @@ class Structure:
     """Whether it has no raw contents."""
 
     def elements_bytes(self) -> int:
-        """Return the bytes of slowly decoded elements; 0 without any."""
+        """Return the bytes of slowly decoded elements, or 0."""
         size = 0
         is_long = False
         for head, (start, stop, _) in zip(self.heads, self.contents, strict=True):

@@ -153,7 +153,7 @@ class InferFastPath:
     def _decoded(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
     ) -> InferRequest | None:
-        """Decode a request, and charge a long one; None if a thread decodes it."""
+        """Decode a request and charge its memory; return None if a thread has to decode it."""
         if len(message) > LONG_BYTES and not is_read_quickly(message):
             self._read_later(call, stream, message)
             return None

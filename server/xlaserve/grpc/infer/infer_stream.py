@@ -143,7 +143,7 @@ class StreamedInfer(InferCall):
         if self._stream.errors_end:
             self.failure = refusal.status, refusal.message
         else:
-            # Small, and sent whether there is memory or not: what failed for want of it says so.
+            # Small, and sent even without memory: it may report that memory is exhausted.
             self._enqueue(self._stream.answers.refuse(self, refusal), 0)
         self._stream.wake()
 

@@ -126,7 +126,7 @@ class HealthService(v1.HealthBase):
         if name in self._services:
             ready: bool | None = self._source.server_ready()
         else:
-            # As one that is nowhere: of that nobody can tell while models may still come.
+            # Like a missing model, which is unknown while models may still come.
             hidden = None if self._source.is_settled else False
             ready = self._source.model_ready(name) if sees(name) else hidden
         return ServingStatus(_STATUSES[ready])

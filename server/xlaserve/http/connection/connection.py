@@ -294,7 +294,7 @@ class Connection(asyncio.Protocol):
         waits = self.held.waits_in_transport if self._fast is not None else 0
         return self._stall.look(waits, waits=waits > 0)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def drain(self) -> None:
         """Limit the wait for a body to a drain's."""

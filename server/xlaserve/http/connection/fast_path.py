@@ -363,7 +363,7 @@ class FastPath(Lifecycle):
                 transport.write(part)
             self._owner.held.end_answer()
 
-    # --- the end ---
+    # --- shutdown ---
 
     def end(self, happening: Input) -> None:
         """Cancel unanswered requests after CLOSE or LOST."""

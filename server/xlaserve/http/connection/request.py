@@ -59,7 +59,7 @@ class Request:
 
     @property
     def host(self) -> str:
-        """Return the requested host; empty without one."""
+        """Return the requested host, or empty."""
         return self.headers.get("Host", "")
 
     @property

@@ -2,7 +2,7 @@
 
 A connection carries one request after the other, and answers them in their order (RFC 9112, 9.3).
 One is looked at when the one before it has been answered, and not sooner: so what is behind a
-request, be it malformed, cannot change its answer, and what is behind the last one is dropped.
+request, be it malformed, cannot change its answer, and what is after the last one is dropped.
 
 There are two ways to an answer, and one reader. The fast path answers requests whose header block
 is known, see `plans.py`, without a parser and a task; every other one goes the general path: llhttp

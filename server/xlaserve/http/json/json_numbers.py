@@ -25,11 +25,11 @@ _PARSERS = threading.local()
 
 
 def read_numbers(datatype: Datatype, text: bytes) -> Tensor | None:
-    """Read a flat JSON list of numbers; None for whatever is not plainly one.
+    """Read a flat JSON list of numbers; None for anything else (fast path).
 
     The numbers have 64 bits: of floats FP64, else INT64 or UINT64, so that the caller can tell
     what does not fit the datatype. A number with a fraction or an exponent is no integer.
-    The interpreter's lock is held meanwhile, some 1.5 ns for a byte.
+    The GIL is held meanwhile, for some 1.5 ns per byte.
     """
     form = _FORMS.get(datatype.dtype.kind)
     if not READS_ARRAYS or form is None:

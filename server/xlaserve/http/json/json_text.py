@@ -85,8 +85,8 @@ def check_elements(text: Buffer) -> None:
 def check_elements_around_data(text: Buffer) -> None:
     """Raise InvalidBody as `check_elements` does, but for the data of the inputs of a request.
 
-    They are the arrays at `data` of objects in an array of the request (V2 protocol): whoever
-    reads them makes no object of each element. Nobody makes objects of other arrays at that place.
+    They are the arrays at `data` of objects in an array of the request (V2 protocol): their reader
+    makes no object per element. Other arrays at that place are not made into objects.
     """
     if _may_have_too_many(text):
         plain = _unquoted(_DATA.sub(_DATA_MARK, bytes(text)), _NO_TENSORS)

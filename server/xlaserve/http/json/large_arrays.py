@@ -10,7 +10,7 @@ was cut out within a string, the marker ends that string, and no document is lef
 counts only where its marker is the value that is read. Of an array itself it is checked that
 
 1. its brackets and commas alone are nested in a regular way;
-2. the octet behind `[` and the one before `]` belong to a number or are such a bracket;
+2. the octet after `[` and the one before `]` belong to a number or are such a bracket;
 3. with blanks for the brackets it is a list of numbers, as many as (1) says.
 
 A list without lists in it needs (3) alone. Else, by (3), there is one number between two commas
@@ -73,7 +73,7 @@ class Cut:
 
 
 def cut_arrays(text: memoryview) -> Cut | None:
-    """Cut potentially large arrays out of a document; None without any."""
+    """Cut potentially large arrays out of a document; None if it has none."""
     nonce = secrets.token_hex(_MARKER_BYTES).encode()
     parts: list[bytes | memoryview] = []
     arrays: dict[bytes, memoryview] = {}
@@ -95,7 +95,7 @@ def read_array(
 ) -> Tensor | None:
     """Build an array of this shape, or of the one that the lists have, from JSON.
 
-    None where it is not plainly a list of so many numbers, that fit, in so few levels of lists.
+    None where it is not plainly a list of this many numbers, that fit, in so few levels of lists.
     """
     lengths = _nesting(array)
     if lengths is None or len(lengths) > min(max_levels, MAX_DIMENSIONS):

@@ -20,7 +20,7 @@ class GenerationReading:
 
     @classmethod
     def together(cls, readings: "Sequence[GenerationReading | None]") -> "GenerationReading | None":
-        """Return the sums over generators; None without any."""
+        """Return the sums over generators, or None."""
         found = [reading for reading in readings if reading is not None]
         if not found:
             return None

@@ -58,7 +58,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_model_on_demand_compilations_total": Fold.SUM,
         "xlaserve_bucket_compile_seconds": Fold.MAX,
         "xlaserve_bucket_execution_seconds": Fold.MIN,
-        # One load of a client is one in each worker; a worker that was replaced counts anew.
+        # One load of a client is one in each worker; a worker that was replaced counts again.
         "xlaserve_model_loads_total": Fold.MAX,
         "xlaserve_model_load_failures_total": Fold.MAX,
         "xlaserve_model_unloads_total": Fold.MAX,

@@ -169,7 +169,7 @@ class GenerateRoutes:
 async def _opened(
     first: bytes | None, events: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield events whose first was taken already; None where there is none."""
+    """Yield all events, the first of which was already taken (None if there was none)."""
     async with aclosing(events):
         if first is not None:
             yield first

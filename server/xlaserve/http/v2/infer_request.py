@@ -105,7 +105,7 @@ _LEVELS_AROUND_DATA = 3
 
 
 def read_header_length(text: str | None) -> int | None:
-    """Return the value of an Inference-Header-Content-Length header; None where there is none.
+    """Return the value of an Inference-Header-Content-Length header, or None.
 
     Raises InvalidBody for anything but a few decimal digits (binary tensor data extension).
     """

@@ -207,7 +207,7 @@ def _described_bytes(response: InferResponse) -> int:
 
 
 def texts_bytes(size: int, texts: Iterable[Tensor], rules: JsonRules) -> int:
-    """Return so many bytes, and those of texts: as they are, and as they are written."""
+    """Return this many bytes, and those of texts: as they are, and as they are written."""
     for array in texts:
         size += array.size * (ELEMENT_BYTES + QUOTED_CHARACTERS) + 2 * octets_of(array)
         size += (ESCAPED_CHARACTERS - 1) * escaped_octets(array, rules)

@@ -151,7 +151,7 @@ class SharedMemoryRoutes:
         )
 
     async def unregister(self, request: HttpRequest) -> HttpResponse:
-        """Have a region, or all, registered no more."""
+        """Unregister a region, or all."""
         await self._regions.unregister_everywhere(
             request.call.peer, request.names.get("region", "")
         )
@@ -177,7 +177,7 @@ class SharedMemoryRoutes:
         return json_response([CudaRegionRow(r.name, r.device, r.byte_size) for r in found])
 
     async def unregister_cuda(self, request: HttpRequest) -> HttpResponse:
-        """Have a region of CUDA memory, or all, registered no more."""
+        """Unregister a region of CUDA memory, or all."""
         self._cuda.unregister(request.call.peer, request.names.get("region", ""))
         return json_response(Nothing())
 

@@ -30,7 +30,7 @@ _ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def init_cache(form: Form, dtype: Any, slots: int, length: int) -> Cache:
-    """Return an empty cache for so many sequences of so many positions."""
+    """Return an empty cache for this many sequences of this many positions."""
     shape = (slots, form.kv_heads, length, form.head_dim)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in form.windows)
 
@@ -166,7 +166,7 @@ def _norm_of_parts(form: Form, x: jax.Array, layer: Parameters, role: str) -> ja
 
 
 def _turns(rope: Rope, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
-    """Return cosines and sines [b, c, 1, pairs] for a cache of so many positions.
+    """Return cosines and sines [b, c, 1, pairs] for a cache of this many positions.
 
     A cache holds keys that were turned: all are turned alike, whatever the length of their request.
     """

@@ -55,7 +55,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
                 try:
                     return _loaded(version, replace(context, roots=Roots.of((version,))))
                 except InvalidModel:
-                    # What another process evicts, or a disk damages, is converted anew, once.
+                    # What another process evicts, or a disk damages, is converted again, once.
                     if _is_intact(version):
                         raise
                     conversions.drop(name)
@@ -66,7 +66,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
 
 
 def found(directory: Path, config: ModelConfig) -> OnnxSource:
-    """Return the model of a version directory; raises InvalidModel without one."""
+    """Return the model of a version directory; raises InvalidModel if missing."""
     source = onnx_source.find(directory, config)
     if source is None:
         name = config.default_model_filename or onnx_source.DEFAULT_FILE

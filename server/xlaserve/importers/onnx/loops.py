@@ -85,7 +85,7 @@ def described(value: AnyValue) -> str:
 
 
 def loop(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyValue]:
-    """Compute a Loop: at most so many trips, for as long as its condition holds."""
+    """Compute a Loop: at most this many trips, for as long as its condition holds."""
     trips, condition = (*given, None, None)[:2]
     state = [_present(value, place) for place, value in enumerate(given[2:], start=2)]
     made = _Loop(node, body, _limit(trips), _condition(condition, "its condition"), state)

@@ -30,7 +30,7 @@ _DOUBLE = 11
 def as_constants(graph: Graph) -> Graph:
     """Return a graph whose nodes take their tables as inputs.
 
-    A node whose attributes are wrong is left as it is: who converts it says so, if it is needed.
+    A node with invalid attributes is left as it is: its conversion reports them, if needed.
     """
     wide = _has_doubles(graph)
     nodes: list[Node] = []

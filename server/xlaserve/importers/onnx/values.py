@@ -57,7 +57,7 @@ def host_of(dimensions: Sequence[int]) -> Tensor:
 def settled(value: object) -> Value:
     """Return a result as a value: numpy gives an element instead of an array without dimensions.
 
-    It is INT64 if none of its elements is symbolic any more.
+    It is INT64 once all of its elements are concrete.
     """
     if isinstance(value, jax.Array):
         return value

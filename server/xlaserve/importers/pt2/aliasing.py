@@ -28,7 +28,7 @@ class Storage:
 
     value: jax.Array
     owner: str = ""
-    """The observer of later changes; empty without one."""
+    """The observer of later changes, or empty."""
     version: int = 0
     related: list["Storage"] = field(default_factory=list)
     """Storages that PyTorch may share with this one, depending on strides."""

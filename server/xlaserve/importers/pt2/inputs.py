@@ -101,7 +101,7 @@ def _symbols(shapes: Mapping[str, Sequence[int | str]]) -> list[str]:
 def _batch(
     shapes: Mapping[str, Sequence[int | str]], dimensions: Mapping[str, Sequence[int]]
 ) -> str | None:
-    """Return the symbol of every input's first dimension; None without one."""
+    """Return the symbol of every input's first dimension, or None."""
     first = {shape[0] if shape else 1 for shape in shapes.values()}
     if len(first) != 1:
         return None

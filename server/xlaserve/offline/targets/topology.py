@@ -17,7 +17,7 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm], as jax
 
 
 def open_devices(target: Target, count: int = 1) -> Sequence[Device]:
-    """Return so many devices of a target, known to the compiler alone; those of the CPU are real.
+    """Return this many devices of a target, known to the compiler alone; those of the CPU are real.
 
     To be called where the environment is that of `environment.of`. Raises DeviceUnavailable.
     """

@@ -73,7 +73,7 @@ class ChildRequest:
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 
     def again(self) -> None:
-        """Have the request executed once more."""
+        """Reschedule the request."""
         self._send("again", {})
 
     def later(self) -> None:
@@ -236,7 +236,7 @@ class ChildMetrics(ModelMetrics):
         labels: Mapping[str, str],
         bounds: Sequence[float] = (),
     ) -> Metric:
-        """Return a series, whose changes the server is told."""
+        """Return a series whose changes are sent to the server."""
         super().metric(owner, described, labels, bounds)
         found = ChildMetric(described.kind, bounds)
         said = {

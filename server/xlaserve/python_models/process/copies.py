@@ -1,4 +1,4 @@
-"""A copy of a Python model in its own process, seen from the server."""
+"""A replica of a Python model in its own process: the server's side."""
 
 import itertools
 import threading
@@ -33,17 +33,17 @@ _log: Any = structlog.get_logger("python")
 
 _LOOK_SECONDS = 0.25
 _NOTED_BYTES = 1 << 20
-"""Changes of the memory of a process that are written down, in bytes."""
+"""Least change of a process's memory that is reported, in bytes."""
 _LEAST_PAUSE_SECONDS = 0.1
 _MOST_PAUSE_SECONDS = 30.0
-"""Pauses before a process that died is started again: longer each time that it dies at once."""
+"""Backoff before a dead process is restarted: doubled while it keeps dying early."""
 
 _WORDS = frozenset(("again", "end", "later"))
-"""Words of a process that are methods of the request that they are about."""
+"""Messages of a process that map to methods of their request."""
 
 
 class _ToBeEnded(Exception):
-    """The reason to end a process."""
+    """The process has to be killed, for this reason."""
 
 
 @dataclass(slots=True)
@@ -53,16 +53,16 @@ class _Group:
     open: set[int] = field(default_factory=set)
     """Requests that have not ended."""
     begun: set[int] = field(default_factory=set)
-    """Requests that the code has begun with, as the process has said before it did."""
+    """Requests whose execution the process has announced."""
     told: set[int] = field(default_factory=set)
-    """Requests that were cancelled, as the process knows."""
+    """Requests whose cancellation was sent to the process."""
     is_freed: bool = False
     is_together: bool = False
-    """Whether they are for one execution."""
+    """Whether they are executed as one batch."""
 
 
 class ProcessCopy:
-    """Hands requests to a process, and starts it again when it dies (a Copy)."""
+    """Sends requests to a process, and restarts it when it dies (a Copy)."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._beginning = beginning
@@ -80,7 +80,7 @@ class ProcessCopy:
         self._is_closing = False
         self._heard = time.monotonic()
         self._paused: set[int] = set()
-        """Requests whose clients have to read first."""
+        """Requests paused until their clients read (backpressure)."""
         self._lost = ""
         self._is_stopped = False
         """Whether the process is stopped (SIGSTOP), and gets no requests."""
@@ -91,7 +91,7 @@ class ProcessCopy:
         """Called in a thread when it has changed."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         title = f"python {self._name} {beginning.said['replica']}"
-        # The kernel ends the process when the thread ends that started it: one that lasts.
+        # The kernel kills the process when the thread that started it ends, so this one must last.
         self._reader = threading.Thread(target=self._run, name=title, daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"{title} out", daemon=True)
 
@@ -110,7 +110,7 @@ class ProcessCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Hand requests to the process; they fail without one."""
+        """Send requests to the process; without one they fail."""
         numbered = {next(self._numbers): request for request in requests}
         number = next(self._numbers)
         with self._lock:
@@ -143,7 +143,7 @@ class ProcessCopy:
         if self._reader.ident is not None:
             self._reader.join(UNLOAD_SECONDS)
 
-    # --- the thread that starts the process, and hears what it says ---
+    # --- the reader thread, which also starts the process ---
 
     def _run(self) -> None:
         pause = _LEAST_PAUSE_SECONDS
@@ -163,7 +163,7 @@ class ProcessCopy:
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
 
     def _life(self) -> str:
-        """Run one process to its end, and say why it ended."""
+        """Run one process to its end, and return the reason of its end."""
         try:
             shared_bytes = self._beginning.host.shared_bytes
             lines = ProcessLog(self._log)
@@ -171,7 +171,7 @@ class ProcessCopy:
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
         except BaseException as error:
-            # The thread of a load waits for what this one says, whatever is raised here.
+            # The load waits for this thread's result: return one whatever is raised.
             self._log.exception("the process of a model cannot be started")
             return f"its process cannot be started: {type(error).__name__}"
         self._process, self._is_stopped = process, False
@@ -280,7 +280,7 @@ class ProcessCopy:
     def _is_overdue(self, services: Services) -> str:
         """Return a reason to end an overdue process."""
         limit = self._beginning.seconds
-        # A model that waits for others, or for clients that do not read, may be silent.
+        # A model that waits for other models or slow clients may be silent.
         is_due = not services.are_awaited and any(
             not group.is_freed or group.open - self._paused for group in list(self._groups.values())
         )
@@ -301,7 +301,7 @@ class ProcessCopy:
             if not group.is_freed:
                 group.freed()
 
-    # --- what the process says ---
+    # --- messages from the process ---
 
     def _found(self, number: int) -> ModelRequest | None:
         # A copy: the event loop adds groups meanwhile.
@@ -333,7 +333,7 @@ class ProcessCopy:
         request.when_writable(partial(self._go_on, pipe, number, request))
 
     def _on_word(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
-        """Say of a request what needs no more words."""
+        """Handle a message that only names its request."""
         request, word = self._found(header["request"]), header["kind"]
         if request is not None:
             getattr(request, word)()
@@ -353,7 +353,7 @@ class ProcessCopy:
             self._drop(header["group"], pipe)
             group.freed()
 
-    # --- what the process is told ---
+    # --- messages to the process ---
 
     def _send_requests(
         self, pipe: Pipe, number: int, requests: Mapping[int, ModelRequest], *, together: bool
@@ -371,7 +371,7 @@ class ProcessCopy:
             self._refuse(number, ModelFailed(self._name, str(error)))
         except PipeError:
             pipe.close()  # the reader fails them
-        # A client sent what cannot be written; nothing was sent, and the thread serves the others.
+        # A request cannot be serialized: nothing was sent, and the thread continues.
         except BaseException as error:
             self._refuse(number, answerable(error))
 
@@ -400,7 +400,7 @@ class ProcessCopy:
 
     def _drop(self, key: int, pipe: Pipe) -> None:
         group = self._groups[key]
-        # The code says nothing of the end of a request that it knows to be cancelled.
+        # The process does not report the end of a request that it knows to be cancelled.
         if group.is_freed and not group.open - group.told:
             with self._lock:
                 self._groups.pop(key, None)
@@ -438,7 +438,7 @@ def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     try:
         pipe.send(said, tensors)
     except MessageTooLarge:
-        # Whoever waits for it would wait for ever.
+        # Its receiver would wait for ever.
         pipe.close()
     except PipeError:
         return

@@ -63,7 +63,7 @@ class SlabWriter:
         """End by start."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> int | None:
-        """Copy tensors into memory of their own; return where that begins, None if there is none.
+        """Copy tensors into memory of their own; return where that begins, or None.
 
         It is theirs until it is released.
         """

@@ -57,7 +57,7 @@ class ForwardedReplies(Replies):
             self._send({**ended, "error": said}, {})
 
     def taken(self) -> None:
-        """Take note that the code has taken an answer."""
+        """Record that the code has taken an answer."""
         with self._count:
             self._not_taken -= 1
         self.on_taken()

@@ -1,4 +1,4 @@
-"""A copy of a model that is a TritonPythonModel."""
+"""A replica of a TritonPythonModel."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from xlaserve.runtime.loaded import ModelInfo
 
 
 class TritonCopy:
-    """Hands requests to `execute` of an object, in a thread of its own."""
+    """Calls `execute` of an object with requests, in its own thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TritonCopy:
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
     ) -> None:
-        """Hand requests to `execute`, together or one after the other."""
+        """Call `execute` with requests, together or one at a time."""
         parts = [requests] if together else [[request] for request in requests]
         if self._loop is not None:
             self._loop.start(lambda: self._handle_async(parts, freed))
@@ -77,7 +77,7 @@ class TritonCopy:
         self._thread.close()
 
     def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
-        """Give a request an answer of the code, or its error, which is the last word."""
+        """Answer a request with a response of the code, or fail it with the response's error."""
         try:
             outputs = self._outputs(request, response)
             parameters = self._check.parameters(response.given_parameters, {})

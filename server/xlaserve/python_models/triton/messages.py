@@ -265,7 +265,7 @@ class ServedRequest(InferenceRequest):
         self.is_again = flags == RELEASE_RESCHEDULE
 
     def go_on(self) -> None:
-        """Have the request executed once more, unless its last answer was given."""
+        """Reschedule the request, unless its last answer was given."""
         if self.sender is not None:
             if self.sender.is_closed:
                 return

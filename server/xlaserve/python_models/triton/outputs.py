@@ -12,10 +12,10 @@ from xlaserve.tensors import BYTES, Tensor, TensorSpec, datatype_of, describe
 
 
 class GivenOutputs:
-    """Lets outputs through as Triton does, of whatever shape and datatype the code gives them.
+    """Accepts outputs of any shape and datatype, as Triton does.
 
-    The first of each output that differs from the configuration is named in the log. All copies of
-    a model share one, in all of their threads.
+    The first mismatch of each output with the configuration is logged. All replicas of a model
+    share one object, across threads.
     """
 
     def __init__(self, model: str, specs: Sequence[TensorSpec], *, batched: bool) -> None:

@@ -130,7 +130,7 @@ class MultiModelContainer:
         return self.hosted(model)
 
     def page(self, limit: int = MAX_PAGE, after: str = "") -> Page:
-        """Return what is loaded, from behind the last name of the page before.
+        """Return a page of the loaded models, starting after the last name of the page before.
 
         So nothing is left out or listed twice when models come and go between two pages. A limit
         outside of 1 to MAX_PAGE is MAX_PAGE (SageMaker, List Model API).

@@ -288,8 +288,8 @@ class ModelRuntime:
     def _unloads_expected(self) -> bool:
         """Tell whether the mesh may be about to unload something without being asked again.
 
-        It does where it counts more than it has, with what it was told of models and of loads in
-        progress. Where it does not, who waits for memory waits in vain.
+        It does when the reported sizes and the predicted sizes of loads in progress exceed its
+        capacity. Otherwise no memory will be freed, and waiting for it is useless.
         """
         if self.limits is None:
             return True

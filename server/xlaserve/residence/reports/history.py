@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     pending: int
     """Queued executions of all versions at that moment."""
     oldest_seconds: float
-    """Age of the oldest in seconds; 0 without any."""
+    """Age of the oldest in seconds, or 0."""
 
 
 class HistorySnapshot(NamedTuple):

@@ -60,7 +60,7 @@ class RepositoryWatches:
     def changes(self) -> Changes:
         """Look, and compare with what `changes` saw before. Waits for the disk.
 
-        A model is gone when no part has it any more, or a second one has it too; it has changed
+        A model is gone when no part has it, or a second one has it too; it has changed
         when but one is left.
         """
         held_before = {name for watch in self._watches for name in watch.known}

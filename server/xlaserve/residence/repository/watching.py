@@ -44,7 +44,7 @@ class RepositoryWatch:
         self._repository = repository
         self._unload_fraction = unload_fraction
         self.doubted: frozenset[str] = frozenset()
-        """Models that the last look did not find any more, and that stay until the next one."""
+        """Models missing since the last scan, which stay until the next one."""
         self._listing: Listing | None = None
         self._fingerprints: Mapping[str, Fingerprint] = {}
         self._skipped: Mapping[str, str] = {}

@@ -33,7 +33,7 @@ COUNTER_BITS = 32
 MAX_OFFSET = 1 << 20
 """Most that is added to a counter for a place."""
 MAX_TRIPS = 1 << 28
-"""Trips that are thought of where nothing limits them: more would take hours."""
+"""Assumed limit of the trips of an unbounded loop: more would take hours."""
 
 
 @dataclass(frozen=True, slots=True)

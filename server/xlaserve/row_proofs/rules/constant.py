@@ -20,7 +20,7 @@ _SIZE = "takes the size of the batch for a number"
 
 
 def constant(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Return what is known of a constant."""
+    """Return the known facts about a constant."""
     del operands
     shape = operation.types[0].shape
     found = known(operation)

@@ -54,7 +54,7 @@ def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 def of_constant(
     found: Constant, shape: Shape, operation: Operation, before: Finding | None = None
 ) -> Value:
-    """Return what is known of a value whose elements are known."""
+    """Return the known facts about a value whose elements are known."""
     item = found.is_splat or found.fixed.size == 1
     dimensions = uniform(shape) if item else _dimensions_of(found, shape)
     sized = None

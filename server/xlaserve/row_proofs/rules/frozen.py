@@ -66,7 +66,7 @@ def terms_of(number: int, made: Callable[[int], Operation | None]) -> list[int]:
             left.extend(operation.operands)
         else:
             found.append(one)
-    # What is not taken apart any more is asked too.
+    # Operands that are not split further are asked too.
     return [*found, *left]
 
 
@@ -232,7 +232,7 @@ class DoneRow:
             number = operation.operands[0]
         return number
 
-    # --- what is known of other values
+    # --- facts about other values
 
     def is_apart(self, number: int) -> bool:
         """Tell whether a value keeps rows apart, as far as it was followed."""

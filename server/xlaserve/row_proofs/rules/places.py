@@ -23,7 +23,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
-    """Return what is known of the integers of a value, or of a part of it."""
+    """Return the known facts about the integers of a value, or of a part of it."""
     tracing = Tracing(walker, _RULES)
     found = tracing.place(number, part)
     if found is None or found.is_cut or (part is None and tracing.forgets(number, found)):
@@ -32,7 +32,7 @@ def place_of(walker: Walker, number: int, part: Part | None = None) -> Place:
 
 
 def settled(operation: Operation, values: Sequence[Value], walker: Walker) -> Sequence[Value]:
-    """Return what is known of results, of which more is known when they are traced back."""
+    """Return the known facts about results, of which more is known when they are traced back."""
     dtype = operation.types[0].dtype
     if len(values) != 1 or (dtype not in INTEGERS and dtype not in ranges.EXACT_BITS):
         return values
@@ -72,4 +72,4 @@ def _better(value: Value, found: Place, kind: Tensor) -> Value | None:
 _RULES: TracingRules = MappingProxyType(
     {**traced_offsets.RULES, **traced_truths.RULES, **traced_moves.RULES, **traced_reductions.RULES}
 )
-"""What is known of the integers that an operation makes. What has no row may be any of its type."""
+"""Rules for the integers that an operation makes; without a row they may be any of their type."""

@@ -209,7 +209,7 @@ def select_and_scatter(
 
 
 def _reordered(operation: Operation, together: Value, axis: int, reason: str) -> Value:
-    """Return what is known of a value whose elements along a dimension were put in order."""
+    """Return the known facts about a value whose elements along a dimension were put in order."""
     dimension = together.dimensions[axis]
     if has_rows(dimension):
         raise Mixes(reason)
@@ -247,7 +247,7 @@ def _keys(operation: Operation) -> Sequence[int]:
 def _sorted(
     operation: Operation, values: Sequence[Value], axis: int, finding: Finding | None
 ) -> Value:
-    """Return what is known of an operand, the first of some values, that is put in order."""
+    """Return the known facts about an operand, the first of some values, that is put in order."""
     try:
         together = joined(values)
         if together.blocked is not None:

@@ -77,7 +77,7 @@ def with_size(operation: Operation, axis: int, size: Size) -> Operation:
 
 
 def _piece(value: Value, like: Segments, number: int) -> Value | None:
-    """Return the block of an operand that goes with one of another; None where there is none."""
+    """Return the block of an operand that goes with one of another, or None."""
     fact, axis = value.fact, like.dimension
     if isinstance(fact, Segments):
         alike = (fact.dimension, fact.sizes) == (axis, like.sizes)

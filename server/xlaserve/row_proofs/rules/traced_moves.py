@@ -189,7 +189,7 @@ def _kept(trace: Trace) -> Place | None:
 
 
 def _of_operand(trace: Trace) -> Place | None:
-    """Return what is known of elements that are some of those of the operand."""
+    """Return the known facts about elements that are some of those of the operand."""
     found = trace.other(0)
     return None if found is None or found.whole is None else trace.own(found.whole)
 

@@ -121,7 +121,7 @@ class Tracing:
     ) -> None:
         self._walker = walker
         self._rules = rules
-        """What is known of the integers that an operation makes. What has none may be any."""
+        """Rules for the integers that an operation makes; without a rule they may be any."""
         self._news = news
         """Values that the walk has found and not kept yet."""
         self._made = made
@@ -258,7 +258,7 @@ class Tracing:
 
 
 def _part_of(value: Value, axis: int, number: int) -> Value:
-    """Return what is known of one part along a dimension."""
+    """Return the known facts about one part along a dimension."""
     fact = value.fact
     if value.blocked is not None or not value.dimensions:
         return Value(value.dimensions, value.blocked, value.sized)
@@ -280,7 +280,7 @@ def _is_of_shape(found: Place, shape: Shape) -> bool:
 
 
 def _only(found: Place | None, part: Part) -> Place | None:
-    """Return what is known of a part of integers that are followed as a whole; None for nothing."""
+    """Return the known facts about a part of integers followed as a whole, or None."""
     if found is None or not found.stride or found.offset.blocked is not None:
         return None
     if has_rows(found.rows[part.axis]) or has_rows(found.offset.dimensions[part.axis]):
@@ -293,7 +293,7 @@ def _only(found: Place | None, part: Part) -> Place | None:
 
 
 def _restricted(found: Place | None, within: Range | None) -> Place | None:
-    """Return what is known of integers of which it is assumed where they lie."""
+    """Return the known facts about integers of which it is assumed where they lie."""
     if found is None or found.whole is None or within is None:
         return found
     both = ranges.met(found.whole, within)

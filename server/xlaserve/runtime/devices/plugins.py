@@ -55,7 +55,7 @@ def versions(platform: str) -> Mapping[str, str]:
 
 
 def chosen(platform: str) -> Plugin | None:
-    """Return a partly installed plugin of a platform, else the first; None without one."""
+    """Return a partly installed plugin of a platform, else the first, or None."""
     plugins = PLUGINS.get(platform, ())
     there = (plugin for plugin in plugins if any(map(version, plugin.wheels)))
     return next(there, plugins[0] if plugins else None)

@@ -105,7 +105,7 @@ class Target:
         return "" if self.gpu is None else self.gpu.config(self.memory_bytes)
 
     def topology(self, count: int) -> str:
-        """Return the topology of this many devices; raises DeviceUnavailable without one."""
+        """Return the topology of this many devices; raises DeviceUnavailable if missing."""
         if count not in self.counts:
             expected = ", ".join(map(str, self.counts))
             raise DeviceUnavailable(self.name, f"expected {expected} of them, got {count}")

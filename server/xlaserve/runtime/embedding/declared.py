@@ -70,7 +70,7 @@ def read(
     roots: Roots = ANYWHERE,
     limits: TextLimits = DEFAULT_TEXT_LIMITS,
 ) -> Declared | None:
-    """Return a version's declaration as an embedding model; None without one.
+    """Return a version's declaration as an embedding model, or None.
 
     A tokenizer that cannot be used is named in the log: token ids are taken in any case.
     """

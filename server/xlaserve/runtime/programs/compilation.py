@@ -109,7 +109,7 @@ class XlaOptions:
         said = self.for_site(platform, devices)
         # Where XLA keeps what it tuned changes no program.
         said.pop(AUTOTUNE_OPTION, None)
-        # Keys of before know no precision.
+        # Older keys have no precision.
         if self.precision_for(platform) not in ("", DEFAULT_PRECISION):
             said["matmul_precision"] = self.precision
         return said
@@ -149,7 +149,7 @@ class Compilation:
     tries_here: bool = False
     """Whether row trials run in this process, which they may end."""
     store: ProgramStore | None = None
-    """The shared program store; None without one."""
+    """The shared program store, or None."""
     trial_seconds: float = 60.0
     """Processor time of a declared model's row trial without `processes`."""
 
@@ -187,7 +187,7 @@ def flags() -> str:
 
 
 def _directory(text: str) -> Path | None:
-    """Return the directory of compiled programs; None without one."""
+    """Return the directory of compiled programs, or None."""
     if text in ("", NO_CACHE):
         return None
     if text != AUTO:

@@ -47,7 +47,7 @@ class Conversions:
     """The converted models that are kept, by key; the least recently used are evicted. Thread-safe.
 
     Several processes may share the directory: entries appear and go whole, and one that goes while
-    it is read is converted anew.
+    it is read is converted again.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Conversions:
     def drop(self, key: str) -> None:
         """Remove a damaged entry, so that it is converted again."""
         if self._cache is not None:
-            _log.warning("a converted model is damaged, it is converted anew", entry=key)
+            _log.warning("converted model damaged, converting again", entry=key)
             shutil.rmtree(self._cache.directory / DIRECTORY / key, ignore_errors=True)
 
     def _prepared(self) -> Path | None:

@@ -61,7 +61,7 @@ def _constants(copy: Copy, programs: Sequence[Program]) -> int:
 def growth_of(copies: Sequence[Copy], module_bytes: int, programs: int) -> Mapping[str, int]:
     """Estimate the growth per device for this many further programs per copy.
 
-    As much code as the largest that is there, and on the host the module, which is lowered anew.
+    As much code as the largest that is there, and on the host the module, which is lowered again.
     Scratch memory does not grow: the program with the most rows is compiled first.
     """
     per_device = Counter[str]()

@@ -201,7 +201,7 @@ class KeptPrograms:
         for reason, programs in Counter(self._dropped).items():
             if reason not in self._told:
                 _log.warning(
-                    "cached programs are not used, they are compiled anew",
+                    "cached programs not used, compiling again",
                     **self._of,
                     programs=programs,
                     reason=reason,

@@ -2,8 +2,8 @@
 
 An object is one program: its key in JSON, a line feed, and its bytes. Its name is a hash of the
 whole key, so programs of other versions, flags or processors are other objects, and any number of
-servers may write. What a store sends is machine code: whoever may write there decides what the
-server executes. Nothing that a store does fails a load. Needs no JAX.
+servers may write. A store sends machine code: everyone with write access controls what the server
+executes. No failure of a store fails a load. Needs no JAX.
 """
 
 import threading

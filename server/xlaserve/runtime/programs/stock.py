@@ -78,7 +78,7 @@ class Stock:
         self._lease.on_change = self._shared_changed
         with self._changing:
             self._take_found()
-            # Another model may have left meanwhile, and this one did not hear of it.
+            # Another model may have been unloaded before `on_change` was set.
             self._take_stock(compiler)
         self._finish_compiling()
 

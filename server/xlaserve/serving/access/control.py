@@ -257,7 +257,7 @@ class AccessControl:
             if not is_url(signed.keys):
                 raise
             kept = self._kept_keys(rules)
-            _log.warning("keys of signed tokens are not there", kept=len(kept), reason=str(error))
+            _log.warning("keys of signed tokens unavailable", kept=len(kept), reason=str(error))
             return kept
 
     def _kept_keys(self, rules: Rules) -> Sequence[IssuerKey]:

@@ -348,9 +348,9 @@ DOORS: tuple[Doors, ...] = (
         ),
     ),
 )
-"""Every door of the server's own; methods of services of one's own need `service`, all alike.
+"""Every endpoint of the server, with its permission; custom gRPC services need `service`.
 
-A door may lead to several objects, by what a request says.
+An endpoint may reach several objects, depending on the request.
 """
 
 

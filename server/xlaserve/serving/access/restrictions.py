@@ -25,7 +25,7 @@ _OF_OPERATION: Mapping[Operation, Api] = MappingProxyType(
         Operation.RUNTIME: Api.MODEL_REPOSITORY,
     }
 )
-"""The group of what says none: SageMaker, pages, a mesh and services of one's own are restricted
+"""The group of what says none: SageMaker, pages, a mesh and custom services are restricted
 with what does the same, so that no other way leads past a restriction. Metrics are in no group."""
 
 

@@ -50,7 +50,7 @@ def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
 def find_images(
     request: InferRequest, info: ModelInfo, config: ModelConfig, limits: ImageLimits
 ) -> "EncodedImages | None":
-    """Return the inputs of a request that hold images to decode, None where there are none.
+    """Return the inputs of a request that hold images to decode, or None.
 
     Raises InvalidTensor where the model's input takes no images, InvalidParameter where a parameter
     of its configuration for images makes no sense.
@@ -118,7 +118,7 @@ class EncodedImages:
         return {name: images.decode(self.is_wanted) for name, images in self._images.items()}
 
     def decode_within(self, most: int) -> dict[str, Tensor] | int:
-        """Decode every image as `decode` does, if that takes no more than so many bytes.
+        """Decode every image as `decode` does, if that takes no more than this many bytes.
 
         Else return how many it takes, and decode nothing.
         """

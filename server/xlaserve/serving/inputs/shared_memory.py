@@ -320,7 +320,7 @@ class Regions:
     def unregister(self, peer: Peer, name: str = "") -> None:
         """Forget the region of a name, or all; one that is not there is no error.
 
-        Requests that have begun go on with it, and its file is closed behind the last of them.
+        Requests that have begun go on with it, and its file is closed after the last of them.
         """
         self.drop(peer, KIND, name)
 

@@ -267,7 +267,7 @@ class AccessLog:
             self._told_at, self._told = now, dropped
 
     def reopen(self) -> None:
-        """Have the file opened by its name again, as rotation of logs asks for it."""
+        """Reopen the file by its name, after log rotation."""
         self._thread.call(self._reopen)
 
     async def close(self, in_thread: InThread) -> None:

@@ -71,9 +71,9 @@ class GpuReading:
 
 @dataclass(slots=True)
 class Gpus:
-    """Asks NVML in a thread of its own, since a driver that is ill answers late or never.
+    """Queries NVML in its own thread, since a faulty driver answers late or never.
 
-    What it said is told until it is `OLDEST` intervals old.
+    A reading is reported until it is `OLDEST` intervals old.
     """
 
     interval_seconds: float

@@ -103,7 +103,7 @@ class Tracing:
     ) -> None:
         """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
 
-        `start` is what is traced of all models, until somebody changes it, and when it is cleared.
+        `start` has the trace settings of all models at start, and after they are cleared.
         With `spans` they take the place of the file.
         """
         self._plane = plane or OneProcess()
@@ -163,7 +163,7 @@ class Tracing:
         self.update(change.subject, change.arguments)
 
     def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
-        """Change what is traced; None, or nothing, clears a setting (trace extension).
+        """Change the trace settings; None, or nothing, clears one (trace extension).
 
         All of it is changed or nothing. Raises InvalidParameter, Unsupported for what can be
         changed at the start of the server only, SwitchedOff where there is no file.

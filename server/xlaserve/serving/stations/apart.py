@@ -33,8 +33,8 @@ _NOT_REPEATED = (
     ProcessLost,
     StatesLost,
 )
-"""Failures that no request of the batch is told apart by: its process or device has failed. To do
-it again could end that of others too."""
+"""Failures of the process or the device, which do not depend on a request of the batch. A retry
+could fail other replicas too."""
 
 _MARK = "apart"
 """Part of an isolated request's batching key, next to its client."""

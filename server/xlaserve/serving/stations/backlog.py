@@ -13,7 +13,7 @@ class Backlog:
     pending: int = 0
     """The number of them."""
     oldest_seconds: float = 0.0
-    """Age of the oldest in seconds; 0 without any."""
+    """Age of the oldest in seconds, or 0."""
 
     @classmethod
     def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":

@@ -17,11 +17,11 @@ from xlaserve.serving.stations.station import Served, Station, Working
 from xlaserve.serving.uses import Resolve, Use, are_current, note
 
 _INLINE_BYTES = 1 << 16
-"""Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
+"""Inputs up to this size are hashed on the event loop, in some 50 us; longer ones in a thread."""
 
 
 class Caching(Around):
-    """Answers from the cache, and has the station within execute what is not there, once at a time.
+    """Answers from the cache; misses go to the wrapped station, coalesced by key.
 
     Equal calls in flight share one execution: a flight. The first of them is the leader, and counts
     as a miss; the others count as hits when it is answered, and fail as it does. A leader that goes
@@ -53,7 +53,7 @@ class Caching(Around):
         self._flights: dict[Key, _Flight] = {}
 
     def begin(self, call: InferCall) -> None:
-        """Answer a call from the cache, or have it executed; raises as the station within does."""
+        """Answer a call from the cache, or execute it; raises as the wrapped station does."""
         if call.resident or call.is_volatile:
             # Its tensors may be on a device, or be others when they are executed.
             self.within.begin(call)

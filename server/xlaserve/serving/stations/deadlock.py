@@ -67,7 +67,7 @@ class Waits:
     def watch(self, call: InferCall, place: Executing | None = None) -> None:
         """Watch a nested call until its code starts or it ends.
 
-        A relay is not watched: who waits for it is.
+        A relay is not watched, but the call that waits for it.
         """
         if call.parent is None or isinstance(call, Relay) or call in self._places:
             return
@@ -177,7 +177,7 @@ def _let_go(
     needed: dict[InferCall, int],
     behind: Mapping[InferCall, Sequence[InferCall]],
 ) -> None:
-    """Count down what is needed of those behind free calls, which may free them in turn."""
+    """Decrement the needs of calls that wait for free ones, which may free them in turn."""
     while free:
         for later in behind.get(free.pop(), ()):
             needed[later] -= 1

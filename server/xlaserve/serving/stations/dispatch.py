@@ -124,7 +124,7 @@ class Dispatcher:
         *,
         since_ns: int = 0,
     ) -> Job:
-        """Have something executed. A batch says what is `freed` when the next may come.
+        """Execute something. A batch passes `freed`, called when the next may come.
 
         `since_ns` is when its oldest request was submitted; 0 for now.
         Raises ExecutionStalled while the device has something that does not end.
@@ -239,7 +239,7 @@ def _dispatched(
     in_flight = dispatch(replica)
 
     def fetch() -> Executed:
-        # What is asked to stay on the device is for nobody who takes it for host arrays.
+        # Resident outputs are device arrays; only ensemble steps request them.
         return Executed(cast(Tensors, in_flight.fetch()), begun, now_ns())
 
     return fetch

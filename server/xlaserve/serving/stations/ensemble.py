@@ -121,7 +121,7 @@ class Ensemble:
         return _Done(Executed(cast(Tensors, wanted), begun, begun + run.infer_ns), parameters)
 
     def _plan_for(self, call: InferCall, found: Mapping[tuple[str, str], _Found]) -> EnsemblePlan:
-        """Return the plan for the models as they are now: a step may have been loaded anew."""
+        """Return the plan for the models as they are now: a step may have been loaded again."""
         loads = [instance.quick for _, instance in found.values()]
         if loads != self._planned_for:
             models = {key: instance.info for key, (_, instance) in found.items()}
@@ -310,8 +310,8 @@ def _check(model: str, info: ModelInfo, given: Mapping[str, Value]) -> None:
 def _check_promised(call: InferCall, found: Mapping[str, Value]) -> None:
     """Raise ModelFailed if requested outputs are not as they were when the ensemble was loaded.
 
-    A step may since be of a kind that leaves out outputs, or gives others; whoever takes the
-    answers goes by what the ensemble has promised.
+    A step may have been replaced by a model with other outputs; clients rely on the metadata of
+    the ensemble.
     """
     for name in _asked(call):
         (spec,) = (spec for spec in call.instance.info.outputs if spec.name == name)

@@ -192,7 +192,7 @@ class Generation:
         station.instance.acquire()
 
     def start(self) -> None:
-        """Have the first answer computed.
+        """Start computing the first answer.
 
         Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
         """
@@ -300,7 +300,7 @@ class Generation:
             )
 
     def _finish(self) -> None:
-        # Whoever keeps this a little longer keeps no tensors.
+        # Later references to this object must keep no tensors alive.
         del self._start
         self.answers = None
         self._ready = Computed()

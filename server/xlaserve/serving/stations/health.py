@@ -43,7 +43,7 @@ class Execution:
         self.fail: Fail | None = fail
         """None once it was called."""
         self.line = line
-        """Its queue of executions, one after the other; None without one."""
+        """Its queue of executions, one after the other, or None."""
         self.since: float | None = None
         """Start of the execution as first observed, or end of the previous one."""
 

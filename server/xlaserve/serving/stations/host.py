@@ -115,7 +115,7 @@ def executed(
         outputs = call()
     except BaseException as error:
         return answerable(error)
-    # What is asked to stay on the device is for nobody who takes it for host arrays.
+    # Resident outputs are device arrays; only ensemble steps request them.
     return Executed(cast(Tensors, outputs), begun, now_ns())
 
 

@@ -45,7 +45,7 @@ class Helpers(Protocol):
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Have a batch executed by one of them; false where none of them is idle.
+        """Offload a batch to one of them; false if none is idle.
 
         Either `ended` is called with its outcome, or `refused` where it was not begun; neither
         within this call.

@@ -24,7 +24,7 @@ class Missing:
 
 
 def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
-    """Return what executes these inputs: the model, or what is compiled of it on demand.
+    """Return the executable for these inputs: the model, or its program compiled on demand.
 
     Raises InvalidTensor for sizes that contradict one another.
     """
@@ -42,12 +42,12 @@ class ShapeCompiler:
         self._seconds = seconds
         """Longest time of a compilation."""
         self._workers = workers
-        # What nobody waits for any more is not begun.
+        # Do not start what has been cancelled meanwhile.
         self._flights = SingleFlight[Executable](abandonable=True)
         self._log = structlog.get_logger("execution")
 
     async def compiled(self, instance: Served, missing: Missing) -> Executable:
-        """Return what is compiled for a shape of a model, which may take seconds.
+        """Return the program of a model for a shape; compiling may take seconds.
 
         Raises what `OnDemand.compile` raises.
         """

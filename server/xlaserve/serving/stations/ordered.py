@@ -57,7 +57,7 @@ class Ordered(Around):
         self._is_answering = False
 
     def begin(self, call: InferCall) -> None:
-        """Have a call executed; raises as the station within does."""
+        """Execute a call; raises as the wrapped station does."""
         relay = Relay(call, self._counting, partial(self._completed, call))
         last = self._order[next(reversed(self._order))] if self._order else None
         self._order[call] = _Turn(call, relay, last)

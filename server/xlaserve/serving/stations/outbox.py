@@ -37,7 +37,7 @@ class Outbox:
                 self._wake()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have something called on the event loop; in any thread."""
+        """Schedule a callback on the event loop, from any thread."""
         self._posted.append(call)
         # Two threads may both wake it, which is harmless; that none does cannot be: `_deliver`
         # clears the mark before it looks.

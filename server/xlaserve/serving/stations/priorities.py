@@ -109,7 +109,7 @@ class PriorityQueue:
 
     @property
     def first_level(self) -> int:
-        """Return the level of the next request, from 1; 0 without any."""
+        """Return the level of the next request, counted from 1; 0 if none is queued."""
         return next((number for number, level in enumerate(self._levels, 1) if len(level)), 0)
 
     def timeout_ns(self, request: InferCall) -> int:

@@ -27,7 +27,7 @@ class Station(Protocol):
     def begin(self, call: InferCall) -> None:
         """Answer a call that was admitted, now or later, once or many times; the last one ends it.
 
-        Until it ends, `call.place` is what works on it. Raises what is known at once.
+        Until it ends, `call.place` is its queue or execution. Raises errors that are known at once.
         """
         ...
 

@@ -19,10 +19,10 @@ _NONE: Sequences = MappingProxyType({})
 
 
 class Flow(NamedTuple):
-    """What the next steps of an ensemble are given; as in Triton, answers may name a sequence.
+    """Inputs of an ensemble's next steps; as in Triton, answers may name a sequence.
 
-    A step whose answer has one of the parameters of a sequence says of which the steps behind it
-    are, in the place of the request's. The steps behind it hand that on, unless they name another.
+    If a step's answer has one of the sequence parameters, the later steps use that sequence
+    instead of the request's, unless one of them names another.
     """
 
     tensors: Mapping[str, Value]

@@ -97,7 +97,7 @@ class Stations:
         self.counting = counting or Counting(now_ns)
         self.waits = Waits()
         self.helpers: Helpers | None = None
-        """Other workers for work stealing; None without any."""
+        """Other workers for work stealing, or None."""
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
         """Return the station of an instance, as far as it is known now.

@@ -71,7 +71,7 @@ class Together:
         self._lines = [Line(model, work, now_ns) for _ in range(model.replicas)]
 
     def start(self, waiting: Waiting) -> "Ticket":
-        """Have the next answers of a request computed, for its `computed`."""
+        """Compute the next answers of a request, for its `computed`."""
         line = self._lines[waiting.replica]
         line.add(waiting)
         return Ticket(line, waiting)
@@ -144,7 +144,7 @@ class Line:
         self._is_busy = False
 
     def _take(self) -> Sequence[Waiting]:
-        """Dequeue the first request, and those behind it that can be executed with it."""
+        """Dequeue the first request, and later ones that can be executed with it."""
         pending = list(self._pending)
         first = pending[0]
         if first.call.is_apart and self._apart.is_owed:

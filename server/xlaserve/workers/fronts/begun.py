@@ -10,11 +10,11 @@ _WORD_BYTES = 8
 
 
 class BegunBoard:
-    """Words that the engine alone writes, each as a whole, and that outlive it.
+    """Words that only the engine writes, atomically, and that outlive it.
 
-    A request has the word of its number, which it shares with those `_WORDS` before and behind it:
-    where a later one has taken it, a request counts as begun. Who asks wants to know what may be
-    sent again, and that is never one that may have been executed.
+    A request has the word at its number modulo `_WORDS`; once a later request has taken the word,
+    the earlier one counts as begun. The board answers which requests may be retried: never one
+    that may have been executed.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -26,19 +26,19 @@ class BegunBoard:
 
     @staticmethod
     def make() -> int:
-        """Return the descriptor of an empty one; -1 where this system has none; raises OSError."""
+        """Return the descriptor of an empty board, or -1 without memfd; raises OSError."""
         return make_slab(_WORDS * _WORD_BYTES)
 
     def begin(self, number: int) -> int:
-        """Say that a request is begun with; return what to `put_back` if it is not after all."""
+        """Mark a request as begun; return the value for `put_back`, if it is queued after all."""
         before = self._words[number % _WORDS]
         self._words[number % _WORDS] = max(before, number)
         return before
 
     def put_back(self, number: int, before: int) -> None:
-        """Say that a request waits, behind a `begin`."""
+        """Mark a request as queued, after a `begin`."""
         self._words[number % _WORDS] = before
 
     def has_begun(self, number: int) -> bool:
-        """Tell whether a request may have been begun with."""
+        """Tell whether the execution of a request may have begun."""
         return self._words[number % _WORDS] >= number

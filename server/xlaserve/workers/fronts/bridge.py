@@ -50,7 +50,7 @@ class Slabs:
 
 
 def offer(end: socket.socket, size: int) -> Slabs:
-    """Make slabs of so many bytes together, and send them to the other end; raises OSError.
+    """Make slabs of this many bytes together, and send them to the other end; raises OSError.
 
     Where there is no memory, everything goes through the sockets.
     """
@@ -106,8 +106,8 @@ class Bridge(asyncio.Protocol):
     ) -> None:
         """`account` counts what is written to the slab, as what `purpose` says.
 
-        `heard` is told the records of a frame, and `lost` that the other end is gone. `unsaid` is
-        told of a record that has no form as bytes, and returns what to say instead.
+        `heard` is called with the records of a frame, `lost` when the other end is gone. `unsaid`
+        is called with a record that cannot be serialized, and returns its replacement.
         """
         self.reader = slabs.reader
         self.begun = slabs.begun
@@ -122,13 +122,13 @@ class Bridge(asyncio.Protocol):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[list[Any]])
         self._waiting: list[Record] = []
-        """Records of this turn of the event loop, sent behind it."""
+        """Records of this iteration of the event loop, sent at its end."""
         self._received = bytearray()
-        """The beginning of a frame."""
+        """The received part of an incomplete frame."""
         self._sizes: dict[int, int] = {}
-        """Bytes that were counted, by their place in the slab."""
+        """Charged bytes by their place in the slab."""
         self._viewed = 0
-        """Places of the other side's slab that it was not told to be dropped yet."""
+        """Number of places in the other side's slab that were not reported as dropped yet."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_open = True
 
@@ -136,10 +136,10 @@ class Bridge(asyncio.Protocol):
         """Begin, over one of a pair of sockets, which is closed in the end."""
         await self._loop.create_connection(lambda: self, sock=end)
 
-    # --- what is said ---
+    # --- sending ---
 
     def say(self, record: Record) -> None:
-        """Send a record with all others of this turn; nobody hears it once the bridge is lost."""
+        """Send a record with all others of this iteration; dropped once the bridge is lost."""
         if not self.is_open:
             return
         if not self._waiting:
@@ -189,7 +189,7 @@ class Bridge(asyncio.Protocol):
             return self._encoder.encode(said)
 
     def _sayable(self, record: Record) -> Record | None:
-        """Return a record that has a form as bytes, or what is said instead; None for nothing."""
+        """Return a record if it can be serialized, else its replacement; None for nothing."""
         try:
             self._encoder.encode(record)
         except ENDS:
@@ -203,7 +203,7 @@ class Bridge(asyncio.Protocol):
         return record
 
     def watch_drops(self) -> None:
-        """Have a place that is viewed given back soon after, though nothing may be said by then."""
+        """Return a viewed place soon after its last use, even if no record is sent by then."""
         self._viewed += 1
         if self._timer is None:
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
@@ -220,7 +220,7 @@ class Bridge(asyncio.Protocol):
             # A client that reads slowly views it for as long as it likes.
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
 
-    # --- what is heard ---
+    # --- receiving ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to send."""
@@ -270,10 +270,10 @@ class Bridge(asyncio.Protocol):
             self._writer.release(place)
             self._account.release(self._sizes.pop(place), self._purpose)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what was counted, and say that the other end is gone."""
+        """Release the charged bytes, and report that the other end is gone."""
         if self.is_open:
             self.is_open = False
             self._end()

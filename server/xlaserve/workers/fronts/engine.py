@@ -40,7 +40,7 @@ class FrontCall(InferCall):
     """An inference that a front end has passed on."""
 
     _window: Window | None = None
-    """Of answers that are not the last; None where there was none."""
+    """Flow-control window of a decoupled call; None before its first answer."""
 
     said_caller = ""
     """Who takes turns, as its front end says."""

@@ -39,7 +39,7 @@ from xlaserve.workers.messages import Failure
 _GONE = "the engine process has ended, and is replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
-"""Text for a version that the engine does not have any more."""
+"""Text for a version that the engine no longer has."""
 
 _log = structlog.get_logger("fronts")
 
@@ -105,13 +105,13 @@ class FrontEnd:
         self._is_started = False
         self._started = asyncio.Event()
         self.engine_answers: Callable[[], bool] = lambda: True
-        """Tells whether the engine gives signs of life: else nothing is passed on to it."""
+        """Tells whether the engine responds: if not, no request is forwarded to it."""
         self.may_show: Callable[[], bool] = lambda: True
-        """Tells whether the engine has all that clients had loaded: one that replaces another has
-        not, and to say that they are not there would be wrong."""
+        """Tells whether the engine has every model that clients loaded: a replacement has not yet,
+        and must not report them as missing."""
 
     async def started(self) -> None:
-        """Return once the engine has loaded what is loaded at its start, and it is shown here."""
+        """Return once the engine has loaded its initial models and they are visible here."""
         await self._started.wait()
 
     async def serve(self, source: HandedConnections) -> None:
@@ -218,7 +218,7 @@ class FrontEnd:
                 number, kind, text, facts = record[1:]
                 call, _ = self._calls.pop(number, (None, None))
                 if call is not None:
-                    # The engine does not know who asks: it names every model.
+                    # The engine does not know the caller: it may name any model.
                     error = error_of(Failure(kind, text, facts))
                     deliver([call], without_hidden(call, error, ()))
             case Kind.MODELS:
@@ -323,7 +323,7 @@ class FrontEnd:
             self._bridge.close()
 
     def _forget_revisions(self) -> None:
-        """Have nobody wait for texts of an engine that is gone."""
+        """Cancel the waits for texts of an engine that is gone."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()

@@ -38,27 +38,27 @@ def _text_digest(instance: Instance) -> str:
 
 
 class Viewer:
-    """A front end that is told of the registry."""
+    """A front end that receives changes of the registry."""
 
     def __init__(self, say: Callable[[Record], None]) -> None:
         self.say = say
         self._shown = 0
-        """The revision that it has shown last."""
+        """The last revision that it has acknowledged."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def acknowledge(self, revision: int) -> None:
-        """Take note that it shows a revision."""
+        """Record that it shows a revision."""
         self._shown = revision
         self._settle(revision)
 
     def leave(self) -> None:
-        """Have nobody wait for it."""
+        """Release everyone who waits for it."""
         for _, future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
     def shows(self, revision: int) -> "asyncio.Future[None]":
-        """Return what is done once it shows a revision, or is gone."""
+        """Return a future that is done once it shows a revision or is gone."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((revision, future))
         self._settle(self._shown)
@@ -94,7 +94,7 @@ class Mirror:
         self._is_started = is_started
         self._viewers: set[Viewer] = set()
         self._entries: dict[str, _Entry] = {}
-        """As they were told last."""
+        """Entries as last reported."""
         self._said_started = False
         self._revision = 0
         self._handles: WeakKeyDictionary[Instance, int] = WeakKeyDictionary()
@@ -126,12 +126,12 @@ class Mirror:
         viewer.leave()
 
     async def shown(self) -> None:
-        """Return once every front end shows what is so now."""
+        """Return once every front end shows the current state."""
         self._publish()
         if waiting := [viewer.shows(self._revision) for viewer in self._viewers]:
             await asyncio.wait(waiting)
 
-    # --- what has changed ---
+    # --- changes ---
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

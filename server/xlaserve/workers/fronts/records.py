@@ -41,12 +41,12 @@ class Kind:
     """Number, handle of the model, id, place, inputs, rows, key, chosen outputs, when its model was
     found (ns), and Extra as a map or None."""
     CANCEL = 1
-    """Number of a request that nobody waits for any more, and whether its answers so far were all
+    """Number of an abandoned request, and whether its answers so far were all
     that its client wanted."""
     MIRRORED = 2
     """Number of the revision of MODELS that the front end shows from now on."""
     DROPPED = 3
-    """Places in the other side's slab that are not viewed any more."""
+    """Places in the other side's slab without views."""
     ANSWER = 4
     """Number, place, outputs, begin and end of the execution (ns), its rows, and parameters of the
     answer and of its outputs, or None."""

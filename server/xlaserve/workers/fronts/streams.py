@@ -1,8 +1,8 @@
 """Streams of answers from the engine to a front end, with flow control.
 
-The engine sends answers to a request until so many, or so many bytes of them, are not taken; then
-whatever computes them pauses. An answer is taken once the stream of the client takes another one: a
-client that does not read holds back its own answers, and nobody else's.
+The engine sends answers to a request until a limit of unacknowledged answers or bytes; then their
+producer pauses. An answer is acknowledged once the client's stream can take another one: a slow
+client holds back only its own answers.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class Window:
         return len(self._sent) < MOST_ANSWERS and self.bytes < MOST_BYTES
 
     def send(self, size: int, counted: int) -> None:
-        """Take note of an answer of so many bytes, of which the ledger counts some."""
+        """Record an answer of this many bytes, of which the ledger counts some."""
         self._sent.append((size, counted))
         self.bytes += size
         self.counted += counted
@@ -66,7 +66,7 @@ class Taking:
         self._bytes = 0
 
     def wrote(self, size: int) -> None:
-        """Take note of an answer; it is taken once the stream takes another."""
+        """Record an answer; it is taken once the stream takes another."""
         self._answers += 1
         self._bytes += size
         self._take()

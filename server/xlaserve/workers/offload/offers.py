@@ -53,7 +53,7 @@ class Offers:
         return None
 
     def identity(self, instance: Served) -> bytes:
-        """Return what is the same of instances that were made of the same; empty where not known.
+        """Return the identity that equal instances share; empty if unknown.
 
         Digests of files are not in it: as with reloads, a file that was changed has another inode,
         size or time.

@@ -93,7 +93,7 @@ class Offloading:
         ended: Ended,
         refused: Callable[[], None],
     ) -> bool:
-        """Have a batch executed by the idle worker that had none for longest; false without any."""
+        """Offload a batch to the longest idle worker; false if none is idle."""
         identity = self._offers.identity(instance)
         peer = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if peer is None or not identity:
@@ -198,8 +198,8 @@ class Offloading:
             end.close()
             return
         if (before := self._peers.get(worker)) is not None:
-            # Its predecessor is gone. What that had is told by the board, before this one writes
-            # to it.
+            # Its predecessor is gone. The board still has that one's batches, until this one
+            # writes to it.
             before.bridge.close()
         peer = self._peers[worker] = Peer(self, worker)
         account = self._ledger.open()

@@ -102,8 +102,8 @@ class Peer:
         self._home = home
         self._given: dict[int, _Given] = {}
         self._withdrawn: set[int] = set()
-        """Batches that the peer has, and that are executed here nevertheless."""
-        # A worker that replaces another one goes on behind what was begun for that.
+        """Batches that the peer has, but that are executed here after all."""
+        # A replacement continues after the last batch of its predecessor.
         self._last = home.board.begun(worker, home.worker)
 
     @property
@@ -122,7 +122,7 @@ class Peer:
         ended: Ended,
         refused: Callable[[], None],
     ) -> None:
-        """Have a batch executed."""
+        """Execute a batch."""
         rows = sum([request.rows for request in requests])
         inputs = requests[0].instance.info.inputs
         place, flat, size = self._placed(inputs, pack(requests, rows))

@@ -74,12 +74,12 @@ def dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) ->
 
 
 def dynamic(_: Node, x: Value) -> tuple[Value, ...]:
-    """Quantise to 8 bits with the scale of the tensor itself; return levels, scale, zero point."""
+    """DynamicQuantizeLinear: quantise to 8 bits; return levels, scale and zero point."""
     return dynamic_levels(on_device(x))
 
 
 def dynamic_levels(array: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return levels of 8 bits with the scale of the tensor itself, the scale and zero point."""
+    """Quantise a tensor to 8 bits dynamically; return levels, scale and zero point."""
     zero = jnp.zeros((), array.dtype)
     low, high = jnp.minimum(array.min(), zero), jnp.maximum(array.max(), zero)
     # Of zeros alone the scale may be anything but zero; onnxruntime has 1.

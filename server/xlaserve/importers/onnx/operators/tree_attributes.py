@@ -60,7 +60,7 @@ def _missing(node: Node, count: int) -> Integers:
 
 
 def listed(node: Node, prefix: str, targets: int) -> Trees:
-    """Read nodes that are numbered within their trees, leaves among them; raises InvalidModel.
+    """Read all nodes, inner ones and leaves, numbered within their trees; raises InvalidModel.
 
     `prefix` is that of the weights: class or target.
     """

@@ -103,7 +103,7 @@ class RemotePart:
         self._skeletons: TemporaryDirectory | None = None
         self._numbered = 0
 
-    # --- what the store is asked ---
+    # --- requests to the store ---
 
     def refresh(self, older_than_seconds: float = 0.0) -> None:
         """List the store, unless that was done since so many seconds; blocks.

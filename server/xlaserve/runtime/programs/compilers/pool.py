@@ -189,7 +189,7 @@ class CompilerProcesses:
             while (task := self._next()) is not None:
                 try:
                     process = self._do(task, process)
-                # Whoever waits for it hears of it, and the next one is served.
+                # The waiting load gets the error; the thread serves the next task.
                 except BaseException as error:
                     task.fail(error)
                 finally:
@@ -293,7 +293,7 @@ class _Process:
             raise ProcessEndedError("its first line is another")
 
     def compiled(self, task: "_Task", seconds: float) -> bytes:
-        """Have a job done; raises ProcessEndedError, Refused, or what JAX says."""
+        """Run a job; raises ProcessEndedError, Refused, or what JAX says."""
         job, artifact = task.job, b""
         module = "" if job.proof is None else job.proof.module
         if self._computation != job.computation or module not in ("", self._module):

@@ -54,7 +54,7 @@ class ProcessEndedError(Exception):
         self.is_limit = is_limit
         """Whether its time was over, be it that of the processor."""
         self.doing = doing
-        """The last phase that it named; empty without one."""
+        """The last phase that it named, or empty."""
 
 
 class CompilerProcess:
@@ -64,7 +64,7 @@ class CompilerProcess:
         """Start it; raises OSError where the system refuses."""
         self.variables = variables
         self._killed_for: ProcessEndedError | None = None
-        """Why it was killed by whoever watched it."""
+        """The reason for which the watcher killed it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
         try:
             self._process: subprocess.Popen[bytes] = start_deaf(
@@ -93,7 +93,7 @@ class CompilerProcess:
     ) -> bytes:
         """Send a line and its attachment, and return the answer's line.
 
-        Raises ProcessEndedError, also where no answer came in so many seconds, or more than
+        Raises ProcessEndedError, also where no answer came in this many seconds, or more than
         `most_bytes` were resident: it is killed then.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -139,7 +139,7 @@ class CompilerProcess:
         def watch() -> None:
             while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
                 stopped.look()
-                # First: whoever reads learns of the end before `kill` returns.
+                # Set first: the reader sees the end of the process before `kill` returns.
                 self._killed_for = self._excess(most_bytes, seconds, until, stopped)
                 if self._killed_for is not None:
                     self._process.kill()

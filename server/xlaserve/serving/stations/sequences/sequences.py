@@ -35,8 +35,8 @@ class Sequences:
     ) -> None:
         """`make_batcher` returns what gathers the turns of a replica.
 
-        `on_expired` is told of sequences that have expired, `unending` of calls that may be given
-        any number of answers.
+        `on_expired` is called with expired sequences, `unending` with calls that may get any
+        number of answers.
         """
         self._model = model
         self._is_iterative = model.batching.is_iterative
@@ -157,7 +157,7 @@ class Sequences:
     def settle(self, call: InferCall, *, has_failed: bool) -> None:
         """Go on with the sequence of a call that ends before its batch has.
 
-        Before its client is told: that may send the next request at once.
+        Called before the answer is written: the client may send its next request at once.
         """
         turn, now = call.turn, self._clock.now_ns()
         assert turn is not None

@@ -18,7 +18,7 @@ from xlaserve.tensors import Tensor
 
 
 class Settle(Protocol):
-    """Hears of a call that ends before its batch has."""
+    """Called when a call ends before its batch."""
 
     def __call__(self, call: InferCall, *, has_failed: bool) -> None:
         """Go on with its sequence."""
@@ -216,7 +216,7 @@ class CopySteps:
             self._settle(call, has_failed=False)
 
     def _go_on(self, exchange: Exchange) -> None:
-        """Have a call executed once more where its model says so."""
+        """Reschedule a call if its model asked for it."""
         call = exchange.call
         if not self._handling.is_decoupled:
             exchange.check_answered()

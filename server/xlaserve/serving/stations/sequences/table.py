@@ -200,7 +200,7 @@ class SequenceTable:
         return changed
 
     def lost(self, replica: int, now_ns: int) -> Changed:
-        """Note that the states of a replica are gone: its sequences can only be started anew.
+        """Note that the states of a replica are gone: its sequences can only be started again.
 
         What has begun ends by itself; of what has not, all but starts is refused.
         """
