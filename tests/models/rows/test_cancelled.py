@@ -29,6 +29,11 @@ def _in(
     return {f"{name}, {dtype}": _as(dtype, of) for dtype in dtypes.split()}
 
 
+def _of_float(dtype: str) -> Callable[[Array, Array], Array]:
+    # Of an integer the bits are left that it has room for, of a float the nearest integer.
+    return lambda r, n: (r * 200).astype("float32").astype(dtype) - (r * 200).astype(dtype)
+
+
 _INTEGERS = "int8 uint8 int16 int32"
 _ALL = f"{_INTEGERS} float32"
 
@@ -75,6 +80,10 @@ OTHERS: Mapping[str, Callable[[Array, Array], Array]] = {
     **_in("float32", "halved", lambda r: r / 2 - jnp.floor(r / 2)),
     **_in("float32", "by itself", lambda r: r / r),
     **_in("int32", "by itself, rounded down", lambda r: r // (r + 1) + r // r),
+    **{f"cut off of a float, {dtype}": _of_float(dtype) for dtype in ("int8", "uint8", "int16")},
+    "cut off below zero of a float": lambda r, n: (
+        (r.astype("float32") - 5).astype("uint32") - (r - 5).astype("uint32")
+    ),
     "added in a float": lambda r, n: (r.astype("float32") + n) - r,
     "narrow, less the wide": lambda r, n: r.astype("int8").astype("int32") - r,
     "summed up from behind": lambda r, n: lax.cumsum(r * 0 + 1, reverse=True) - r,
