@@ -10,8 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
+from support.row_texts import verdict_of
 from support.rows import Inputs, exported, findings_of
+
+from xlaserve.row_proofs import Independence
 
 Array = Any
 MANY = 300
@@ -125,3 +129,30 @@ def test_what_cancels_out_is_the_same_in_a_large_batch() -> None:
     assert list(PROVED) == [
         name for name, one, other in names if np.array_equal(one, other, equal_nan=True)
     ]
+
+
+LARGE = """
+%r = stablehlo.iota dim = 0 : tensor<Bxi64>
+%most = stablehlo.constant dense<9223372036854705807> : tensor<i64>
+%large = stablehlo.broadcast_in_dim %most, dims = [] : (tensor<i64>) -> tensor<Bxi64>
+%sum = stablehlo.add %r, %large : tensor<Bxi64>
+%left = stablehlo.subtract %sum, %r : tensor<Bxi64>
+%below = stablehlo.constant dense<-1048576> : tensor<Bxi64>
+%is_larger = stablehlo.compare GT, %left, %below : (tensor<Bxi64>, tensor<Bxi64>) -> tensor<Bxi1>
+%rows = stablehlo.reverse %x, dims = [0] : tensor<Bxf32>
+%y = stablehlo.select %is_larger, CHOSEN : tensor<Bxi1>, tensor<Bxf32>
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [("%rows, %x", Independence.UNKNOWN), ("%x, %rows", Independence.PROVED)],
+)
+def test_the_side_is_followed_that_is_taken_by_an_integer_whose_difference_overflows(
+    chosen: str, expected: Independence
+) -> None:
+    body = LARGE.replace("CHOSEN", chosen)
+
+    found = verdict_of(body, "%y : tensor<Bxf32>", "%x: tensor<Bxf32>")
+
+    assert found.independence is expected
