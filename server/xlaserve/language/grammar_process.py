@@ -83,10 +83,13 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         llguidance.TokenizerWrapper(alphabet), eos_token=first["stop"]
     )
     limits = llguidance.LLParserLimits(**first["grammar"])
-    allocated = getattr(ctypes.CDLL(None), "mallinfo", lambda: _Allocated())  # glibc alone has it
-    allocated.restype = _Allocated
+    allocated = getattr(ctypes.CDLL(None), "mallinfo", None)  # glibc alone has it
+    if allocated is not None:
+        allocated.restype = _Allocated
 
     def allocated_bytes() -> int:
+        if allocated is None:
+            return 0
         found = allocated()
         return int(found.uordblks + found.hblkhd)
 

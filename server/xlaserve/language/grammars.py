@@ -220,8 +220,8 @@ class Place:
             raise InvalidParameter(
                 self._parameter,
                 f"one whose steps take at most {STEP_SECONDS:g} seconds of the processor, and "
-                f"{MOST_STEPS_SECONDS:g} beyond that together (model '{self._model}'): fewer ways to "
-                "read the same text",
+                f"{MOST_STEPS_SECONDS:g} beyond that together (model '{self._model}'): fewer ways "
+                "to read the same text",
                 "one whose steps take longer",
             )
 

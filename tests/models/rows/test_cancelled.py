@@ -10,8 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
+from support.row_texts import verdict_of
 from support.rows import Inputs, exported, findings_of
+
+from xlaserve.row_proofs import Independence
 
 Array = Any
 MANY = 300
@@ -27,6 +31,11 @@ def _in(
     dtypes: str, name: str, of: Callable[[Array], Array]
 ) -> Mapping[str, Callable[[Array, Array], Array]]:
     return {f"{name}, {dtype}": _as(dtype, of) for dtype in dtypes.split()}
+
+
+def _of_float(dtype: str) -> Callable[[Array, Array], Array]:
+    # Of an integer the bits are left that it has room for, of a float the nearest integer.
+    return lambda r, n: (r * 200).astype("float32").astype(dtype) - (r * 200).astype(dtype)
 
 
 _INTEGERS = "int8 uint8 int16 int32"
@@ -74,6 +83,10 @@ OTHERS: Mapping[str, Callable[[Array, Array], Array]] = {
     **_in("float32", "negative zero of a negative", lambda r: 1 / -(r * (r > 5))),
     **_in("float32", "halved", lambda r: r / 2 - jnp.floor(r / 2)),
     **_in("float32", "by itself", lambda r: r / r),
+    **{f"cut off of a float, {dtype}": _of_float(dtype) for dtype in ("int8", "uint8", "int16")},
+    "cut off below zero of a float": lambda r, n: (
+        (r.astype("float32") - 5).astype("uint32") - (r - 5).astype("uint32")
+    ),
     "added in a float": lambda r, n: (r.astype("float32") + n) - r,
     "narrow, less the wide": lambda r, n: r.astype("int8").astype("int32") - r,
     "summed up from behind": lambda r, n: lax.cumsum(r * 0 + 1, reverse=True) - r,
@@ -115,3 +128,30 @@ def test_what_cancels_out_is_the_same_in_a_large_batch() -> None:
     alike = {name for name, one, other in names if np.array_equal(one, other, equal_nan=True)}
     # The XLA of jax 0.10 adds both constants first, and rounds nothing.
     assert set(PROVED) == alike - {"rounding, float32"}
+
+
+LARGE = """
+%r = stablehlo.iota dim = 0 : tensor<Bxi64>
+%most = stablehlo.constant dense<9223372036854705807> : tensor<i64>
+%large = stablehlo.broadcast_in_dim %most, dims = [] : (tensor<i64>) -> tensor<Bxi64>
+%sum = stablehlo.add %r, %large : tensor<Bxi64>
+%left = stablehlo.subtract %sum, %r : tensor<Bxi64>
+%below = stablehlo.constant dense<-1048576> : tensor<Bxi64>
+%is_larger = stablehlo.compare GT, %left, %below : (tensor<Bxi64>, tensor<Bxi64>) -> tensor<Bxi1>
+%rows = stablehlo.reverse %x, dims = [0] : tensor<Bxf32>
+%y = stablehlo.select %is_larger, CHOSEN : tensor<Bxi1>, tensor<Bxf32>
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [("%rows, %x", Independence.UNKNOWN), ("%x, %rows", Independence.PROVED)],
+)
+def test_the_side_is_followed_that_is_taken_by_an_integer_whose_difference_overflows(
+    chosen: str, expected: Independence
+) -> None:
+    body = LARGE.replace("CHOSEN", chosen)
+
+    found = verdict_of(body, "%y : tensor<Bxf32>", "%x: tensor<Bxf32>")
+
+    assert found.independence is expected

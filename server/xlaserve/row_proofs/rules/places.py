@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from xlaserve.row_proofs import ranges
-from xlaserve.row_proofs.constants import Constant
+from xlaserve.row_proofs.constants import Constant, fitting
 from xlaserve.row_proofs.domain import Along, RowNumber, Value, uniform
 from xlaserve.row_proofs.program import Operation, Tensor
 from xlaserve.row_proofs.rules import traced_moves, traced_offsets, traced_reductions, traced_truths
@@ -60,8 +60,8 @@ def _better(value: Value, found: Place, kind: Tensor) -> Value | None:
     """Return what a place says of integers that is more than is known; None for nothing."""
     item = found.item()
     if item is not None and abs(item) <= _LARGEST:
-        is_integer = kind.dtype in INTEGERS
-        return Value(uniform(kind.shape), fact=Constant(item) if is_integer else None)
+        # Of larger ones nothing is computed: differences of them would overflow.
+        return Value(uniform(kind.shape), fact=fitting(Constant(item), kind.dtype))
     if found.stride or found.offset.blocked is not None:
         return None
     if value.blocked is None and (found.offset.sized is not None or _is_counted(found.offset)):

@@ -107,7 +107,12 @@ is not the negative one. Their sums and products are exact then."""
 
 
 _MODULAR = frozenset(f"stablehlo.{name}" for name in ("add", "subtract", "multiply", "convert"))
-"""Operations whose integers are cut off at their bits where they do not fit in."""
+"""Operations of integers that are cut off at their bits where they do not fit in."""
+
+
+def _is_modular(operation: Operation) -> bool:
+    """Tell whether what does not fit in is cut off: of floats, it becomes the nearest that does."""
+    return operation.name in _MODULAR and operation.operand_types[0].dtype in INTEGERS
 
 
 class Tracing:
@@ -228,7 +233,7 @@ class Tracing:
         if found.within is not None and found.within.item() is not None:
             # However it was computed, there is nothing that varies.
             found = replace(found, offset=Value(uniform(trace.shape)))
-        return _fitting(found, kind.dtype, is_modular=operation.name in _MODULAR)
+        return _fitting(found, kind.dtype, is_modular=_is_modular(operation))
 
     def leaf(self, number: int, within: Range | None, part: Part | None) -> Place | None:
         """Return what the walk knows of a value."""
