@@ -183,7 +183,7 @@ async def test_damaged_program_is_compiled_and_replaced(
     assert (0, PROGRAMS) == found
     assert second[0] >= PROGRAMS
     assert 0 == second[1]
-    assert 1 == printed.count("cached programs are not used")
+    assert 1 == printed.count("cached programs not used")
     assert (0, PROGRAMS) == third
 
 

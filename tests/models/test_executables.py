@@ -153,7 +153,7 @@ def test_entry_of_another_environment_is_dropped_with_one_line(
 
     assert (BUCKETS, 0) == (model.info.compiled_programs, model.info.cached_programs)
     assert expected == answer(model)
-    assert 1 == printed.count("cached programs are not used")
+    assert 1 == printed.count("cached programs not used")
     assert f"programs={BUCKETS}" in printed
     assert f"{field}: expected " in printed
     assert ", got 'another'" in printed
@@ -177,7 +177,7 @@ def test_batch_sizes_that_are_compiled_later_add_no_line(
     model.compile_rest()
 
     assert BUCKETS == model.info.compiled_programs
-    assert 1 == "".join(capfd.readouterr()).count("cached programs are not used")
+    assert 1 == "".join(capfd.readouterr()).count("cached programs not used")
 
 
 def swap(compilation: Compilation, target: str, executable: bytes, **changes: Any) -> None:
