@@ -33,23 +33,26 @@ NOT_THE_SERVER = ("bench", "cli", "client", "local", "testing")
 """Parts of the package that ask servers."""
 
 
-def places(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
-    """Yield each place as `module:Class.function`, as the code of the server has them."""
+def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the name and the tree of each module of the server."""
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         if module.split(".")[0] not in NOT_THE_SERVER:
-            for name in dict.fromkeys(_calls(ast.parse(path.read_text()), (), MAKERS)):
-                yield f"{module}:{name}"
+            yield module, ast.parse(path.read_text())
+
+
+def places(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
+    """Yield each place as `module:Class.function`, as the code of the server has them."""
+    for module, tree in _modules(root):
+        for name in dict.fromkeys(_calls(tree, (), MAKERS)):
+            yield f"{module}:{name}"
 
 
 def callbacks(root: Path = Path(xlaserve.__file__).parent) -> Iterator[str]:
     """Yield each place that has the event loop call something, and each protocol of asyncio."""
-    for path in sorted(root.rglob("*.py")):
-        module = ".".join(path.relative_to(root).with_suffix("").parts)
-        if module.split(".")[0] not in NOT_THE_SERVER:
-            tree = ast.parse(path.read_text())
-            for name in dict.fromkeys((*_calls(tree, (), CALLERS), *_protocols(tree))):
-                yield f"{module}:{name}"
+    for module, tree in _modules(root):
+        for name in dict.fromkeys((*_calls(tree, (), CALLERS), *_protocols(tree))):
+            yield f"{module}:{name}"
 
 
 def _protocols(tree: ast.Module) -> Iterator[str]:

@@ -19,9 +19,9 @@ _STRING_BYTES = 128
 """Bytes Python adds to those two for each string, and a reference to each."""
 
 _COPIES_OF_OBJECTS = 4
-"""Of a text of ASCII that becomes strings, of which some are decoded again: files in base64."""
+"""Copies of an ASCII body while it is parsed: its strings, and files decoded from base64."""
 _COPIES_OF_WIDE = 8
-"""Where a character may be of four bytes."""
+"""The same, if the body has a character that Python stores in four bytes."""
 _CHUNK = 1 << 16
 
 

@@ -137,8 +137,8 @@ class Trial:
         self._process = process
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, tuple[str, str] | int] = OrderedDict()
-        """What was expected and came of grammars, by their digests, the bytes of those that may be
-        compiled; the newest is last."""
+        """Results by the digest of a grammar, the newest last: its bytes if it can be compiled,
+        else what was expected and what came."""
 
     def begin(self) -> None:
         """Start the process. Blocks."""

@@ -41,8 +41,8 @@ _NO_TENSORS: Mapping[str, Tensor] = {}
 _Head: TypeAlias = tuple[
     dict[str, Any], list[tuple[str, str, tuple[int, ...], int]], int | None, list[int]
 ]
-"""What is said; name, datatype, shape and bytes of each tensor; where they are in the slab, if
-they are; and what was dropped of the other slab."""
+"""The header; name, datatype, shape and bytes of each tensor; their place in the slab, or None if
+they follow on the socket; and the places of the other slab that are free again."""
 _read_head = msgspec.msgpack.Decoder(_Head).decode
 
 

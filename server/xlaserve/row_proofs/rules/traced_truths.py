@@ -139,7 +139,7 @@ def _implied(trace: Trace, predicate: int, *, is_true: bool, depth: int = 0) -> 
 
 
 _UNANIMOUS = {"stablehlo.and": True, "stablehlo.or": False}
-"""What is of a truth value only where both of its operands are."""
+"""The truth value that a result has only if both operands have it."""
 
 
 def _of_both(one: Assumed, other: Assumed, *, hold: bool) -> Assumed:
