@@ -22,6 +22,7 @@ else:
 
 _SPECIAL = b"\xff"
 """What llguidance puts before the name of a special token."""
+_UNSATISFIABLE = "one that no text satisfies, such as a schema whose $ref leads back to itself"
 
 
 class Alphabet:
@@ -55,6 +56,12 @@ class _Allocated(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
+
+
+def _problem(error: str) -> str:
+    """Return the message of llguidance's error, without the dump of its parser's state."""
+    message = error.partition("\n<")[0]
+    return _UNSATISFIABLE if message == "NoExtensionBias" else message
 
 
 def _too_many(text: str, most: int) -> str | None:
@@ -107,7 +114,7 @@ def begin(first: Mapping[str, Any]) -> Callable[[Any], Mapping[str, Any]]:
         if not made.is_error():
             made.compute_bitmask()
         if made.is_error():
-            return {"failed": made.get_error()}
+            return {"failed": _problem(made.get_error())}
         made_bytes = (allocated_bytes() - before) % (1 << 32)
         # Less than before is no size, and the text itself is held in any case.
         is_size = made_bytes < 1 << 31

@@ -148,6 +148,7 @@ def test_the_same_seed_gives_the_same_answer_beside_others(loaded: Loaded) -> No
         ({"regex": "[a"}, "'regex': expected one that can be compiled and followed (model '"),
         ({"json_schema": "{"}, "parameter 'json_schema': expected one that can be compiled"),
         ({"json_schema": '{"type":"nothing"}'}, "nothing"),
+        ({"json_schema": '{"$ref":"#"}'}, "got one that no text satisfies, such as a schema whose"),
         ({"json_schema": '{"$ref":"http://127.0.0.1:1/x"}'}, "does not fetch"),
         ({"grammar": "start: missing"}, "parameter 'grammar'"),
         ({"regex": "a", "grammar": "b"}, "expected none beside 'regex'"),
