@@ -20,7 +20,7 @@ MOST = {
     "rest-json": (36, 39),
     "rest-binary": (88, 97),
     "rest-general": (190, 199),
-    "python": (107, 119),
+    "python": (92, 103),
     "frame": (2, 2),
 }
 """Own calls of a warm request at most: on Python 3.12 and later, and on 3.11, where comprehensions

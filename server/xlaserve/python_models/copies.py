@@ -17,7 +17,7 @@ from xlaserve.python_models.inputs import on_host
 from xlaserve.python_models.outputs import OutputCheck
 from xlaserve.python_models.readiness import CodeReadiness
 from xlaserve.python_models.threads import CodeThread, LoopThread, PlainThread, wait_for
-from xlaserve.runtime.calls import computing
+from xlaserve.runtime.calls import begin_computing, computing, end_computing
 from xlaserve.runtime.handling import ModelRequest
 from xlaserve.runtime.loaded import ModelInfo
 
@@ -108,7 +108,7 @@ class OwnCopy:
         if self._loop is not None:
             self._loop.start(lambda: self._handle_async(requests, freed))
         else:
-            self._thread.submit(lambda: self._handle(requests, freed))
+            self._thread.submit(partial(self._handle, requests, freed))
 
     def close(self) -> None:
         """Call `unload` of the model, and end its thread."""
@@ -127,8 +127,12 @@ class OwnCopy:
                 self._answer_together(wanted)
             else:
                 for request in wanted:
-                    with computing(request):
+                    # `computing` written out: a context manager costs two calls per request.
+                    token = begin_computing(request)
+                    try:
                         self._run(request)
+                    finally:
+                        end_computing(token)
         finally:
             freed()
 

@@ -149,14 +149,19 @@ class Calls(Protocol):
 _current: ContextVar[object] = ContextVar("python_request", default=None)
 
 
+begin_computing = _current.set
+"""Make the calls that follow part of a request; returns a token for `end_computing`."""
+end_computing = _current.reset
+
+
 @contextmanager
 def computing(request: object) -> Iterator[None]:
     """Make calls within the block part of a request."""
-    token = _current.set(request)
+    token = begin_computing(request)
     try:
         yield
     finally:
-        _current.reset(token)
+        end_computing(token)
 
 
 def current_request() -> object:

@@ -125,8 +125,9 @@ class DirectQueue:
             raise Overloaded(call.model, self._max_requests, "max_requests_per_model")
         self._calls.append(call)
         call.wait_at(self)
-        if self._copies.room:
-            self._look_soon()
+        if not self._is_looking and self._copies.room:
+            self._is_looking = True
+            asyncio.get_running_loop().call_soon(self.hand_on)
 
     def leave(self, call: InferCall) -> None:
         """Let a call leave the queue, unless it has left already."""
@@ -143,6 +144,7 @@ class DirectQueue:
 
     def hand_on(self) -> None:
         """Hand on as many as the copies take."""
+        self._is_looking = False
         copies, calls = self._copies, self._calls
         while calls and (room := copies.room):
             count = min(len(calls), room, copies.group)
@@ -150,12 +152,3 @@ class DirectQueue:
             for call in handed:
                 call.place = None
             copies.hand(handed)
-
-    def _look_soon(self) -> None:
-        if not self._is_looking:
-            self._is_looking = True
-            asyncio.get_running_loop().call_soon(self._look)
-
-    def _look(self) -> None:
-        self._is_looking = False
-        self.hand_on()

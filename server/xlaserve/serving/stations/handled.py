@@ -133,6 +133,8 @@ class CopiesRunner:
         """Whether its code calls other models, so that queued calls would wait for them."""
         self._recent_ns = _QUICK_NS
         """Time of an execution, as a moving average."""
+        self._ahead, self.group = 0, 1
+        self._look_ahead()
         self.on_late: Callable[[InferCall], None] = lambda call: None
         """Called with a call that its code answers after the execution."""
         self.on_over: Callable[[], None] = self._free
@@ -170,35 +172,29 @@ class CopiesRunner:
         """Return the number of executions that may be handed over now."""
         return max(0, max(self.lanes, self._ahead) - self._in_flight)
 
-    @property
-    def group(self) -> int:
-        """Return how many executions one copy should be handed at a time, at most."""
-        return max(1, self._ahead // self.model.replicas) if self.model.concurrency == 1 else 1
-
-    @property
-    def _ahead(self) -> int:
-        """Return how many executions copies are handed ahead of time; 0 for none."""
+    def _look_ahead(self) -> None:
+        """Decide how many executions copies are handed ahead of time, and how many one copy."""
+        replicas = self.model.replicas
         if self._is_ruled:
-            return 0
-        if self._slots_ahead:
-            return self.lanes + self._slots_ahead
-        # What waits for one copy might be begun by another, if there is one.
-        may_wait = self.model.replicas == 1 or self._recent_ns < _QUICK_NS
-        return self.model.replicas * AHEAD if may_wait and not self._calls_others else 0
-
-    def hand(self, calls: Sequence[InferCall]) -> None:
-        """Hand each call as an execution of its own to the least busy copy."""
-        self._hand(calls, together=False)
+            self._ahead = 0
+        elif self._slots_ahead:
+            self._ahead = self.lanes + self._slots_ahead
+        else:
+            # With several copies, a call that waits for one could be executed by another.
+            may_wait = replicas == 1 or self._recent_ns < _QUICK_NS
+            self._ahead = replicas * AHEAD if may_wait and not self._calls_others else 0
+        self.group = max(1, self._ahead // replicas) if self.model.concurrency == 1 else 1
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Hand a batch to the copy with the least to do; its calls are answered one by one."""
         self._owed.append(freed)
-        self._hand(requests, together=True, ended=ended)
+        self.hand(requests, together=True, ended=ended)
         self._free()
 
-    def _hand(
-        self, calls: Sequence[InferCall], *, together: bool, ended: Ended | None = None
+    def hand(
+        self, calls: Sequence[InferCall], *, together: bool = False, ended: Ended | None = None
     ) -> None:
+        """Hand each call, or all `together`, as an execution of its own to the least busy copy."""
         count = 1 if together else len(calls)
         replica = self._replicas.take(count)
         self._instance.acquire()
@@ -214,19 +210,22 @@ class CopiesRunner:
         self._replicas.leave(replica, count)
         self._in_flight -= count
         self._exchanges.difference_update(handed)
-        if not self._calls_others:
+        did_call, was_quick = self._calls_others, self._recent_ns < _QUICK_NS
+        if not did_call:
             nested = [exchange.call.nested for exchange in handed]
             self._calls_others = nested.count(None) < len(nested)
-        failed = failure_of(handed)
         if not self.model.is_decoupled:
             for exchange in handed:
-                exchange.check_answered()
+                if not exchange.has_ended:
+                    exchange.check_answered()
                 if exchange.is_late and not exchange.call.has_ended:
                     self.on_late(exchange.call)
         took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
         self._recent_ns += (max(took, 0) // count - self._recent_ns) // 4
+        if self._calls_others is not did_call or (self._recent_ns < _QUICK_NS) is not was_quick:
+            self._look_ahead()
         self.on_over()
-        if ended is not None and failed is not None:
+        if ended is not None and (failed := failure_of(handed)) is not None:
             ended(failed)
         self._instance.release()
 
@@ -242,7 +241,8 @@ def exchanges(
 ) -> "list[Exchange]":
     """Return calls as exchanges, batched or one by one."""
     is_shared = together and len(calls) > 1
-    accompany(calls, is_shared=is_shared)
+    if is_shared or len(calls) > 1 or calls[0].companions:
+        accompany(calls, is_shared=is_shared)
     return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
 
 
@@ -282,6 +282,7 @@ class Exchange:
         "is_again",
         "is_late",
         "outputs",
+        "rows",
     )
 
     def __init__(
@@ -304,6 +305,8 @@ class Exchange:
         self._outbox = outbox
         self._now_ns = now_ns
         self.inputs = call.inputs
+        self.rows = call.rows
+        """Number of rows of the inputs."""
         specs = call.instance.info.outputs if call.chosen is None else call.chosen
         self.outputs = [spec.name for spec in specs]
         self.begun_ns = self.ended_ns = 0
@@ -327,11 +330,6 @@ class Exchange:
     def id(self) -> str:
         """Return the id of the request."""
         return self.call.id
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows its inputs have."""
-        return self.call.rows
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -464,7 +462,8 @@ class Exchange:
             self._written()
             return
         if last:
-            answer_last(call, self._executed(), response)
+            executed = Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, call.rows)
+            answer_last(call, executed, response)
             return
         if call.is_writable or call.has_ended:
             self._written()
@@ -481,7 +480,5 @@ class Exchange:
             resume()
 
     def _finish(self) -> None:
-        answer_last(self.call, self._executed())
-
-    def _executed(self) -> Executed:
-        return Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, self.call.rows)
+        begun_ns = self.begun_ns or self.ended_ns
+        answer_last(self.call, Executed({}, begun_ns, self.ended_ns, self.call.rows))
