@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from xlaserve.errors.language import MessagesRefused, TemplateFailed
-from xlaserve.language.limited import LimitedProcess, Limits
+from xlaserve.language.limited import LimitedProcess, Limits, TookTooMuch
 from xlaserve.language.templates import Template
 
 QUICK = Limits(cpu_seconds=0.2, memory_bytes=64 << 20, output_bytes=1 << 20)
@@ -139,20 +139,28 @@ def test_the_process_can_open_nothing_and_knows_no_environment(template: Any) ->
     assert [b"PYTHONPATH"] == variables
 
 
-@pytest.mark.slow
-def test_a_stopped_process_is_not_waited_for_without_end() -> None:
+def test_a_stopped_process_is_not_waited_for_without_end(template: Any) -> None:
     """On the clock too: a process that computes nothing uses nothing up."""
-    limits = Limits(cpu_seconds=1, seconds=0.3)
-    template = Template({"default": "ok"}, {}, "m", Limits())
-    template.render(MESSAGES)
-    process(template).send_signal(signal.SIGSTOP)
-    running = template._process._process
+    stopped = template("ok")
+    stopped.render(MESSAGES)
+    process(stopped).send_signal(signal.SIGSTOP)
+    running = stopped._process._process
     assert isinstance(running, LimitedProcess)
-    running._limits = limits
+    running._limits = Limits(cpu_seconds=1, seconds=0.3)
 
-    with pytest.raises(TemplateFailed, match=r"it took longer than 0\.3 seconds"):
-        template.render(MESSAGES)
-    assert template._process._process is None
+    with pytest.raises(TookTooMuch, match=r"it took longer than 0\.3 seconds"):
+        running.ask(b"{}")
+
+
+def test_a_stopped_process_is_replaced_by_one_that_answers(template: Any) -> None:
+    stopped = template("ok")
+    stopped.render(MESSAGES)
+    pid = process(stopped).pid
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+    assert "ok" == stopped.render(MESSAGES)
+    assert pid != process(stopped).pid
 
 
 @pytest.mark.slow
