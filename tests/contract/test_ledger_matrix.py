@@ -566,6 +566,21 @@ async def without_memory(place: Place, body: Body) -> None:
     await _announced(place, body, place.ledger.most + 1, ("503", "8"))
 
 
+async def without_memory_to_parse(place: Place, body: Body) -> None:
+    """There is memory for its octets, and not for what Python makes of them."""
+    sent = body.make(place, body, new_number())
+    other = place.ledger.open()
+    other.hold(LIMIT - 2 * len(sent.data))
+    try:
+        async with place.client(body) as client:
+            await client.begin(sent)
+            await client.send(sent.data, last=True)
+            assert await client.answer() == "503"
+    finally:
+        other.close()
+    await place.is_even()
+
+
 async def _announced(place: Place, body: Body, size: int, refused: tuple[str, ...]) -> None:
     sent = body.make(place, body, new_number())
     async with place.client(body) as client:
@@ -677,6 +692,7 @@ ENDS: Mapping[End, Callable[[Body], bool]] = {
     answered_late: lambda body: body.is_executed,
     too_large: lambda body: body.form != "chunks",
     without_memory: lambda body: body.form != "chunks",
+    without_memory_to_parse: lambda body: body.is_read and body.form == "application/json",
     given_up_as_it_came: lambda body: True,
     gone_as_it_came: lambda body: True,
     expired_as_it_came: lambda body: body.protocol != HTTP,
