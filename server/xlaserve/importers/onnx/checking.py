@@ -1,6 +1,6 @@
 """Compares a written model with onnxruntime's answers."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ A graph within a node sees what is defined outside of it. It is traced like the 
 where it is known what is computed, else within `lax.cond`, `lax.while_loop` or `lax.scan`.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence

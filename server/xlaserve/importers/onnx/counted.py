@@ -4,7 +4,7 @@ The rows beyond the count are padding, which no answer may depend on. So such a 
 through operators that compute each row from itself alone; every other one refuses it by name.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The constant folding of a graph: nodes, parameters and constants that are left."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections import deque

@@ -1,6 +1,6 @@
 """The input shapes of an import, and whether their first dimension is open."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re

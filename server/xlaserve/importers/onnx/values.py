@@ -5,7 +5,7 @@ dtype object, whose elements are Python integers and dimensions of jax.export. S
 written once, against what numpy and jax.numpy have in common.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Runs a program's nodes in order, on arrays that JAX traces; errors name the node."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import inspect

@@ -4,7 +4,7 @@ What two operands of different dtypes give is the rule of PyTorch: a number coun
 tensor without dimensions, and that for less than one with some, unless its kind is higher.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Attention: queries, keys and values in heads, positions that rotate, and caches of keys."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Operators that change datatypes, and ONNX's rules for numbers that do not fit."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from typing import Any

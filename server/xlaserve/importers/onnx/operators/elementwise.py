@@ -1,6 +1,6 @@
 """Operators that work element by element: arithmetic, comparison, logic."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from functools import reduce

@@ -5,7 +5,7 @@ had before. With S steps in the call P is T - S, or 0 where a first prompt is pa
 onnxruntime leaves unspecified, the answers of padding and what is in the cache beyond T, is finite.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Operators that join, split, repeat, pad or create tensors."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

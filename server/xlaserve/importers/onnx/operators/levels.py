@@ -5,7 +5,7 @@ as quickly as it can; INT32 it does in plain loops, 20 times slower. So matrices
 zero points taken off the result, and convolutions are FP32, in parts that are exact.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from functools import partial, reduce

@@ -1,6 +1,6 @@
 """Loss operators, which some models compute beside their predictions."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import jax

@@ -1,6 +1,6 @@
 """Operators of com.microsoft that onnxruntime's optimiser puts in place of several of ONNX's."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

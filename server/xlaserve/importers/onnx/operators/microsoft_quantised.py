@@ -3,7 +3,7 @@
 Those between two quantised tensors compute in FP32 between them, and round once.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

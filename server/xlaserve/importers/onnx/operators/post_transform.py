@@ -1,6 +1,6 @@
 """The functions that classifiers and regressors of ai.onnx.ml apply to their scores."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

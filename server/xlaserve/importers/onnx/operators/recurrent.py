@@ -1,6 +1,6 @@
 """Recurrent layers: LSTM, GRU and the plain one, as a scan over time."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence

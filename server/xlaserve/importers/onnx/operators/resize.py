@@ -1,6 +1,6 @@
 """Resize: every output is a weighted sum of a few inputs, axis by axis."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Images that are read between their pixels: grids, deformed convolutions, regions."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import itertools

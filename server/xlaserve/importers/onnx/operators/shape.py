@@ -1,6 +1,6 @@
 """Operators that tell or change a shape, and leave the elements as they are."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Signals: Fourier transforms, windows, and the mel scale."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

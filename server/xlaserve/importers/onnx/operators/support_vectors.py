@@ -3,7 +3,7 @@
 What no document says follows onnxruntime, as what scikit-learn writes does too.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ a way, in each of which every pair of row and tree goes one node down. What no d
 onnxruntime, as what XGBoost, LightGBM and scikit-learn write does too.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence

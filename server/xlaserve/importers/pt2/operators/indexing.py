@@ -1,6 +1,6 @@
 """Parts of tensors by place, and tensors with other parts in their places."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Normalisation by statistics, stored or of the data."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

@@ -1,6 +1,6 @@
 """Pooling: the maximum or the mean of windows."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
