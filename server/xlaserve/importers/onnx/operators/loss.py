@@ -1,4 +1,4 @@
-"""Loss operators, which some models compute beside their predictions."""
+"""Loss operators, which some models compute in addition to their predictions."""
 
 # Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
