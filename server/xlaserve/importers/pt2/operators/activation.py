@@ -1,4 +1,4 @@
-"""Activation functions, and operators without effect outside training."""
+"""Activation functions, and operators that have no effect in inference."""
 
 # Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False

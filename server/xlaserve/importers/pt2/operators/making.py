@@ -1,4 +1,4 @@
-"""Tensors made from shapes and numbers."""
+"""Operators that create tensors from shapes and numbers."""
 
 # Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
