@@ -236,7 +236,7 @@ def called(call: ToolCall) -> Mapping[str, Any]:
         check_elements(text)
         read = json.loads(arguments)
     except (ValueError, RecursionError):
-        read = None  # truncated or invalid JSON
+        read = None  # the JSON is truncated or invalid
     function = {"name": call.function.name, "arguments": read if type(read) is dict else arguments}
     return {"id": call.id, "type": "function", "function": function}
 

@@ -231,7 +231,10 @@ def _check_text(body: memoryview) -> None:
 
 
 def check_json(body: memoryview) -> None:
-    """Raise InvalidBody unless the body is JSON. Bodies that errors quote are decoded fully."""
+    """Raise InvalidBody unless the body is JSON.
+
+    Small bodies are decoded completely, because errors quote their values.
+    """
     try:
         msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
     except msgspec.DecodeError as error:
@@ -310,7 +313,7 @@ def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside
         try:
             value = msgspec.json.decode(raw)
         except msgspec.ValidationError:
-            value = raw  # a number out of float's range, which is not neutral
+            value = raw  # a number out of float's range is not neutral
         if value is None or any(type(value) is type(one) and value == one for one in neutral):
             continue
         known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))

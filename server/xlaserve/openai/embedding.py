@@ -109,7 +109,7 @@ class Embeddings:
             request.grow(-held, "the embeddings")
             raise
 
-    # --- Tokenization
+    # --- Tokenization ---
 
     async def _encoded(
         self, request: HttpRequest, model: str, inputs: Sequence[Prompt], info: EmbeddingInfo

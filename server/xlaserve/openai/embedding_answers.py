@@ -11,7 +11,7 @@ from xlaserve.openai.errors import InvalidField
 from xlaserve.tensors import Buffer, Tensor, datatype_named
 
 NUMBER_BYTES = 16
-"""Upper bound of the bytes per number in JSON; base64 takes less than this."""
+"""Upper bound of the bytes per number, in JSON or base64."""
 _FP32 = datatype_named("FP32")
 
 

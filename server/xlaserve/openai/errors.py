@@ -74,6 +74,6 @@ def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> Er
     elif isinstance(error, InvalidField):
         param, code = error.field or None, error.code
     elif isinstance(error, InvalidParameter):
-        # Missing if the error comes from a model's process.
+        # Errors that come from a model's process lack this attribute.
         param = getattr(error, "parameter", None)
     return ErrorBody(ErrorDetail(text, kind, param, code))

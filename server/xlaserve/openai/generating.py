@@ -174,7 +174,7 @@ class Generations:
                 code=CONTEXT_LENGTH,
             )
         if asked.echoed_bytes > most:
-            # Names the fields that can be this long; other fields have limits.
+            # The error names the fields that can be this long; other fields have limits.
             raise InvalidField(
                 asked.prompt_field,
                 f"at most {most} octets of JSON with instructions, tools and text, which the "

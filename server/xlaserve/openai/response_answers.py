@@ -16,7 +16,8 @@ from xlaserve.tensors import Buffer
 
 _KEPT_BYTES = 256
 _KEPT_TIMES = 6
-"""Copies of a text until the last event is sent: the stored text, and those in the final events."""
+"""Estimated memory for a text until the last event, as a multiple of its size: the stored text, and
+copies in the final events."""
 
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -366,7 +367,7 @@ class ResponseWriter:
         return self._echo, b",", msgspec.json.encode(state)[1:]
 
     def _told(self, kind: str, response: Sequence[Buffer]) -> bytes:
-        """Return the event of a type that contains the response."""
+        """Return an event of the given type that contains the response."""
         head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":'
         start = head % (kind.encode(), kind.encode(), self._number)
         self._number += 1

@@ -14,7 +14,7 @@ from xlaserve.openai.tool_bodies import MOST_TOOLS, Function, Name, ObjectFormat
 MOST_PAIRS = 16
 MOST_KEY = 64
 MOST_VALUE = 512
-"""OpenAI's limits of metadata: number of pairs, and characters per key and value."""
+"""OpenAI's limits on metadata: the number of pairs, and characters per key and value."""
 
 LOGPROBS = "message.output_text.logprobs"
 _Ignored: TypeAlias = msgspec.Raw | msgspec.UnsetType

@@ -53,7 +53,8 @@ _PARSED_TIMES = 6
 """Estimated memory of a parsed body's strings and objects, in multiples of its size."""
 _NUMBER_BYTES = 48
 _ECHOED_TIMES = 5
-"""Copies of the request fields in a response: stored, in the first two events, and joining them."""
+"""Estimated memory for the repeated request fields, as a multiple of their size: the stored copy,
+the first two events, and the joined body."""
 
 _CHAT_EXAMPLE = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
 _EMBEDDING_EXAMPLE = {"model": "sentences", "input": ["Hello", "Good day"]}
@@ -148,14 +149,14 @@ class OpenAiRoutes:
     # --- Models ---
 
     async def list(self, request: HttpRequest) -> HttpResponse:
-        """List the models of text and embeddings that the caller may see."""
+        """List the text generation and embedding models that the caller may see."""
         return json_response(self._models.list())
 
     async def get(self, request: HttpRequest) -> HttpResponse:
-        """Show one model of text or embeddings."""
+        """Return one text generation or embedding model."""
         return json_response(self._models.get(request.names["model"]))
 
-    # --- Generation and embeddings
+    # --- Generation and embeddings ---
 
     async def complete(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Continue each prompt; respond with one body or with streamed chunks."""
@@ -275,7 +276,7 @@ class OpenAiRoutes:
 
 
 class OpenAiModel(msgspec.Struct, kw_only=True):
-    """A model."""
+    """A model in OpenAI's format."""
 
     id: str
     object: Literal["model"] = "model"

@@ -79,7 +79,7 @@ class Texts:
         self._threads = threads
 
     def of(self, model: str, generation: GenerationInfo, caller: str) -> ModelText:
-        """Return the text functions of an instance for a caller; raises ModelHasNoText."""
+        """Return an instance's tokenizer and template for a caller; raises ModelHasNoText."""
         text = generation.text
         if text is None:
             raise ModelHasNoText(model, generation.no_text)

@@ -111,7 +111,7 @@ def _stacked(
                 f"{array.dtype.name}"
             )
         stacked[number] = array
-    assert stacked is not None  # `count` is at least 1
+    assert stacked is not None  # there is at least one expert
     return stacked
 
 

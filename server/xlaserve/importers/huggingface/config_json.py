@@ -52,7 +52,7 @@ def size(
     least: int = 1,
     most: int = _MOST,
 ) -> int:
-    """Return an integer within bounds; raises InvalidModel."""
+    """Return the integer value of a key; raises InvalidModel if it is out of bounds."""
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -61,7 +61,7 @@ def size(
 
 
 def positive(config: Mapping[str, object], name: str) -> float:
-    """Return a number above 0; raises InvalidModel."""
+    """Return the value of a key, a number above 0; raises InvalidModel for others."""
     value = config.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)

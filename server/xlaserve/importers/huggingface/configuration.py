@@ -27,7 +27,7 @@ _OBEYED = keys_of(
     "max_position_embeddings rms_norm_eps hidden_act tie_word_embeddings eos_token_id"
 )
 _WITHOUT_EFFECT = keys_of(
-    # Keys for other programs, for training, and for settings that the server has its own of.
+    # Keys without effect: metadata, training options, and settings that the server replaces.
     "model_type dtype torch_dtype transformers_version use_cache bos_token_id pad_token_id "
     "initializer_range attention_dropout resid_pdrop embd_pdrop _name_or_path cache_implementation "
     "output_attentions output_hidden_states return_dict id2label label2id problem_type "
@@ -126,7 +126,10 @@ def _layer(config: Mapping[str, object], family: Family) -> tuple[Stored, ...]:
 
 
 def _experts(config: Mapping[str, object], family: Family, layers: int) -> Experts:
-    """Return the mixture of experts. Values without a key are constants of the family."""
+    """Return the mixture of experts.
+
+    Settings for which a family has no key are the same in all its models.
+    """
     count, keys = _count_of_experts(config, family), family.keys
     step = size(config, "decoder_sparse_step", 1)
     dense = _layers_named(config, "mlp_only_layers", layers)
@@ -164,8 +167,8 @@ def _layers_named(config: Mapping[str, object], name: str, layers: int) -> froze
 
 def _kinds(config: Mapping[str, object], family: Family, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it has a sliding window."""
-    # With local_rope, layers with and without a window have different frequencies, so a missing
-    # window must not turn off the distinction.
+    # With local_rope, layers with and without a window have different frequencies, so the kinds of
+    # layers matter even if the window is missing.
     is_off = config.get("sliding_window") is None and not family.local_rope
     if is_off or not _flag(config, "use_sliding_window", default=not _switched(family)):
         return (False,) * layers

@@ -183,7 +183,7 @@ class Family:
     """Default intermediate size as a multiple of the hidden size; None if config.json must have it.
     """
     gemma: bool = False
-    """Whether norm weights are stored with an offset of -1, and embeddings are scaled."""
+    """Whether norm weights are stored minus 1 and embeddings are scaled, as in Gemma."""
     centred: bool = False
     """Whether norms subtract the mean (LayerNorm)."""
     rotary: bool = True

@@ -51,7 +51,7 @@ class Rope:
     scale: float = 1.0
     """Factor for rotated elements."""
     original: int = 0
-    """With `long_frequencies`: the longest cache that uses `frequencies`."""
+    """Longest cache that uses `frequencies`, if `long_frequencies` is set."""
     long_frequencies: tuple[float, ...] = ()
     """Frequencies for caches longer than `original`; empty if these use `frequencies` too."""
 

@@ -55,7 +55,7 @@ def import_checkpoint(
     """
     target = version_numbers.target(directory, version)
     form = configuration.read(source)
-    # On the target's file system, which has space for the model; /tmp may be a tmpfs.
+    # Use the target's file system, which needs space for the model anyway; /tmp may be in memory.
     scratch = next(place for place in target.absolute().parents if place.is_dir())
     params = checkpoint.read(source, form, scratch)
     if not form.stop_tokens:

@@ -56,8 +56,8 @@ def read(config: Mapping[str, object], head_dim: int) -> Rope:
 def read_both(config: Mapping[str, object], head_dim: int) -> tuple[Rope, Rope]:
     """Return the rotary parameters of layers with a window and of others. Raises InvalidModel.
 
-    transformers 5 writes both to `rope_parameters`; older releases write `rope_local_base_freq`,
-    which `rope_scaling` does not apply to, for layers with a window.
+    transformers 5 writes both to `rope_parameters`. Older releases write `rope_local_base_freq` for
+    layers with a window, to which `rope_scaling` does not apply.
     """
     stated = config.get("rope_parameters")
     if stated is None:
@@ -112,7 +112,7 @@ def _rope(place: str, found: Mapping[str, object], head_dim: int, most: float) -
 
 def _kind(found: Mapping[str, object]) -> object:
     kind = found.get("rope_type", found.get("type", "default"))
-    return "longrope" if kind == "su" else kind  # name in the first Phi-3 checkpoints
+    return "longrope" if kind == "su" else kind  # the first Phi-3 checkpoints call it su
 
 
 _ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})

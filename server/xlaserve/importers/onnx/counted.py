@@ -69,7 +69,7 @@ _MIXED = (
 
 
 def through(node: Node, arguments: Sequence[AnyValue | None]) -> "_Passing":
-    """Return a helper that applies a node to padded rows; raises InvalidModel for mixed rows."""
+    """Return a helper that applies a node to padded rows; raises InvalidModel if rows mix."""
     counted = [value for value in arguments if isinstance(value, Counted)]
     rule = None if node.domain else _ROW_WISE.get(node.operator)
     if rule is None or len(counted) != 1:

@@ -27,7 +27,7 @@ def widened(graph: Graph, opset: int) -> Graph:
 
 
 def said_of(graph: Graph) -> str:
-    """Describe the inputs for which clients send another datatype; empty if there are none."""
+    """Return a message about inputs that clients send in another datatype; may be empty."""
     return "; ".join(
         f"input '{item.name}' is {name_of(item.narrow)} in the model, and sent as {item.datatype}"
         for item in graph.inputs

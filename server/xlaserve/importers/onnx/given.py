@@ -52,7 +52,7 @@ def _number(item: GraphInput, text: str) -> float | int | bool:
     try:
         found = _READERS[item.datatype.dtype.kind](text.strip())
         if item.datatype.dtype.kind in "iu":
-            np.asarray(found, item.datatype.dtype)  # raises OverflowError if it is out of range
+            np.asarray(found, item.datatype.dtype)  # raises OverflowError for a number out of range
     except (KeyError, ValueError, OverflowError):
         raise InvalidModel(
             f"input '{item.name}': expected a number of {item.datatype.name}, got '{text[:40]}'"

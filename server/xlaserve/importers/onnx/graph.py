@@ -58,7 +58,7 @@ class Node:
         return sorted(set(self.attributes) - self._read)
 
     def needs(self, output: int) -> bool:
-        """Tell whether an output is present: outputs without a name are not needed."""
+        """Tell whether an output is needed; unneeded ones are missing or have no name."""
         return output < len(self.outputs) and bool(self.outputs[output])
 
     def obeyed(self, names: Iterable[str]) -> None:

@@ -44,7 +44,7 @@ class Options:
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """Input shapes that override the model's; -1 is the batch, and names refer to `dimensions`."""
     constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Values as text for inputs that become constants."""
+    """Values, as text, of inputs that become constants."""
     batch_axes: Mapping[str, int] = field(default_factory=dict)
     """Batch axis of inputs and outputs whose first dimension is not the batch."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)

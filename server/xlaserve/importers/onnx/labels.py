@@ -154,6 +154,6 @@ class _Coding:
         attributes[_NUMBERS_OF[node.operator]] = tuple(range(len(self.classes)))
         self.numbers.add(node.outputs[0])
         if node.operator == "SVMClassifier" and not node.attributes.get("prob_a"):
-            return replace(node, attributes=attributes, _read=set())  # the scores are pairwise
+            return replace(node, attributes=attributes, _read=set())  # SVM scores are pairwise
         self.scores.update(name for name in node.outputs[1:] if name)
         return replace(node, attributes=attributes, _read=set())

@@ -153,7 +153,7 @@ def _identifier(name: str) -> str:
 def _closed(item: GraphInput, sizes: Sequence[int]) -> GraphInput:
     """Fill in open dimensions of an input from config.pbtxt."""
     if len(sizes) != len(item.shape):
-        return item  # the comparison of the configuration with the model reports it
+        return item  # reported when the configuration is compared with the model
     shape = tuple(
         given if isinstance(size, str) and given > 0 else size
         for size, given in zip(item.shape, sizes, strict=True)

@@ -28,7 +28,7 @@ class Storage:
 
     value: jax.Array
     owner: str = ""
-    """Who would see changes later (an input or a parameter); empty if nobody."""
+    """Description of the input or parameter that owns the memory; empty if there is none."""
     version: int = 0
     related: list["Storage"] = field(default_factory=list)
     """Storages that may be the same memory in PyTorch, depending on strides."""
@@ -83,7 +83,7 @@ class Reference:
         return made
 
     def copy(self, value: jax.Array) -> "Reference":
-        """Return the result of an operator that copies or not, depending on strides in PyTorch."""
+        """Return a result that is a view or a copy in PyTorch, depending on strides."""
         storage = Storage(value, related=self.storage.related)
         if not self.storage.related:
             self.storage.related.append(self.storage)
@@ -91,7 +91,10 @@ class Reference:
         return Reference(storage)
 
     def write(self, value: jax.Array, node: object) -> None:
-        """Change the tensor in place; raises InvalidModel for a change that must not be made."""
+        """Change the tensor in place.
+
+        Raises InvalidModel for inputs and parameters, and for views that cannot be written.
+        """
         storage = self.storage
         if storage.owner:
             raise InvalidModel(

@@ -28,7 +28,7 @@ _MAX_CONFIG_BYTES = 64 << 20
 _MAX_MARK_BYTES = 64
 _MAX_DIMENSIONS = 32
 _REPEATED_BYTES = 1 << 20
-"""Size up to which a tensor may exceed its data in the file, which `expand` makes possible."""
+"""Tensors up to this size may be larger than their data in the file, as `expand` makes them."""
 _MAX_EMPTY = 2**40
 """Limit on the product of the nonzero sizes of an empty tensor."""
 

@@ -308,7 +308,7 @@ def _check_given(argument: schema.Argument, name: str, graph: Graph, given: list
     term = _term("an input", argument)
     if not isinstance(term, Read):
         if isinstance(term, int | float | str | None):
-            return  # a constant, which the graph does not read
+            return  # a constant argument, which the graph does not read
         raise InvalidModel("an input is a list, expected a tensor")
     if term.name != name or term.name not in graph.tensors:
         raise InvalidModel(

@@ -75,7 +75,7 @@ def _keys(tree: _Tree, fields: Mapping[str, Sequence[str]]) -> list[str] | None:
     if isinstance(context, str):
         return list(fields.get(context, ())) or None
     if isinstance(context, list) and context and isinstance(context[0], list):
-        context = context[0]  # a transformers ModelOutput: a list of keys comes first
+        context = context[0]  # in transformers' ModelOutput the keys come first
     if not isinstance(context, list) or not all(isinstance(key, str | int) for key in context):
         return None
     return [str(key) for key in context]

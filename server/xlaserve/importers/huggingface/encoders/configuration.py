@@ -26,7 +26,8 @@ _OBEYED = (
     *("intermediate_size", "hidden_act", "max_position_embeddings", "pad_token_id"),
 )
 _WITHOUT_EFFECT = keys_of(
-    # Keys for training, for heads that are not imported, and for settings of the server.
+    # Keys without effect: training options, heads that are not imported, and settings that the
+    # server replaces.
     "model_type dtype torch_dtype transformers_version use_cache bos_token_id eos_token_id "
     "sep_token_id cls_token_id mask_token_id decoder_start_token_id initializer_range "
     "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout dropout attention_dropout "

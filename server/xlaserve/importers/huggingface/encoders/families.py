@@ -72,7 +72,7 @@ class EncoderFamily:
     """The keys and tensor names of one encoder architecture."""
 
     prefix: str
-    """Prefix of the tensor names in a checkpoint with a head."""
+    """Prefix of the encoder's tensor names in checkpoints that include a head."""
     ends: tuple[Stored, ...]
     layer: tuple[Stored, ...]
     layer_name: str = "encoder.layer"

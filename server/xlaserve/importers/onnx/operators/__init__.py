@@ -101,7 +101,7 @@ _NEARBY = 5
 
 
 def find(node: Node) -> Operator:
-    """Return the table entry of a node's operator; raises InvalidModel with similar names."""
+    """Return a node's table entry; raises InvalidModel that suggests similar operators."""
     row = OPERATORS.get(node.domain, {}).get(node.operator)
     if row is None:
         raise InvalidModel(_missing(node))

@@ -98,8 +98,8 @@ def _gelu(node: Node, x: Value) -> Value:
 
 def _prelu(_: Node, x: Value, slope: Value) -> Value:
     if x.ndim > 2 and slope.shape == (x.shape[1],) and x.shape[1] != x.shape[-1]:
-        # Before opset 7 there was a slope per channel, which onnx's version converter leaves as it
-        # is.
+        # Before opset 7 there was a slope per channel, which onnx's version converter does not
+        # change.
         slope = slope.reshape(slope.shape + (1,) * (x.ndim - 2))
     module, (x, slope) = aligned(x, slope)
     chosen: Value = module.where(x >= 0, x, x * slope)

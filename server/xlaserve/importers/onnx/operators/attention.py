@@ -136,7 +136,7 @@ def _heads(
     node: Node, q: jax.Array, k: jax.Array, v: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if q.ndim == 4:
-        node.obeyed(("q_num_heads", "kv_num_heads"))  # the inputs have head dimensions
+        node.obeyed(("q_num_heads", "kv_num_heads"))  # the inputs are split into heads already
         return q, k, v
     heads, shared = node.integer("q_num_heads"), node.integer("kv_num_heads")
     return split_heads(q, heads), split_heads(k, shared), split_heads(v, shared)
@@ -230,7 +230,7 @@ def _linear_attention(
     decay: Value | None = None,
     beta: Value | None = None,
 ) -> tuple[Value, ...]:
-    node.integer("chunk_size", 64)  # affects only performance
+    node.integer("chunk_size", 64)  # chunk_size affects performance only
     rule = node.text("update_rule", "gated_delta")
     if rule not in _RULES:
         raise InvalidModel(f"update_rule: expected {', '.join(_RULES)}, got {rule}")

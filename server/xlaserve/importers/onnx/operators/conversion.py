@@ -101,8 +101,8 @@ def _bit_cast(node: Node, x: Value) -> Value:
 def fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
     """Apply ONNX's overflow rules, which differ from XLA's, before a narrowing conversion.
 
-    Numbers beyond the range of an 8-bit float become its largest unless `saturate` is off; of
-    integers for 4 or 2 bits the low bits are kept (onnx, Cast).
+    Conversions to 8-bit floats saturate unless `saturate` is off; conversions to integers of 4 or 2
+    bits keep the low bits (onnx, Cast).
     """
     if x.dtype.kind in "iub" or x.dtype == dtype:
         return x
@@ -120,7 +120,7 @@ def fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
 def converted(x: Value, dtype: "np.dtype[np.generic]") -> Value:
     """Convert a value with the rules of numpy or XLA."""
     if is_host(x) and x.dtype == np.object_ and dtype in (np.int64, np.int32):
-        return x  # dimensions fit both, and stay symbolic
+        return x  # symbolic dimensions fit both datatypes
     if x.dtype == dtype:
         return x
     if x.dtype == _POWERS:

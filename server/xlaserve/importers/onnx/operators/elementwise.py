@@ -83,7 +83,7 @@ def _divide(_: Node, x: Value, y: Value) -> Value:
         rounded: Value = quotient * module.sign(x) * module.sign(y)
         return rounded if x.dtype.kind == "i" else x // y
     if x.dtype == np.object_:
-        return x // y  # sizes are not negative
+        return x // y  # sizes are not negative, so rounding does not differ
     if is_constant and module is jnp:
         return divided(on_device(x), y)
     return x / y

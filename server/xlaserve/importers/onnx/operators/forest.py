@@ -306,7 +306,7 @@ class _Walk:
 
 
 _HALF = 32
-"""Bits for a node's column and child."""
+"""Number of bits for a node's column and child together."""
 
 
 def child_bits(nodes: int) -> int:

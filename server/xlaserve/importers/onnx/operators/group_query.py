@@ -32,9 +32,9 @@ class _Places:
     """Positions of one call; `before` and `after` are [batch, 1]."""
 
     before: jax.Array
-    """P, in INT32."""
+    """Length of the cache before the call (P), INT32."""
     after: jax.Array
-    """T, in INT32."""
+    """Length of the cache after the call (T), INT32."""
     steps: int
     total: int
     """Size of the returned cache."""
@@ -75,7 +75,7 @@ def _group_query(
     if node.integer("do_rotary", 0):
         q, k = _turned(node, (q, k), (cos, sin), places, positions)
     else:
-        node.integer("rotary_interleaved", 0)  # unused without rotation
+        node.integer("rotary_interleaved", 0)  # it has no effect without rotation
     keys = _appended(past, k, places)
     values = _appended(None if past_value is None else on_device(past_value), v, places)
     found = _found(node, q, keys, values, places, added, sink)

@@ -79,13 +79,13 @@ def _coefficients(node: Node, rows: int, features: int) -> Tensor:
 def _linear_regressor(node: Node, x: Value) -> Value:
     name, targets = post_transform.name_of(node), node.integer("targets", 1)
     scores = _scores(node, x, targets)
-    # Like onnxruntime, apply only PROBIT to a single target.
+    # A single target gets no transform except PROBIT, as in onnxruntime.
     return scores if targets == 1 and name != "PROBIT" else post_transform.NAMES[name](scores)
 
 
 def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
     labels, names = node.integers("classlabels_ints"), node.texts("classlabels_strings")
-    node.integer("multi_class", 0)  # does not change the result
+    node.integer("multi_class", 0)  # multi_class does not change the result
     name = post_transform.name_of(node)
     classes = len(labels or names)
     intercepts = len(node.reals("intercepts")) or classes
@@ -160,7 +160,7 @@ def _imputer(node: Node, x: Value) -> Value:
 
 
 def _one_hot_encoder(node: Node, x: Value) -> Value:
-    node.integer("zeros", 1)  # 0 makes unknown categories an error, which JAX cannot raise
+    node.integer("zeros", 1)  # zeros=0 makes unknown categories an error, which JAX cannot raise
     categories = np.asarray(node.integers("cats_int64s"), np.int64)
     given = on_device(x)
     array = given.astype(jnp.int64)

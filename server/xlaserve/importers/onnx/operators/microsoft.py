@@ -209,7 +209,7 @@ def _embedding(
     mask: Value | None = None,
     positions: Value | None = None,
 ) -> tuple[Value, ...]:
-    node.integer("mask_index_type", 0)  # only for shape inference
+    node.integer("mask_index_type", 0)  # this only affects shape inference
     tokens = on_device(ids)
     where = jnp.arange(tokens.shape[1])[None, :] if positions is None else on_device(positions)
     total = jnp.take(on_device(words), tokens, axis=0, mode="fill")

@@ -21,7 +21,7 @@ _GROUPS_BY_CHANNEL = 21
 
 def _batch(node: Node, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
     epsilon = node.real("epsilon", 1e-5)
-    node.real("momentum", 0.9)  # only for training
+    node.real("momentum", 0.9)  # momentum is for training only
     if node.integer("training_mode", 0):
         raise InvalidModel("training_mode is on, but a model that is served does not train")
     # Compute factor and offset per channel, which leaves two operations per element.

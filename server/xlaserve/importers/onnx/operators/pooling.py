@@ -107,7 +107,7 @@ def average_pool(node: Node, x: Value) -> Value:
     plain, window = _window(node, x)
     counted = jnp.ones((1, 1, *array.shape[2:]), array.dtype)
     if node.integer("count_include_pad", 0):
-        # Padding of the node counts, padding for `ceil_mode` does not.
+        # The node's padding counts towards the mean; padding for `ceil_mode` does not.
         counted = jnp.pad(counted, ((0, 0), (0, 0), *plain.pads), constant_values=1)
         left = [
             (0, extended[1] - pads[1])

@@ -46,9 +46,9 @@ _DIRECTIONS: MappingProxyType[str, tuple[bool, ...]] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class _Weights:
     inputs: jax.Array
-    """[gates * hidden, input]."""
+    """Input weights [gates * hidden, input]."""
     recurrent: jax.Array
-    """[gates * hidden, hidden]."""
+    """Recurrent weights [gates * hidden, hidden]."""
     input_bias: jax.Array
     recurrent_bias: jax.Array
     peepholes: tuple[jax.Array, ...]

@@ -135,7 +135,7 @@ def _shifted(x: jax.Array, axis: int, *, backwards: bool, fill: int) -> jax.Arra
 def _top_k(node: Node, x: Value, count: Value) -> tuple[Value, Value]:
     axis = axis_of(node.integer("axis", -1), x.ndim)
     largest = node.integer("largest", 1)
-    node.integer("sorted", 1)  # 0 allows any order
+    node.integer("sorted", 1)  # with 0 any order is valid
     if x.dtype.kind == "u" and not largest:
         raise InvalidModel("the smallest unsigned integers are not implemented")
     moved = jnp.moveaxis(on_device(x), axis, -1)

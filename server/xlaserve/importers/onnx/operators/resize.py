@@ -53,7 +53,7 @@ def _pytorch_half_pixel(x: Tensor, axis: _Axis) -> Tensor:
 
 
 def _align_corners(x: Tensor, axis: _Axis) -> Tensor:
-    # From integer sizes, like onnxruntime and PyTorch; onnx's test cases use size * scale.
+    # Use the integer sizes, like onnxruntime and PyTorch; onnx's test cases use size * scale.
     return x * (axis.size - 1) / (axis.output - 1) if axis.output != 1 else np.zeros_like(x)
 
 
@@ -238,7 +238,7 @@ def _along(x: jax.Array, axis: int, step: _Axis, method: _Method) -> jax.Array:
 def _repeated(x: jax.Array, axis: int, picked: Tensor) -> jax.Array:
     size, times = x.shape[axis], len(picked) // x.shape[axis]
     if times and np.array_equal(picked, np.repeat(np.arange(size), times)):
-        # Cheaper than a gather.
+        # Broadcasting is cheaper than a gather.
         spread = jnp.expand_dims(x, axis + 1)
         shape = (*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
         return jnp.broadcast_to(spread, shape).reshape(

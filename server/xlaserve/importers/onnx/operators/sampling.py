@@ -292,7 +292,7 @@ def _pooled_bins(
     """Max-pool an axis into `count` bins between two positions; an empty bin is 0."""
     low, high = bounds
     size = x.shape[axis]
-    # In integers, because rounded floats would move the end of a bin by a pixel.
+    # Compute in integers: rounded floats would move the end of a bin by a pixel.
     extent = jnp.maximum(high - low + 1, 1)
     bins = jnp.arange(count)
     begin = jnp.clip(bins * extent // count + low, 0, size)[:, None]

@@ -29,7 +29,7 @@ def _items(value: AnyValue) -> tuple[Value, ...]:
 
 
 def _position(value: Value, last: int) -> int:
-    """Return a position from the front; raises InvalidModel unless it is at most `last`."""
+    """Return a non-negative position; raises InvalidModel if it is beyond `last`."""
     position = scalar_of(value)
     count = last + 1
     if is_open(position) or not -count <= position <= last:

@@ -55,7 +55,7 @@ def _poly(x: jax.Array, vectors: jax.Array, numbers: _Numbers) -> jax.Array:
 
 
 def _rbf(x: jax.Array, vectors: jax.Array, numbers: _Numbers) -> jax.Array:
-    # Not as a matrix product, in which points close to a vector would lose most digits.
+    # Subtract directly: with a matrix product, points close to a vector would lose most digits.
     gaps = x[:, None, :] - vectors[None, :, :]
     return jnp.exp(-numbers.gamma * jnp.sum(gaps * gaps, axis=-1))
 
@@ -173,7 +173,7 @@ def _regressor(node: Node, x: Value, *tables: Value) -> Value:
     node, vectors, weights = _prepared(node, tables)
     one_class, count = node.integer("one_class", 0), node.integer("vectors")
     node.integer("n_supports", 0)
-    node.text("post_transform", "NONE")  # ignored, as in onnxruntime
+    node.text("post_transform", "NONE")  # onnxruntime ignores the attribute too
     rho = _rho(node, 1)
     scores = _machine(node, x, vectors, weights, rho) if count else _linear(node, x, vectors, rho)
     _all_obeyed(node)

@@ -82,7 +82,7 @@ def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> ja
 
 
 def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Return the next node of each row and tree, with tables that list both children."""
+    """Return the next node of each row and tree, from tables with both children of a node."""
     if "tests" in tables:
         test = _at(tables["tests"], nodes)
         column, threshold = (test >> 32).astype(jnp.int32), test.astype(jnp.int32)
@@ -198,7 +198,7 @@ def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
         **{
             name: value
             for name, value in node.attributes.items()
-            if name in _KEPT  # the rest is in the tables
+            if name in _KEPT  # the tables hold the other attributes
         },
     }
     prefix = next(filter(None, node.outputs), node.name)
@@ -269,7 +269,7 @@ def _regressor(node: Node, x: Value, *tables: Value) -> Value:
 
 
 def _regressed(forest: Forest, scores: jax.Array, transform: str) -> jax.Array:
-    # Like onnxruntime, apply only PROBIT to a single target.
+    # A single target gets no transform except PROBIT, as in onnxruntime.
     if forest.targets == 1 and transform != "PROBIT":
         return scores.astype(jnp.float32)
     return post_transform.NAMES[transform](scores.astype(jnp.float32))

@@ -70,7 +70,7 @@ _NEARBY = 5
 def find(target: str) -> Operation:
     """Return the operation of a target such as `aten.add.Tensor`.
 
-    Raises InvalidModel with similar names if it is not supported.
+    Raises InvalidModel that suggests similar names if there is none.
     """
     if target.startswith(ATEN):
         overload = target.removeprefix(ATEN)

@@ -70,7 +70,7 @@ def _batch_norm_of_inference(
     momentum: float,
     eps: float,
 ) -> tuple[jax.Array, NotComputed, NotComputed]:
-    # Training uses the other results.
+    # Only training uses the other results.
     return (
         _by_channel(input, weight, bias, running_mean, running_var, eps),
         NOT_COMPUTED,

@@ -139,7 +139,7 @@ def _avg_pool(count: int) -> Operation:
             return total / as_array(divisor_override, total.dtype)
         counted = jnp.ones((1,) * (self.ndim - count) + self.shape[-count:], self.dtype)
         if count_include_pad:
-            # Padding for `ceil_mode` never counts.
+            # Padding for `ceil_mode` never counts towards the mean.
             inside = [(0, 0)] * (self.ndim - count) + [(pad, pad) for pad in pads]
             counted = jnp.pad(counted, inside, constant_values=1)
             around = [(0, behind - pad) for pad, (_, behind) in zip(pads, around, strict=True)]

@@ -47,7 +47,7 @@ def _bounded(extents: Sequence[int], sizes: Sequence[int]) -> list[int]:
 
 
 def _scale(extent: int, wanted: int, factor: float | None, align_corners: bool) -> float:
-    """Return the distance between sources of neighbouring outputs, in input elements."""
+    """Return the distance in the input between the sources of adjacent outputs."""
     if align_corners:
         return (extent - 1) / (wanted - 1) if wanted > 1 else 0.0
     return 1 / factor if factor else extent / wanted
