@@ -196,7 +196,8 @@ class OpenAiRoutes:
     async def _read(self, request: HttpRequest, read: Callable[..., T]) -> T:
         body = await request.read()
         size = len(body)
-        # Also reserve memory for the parsed objects, whose number the commas estimate.
+        # Also reserve memory for the parsed objects; the number of commas approximates their
+        # number.
         numbers = await self._threads.run(size, partial(count_octets, body, b",")) + 1
         request.grow(_PARSED_TIMES * size + _NUMBER_BYTES * numbers, "the parsed body")
         depth = self._max_json_depth

@@ -20,7 +20,7 @@ async def computed(
 ) -> T:
     """Run a tokenizer call in a thread and return its result.
 
-    Tokenizers with a regular expression that may take seconds, whatever the length of the text,
+    Tokenizers with a regular expression that may take seconds, regardless of the text's length,
     have their own thread, which is fair between callers. Others use the server's host threads,
     which are fair between models.
     """

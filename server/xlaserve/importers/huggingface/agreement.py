@@ -22,7 +22,8 @@ class Agreement:
     off: float
     """Root mean square difference, divided by the standard deviation of the original logits."""
     same: float
-    """Fraction of the tokens for which both predict the same next token."""
+    """Fraction of the tokens for which original and quantised parameters predict the same next
+    token."""
 
 
 def measure(form: Form, before: Mapping[str, Any], after: Mapping[str, Any]) -> Agreement:

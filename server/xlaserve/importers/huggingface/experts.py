@@ -40,8 +40,8 @@ def mixed(
 ) -> jax.Array:
     """Return the weighted sum of the selected experts' outputs for x [tokens, hidden].
 
-    Rows where `is_real` is False (padding, unused slots) are routed to no expert and give zeros, so
-    that they cause no reads of further experts' matrices.
+    Rows where `is_real` is False (padding, unused slots) give zeros. They are routed to no expert,
+    so that no additional expert matrices have to be read.
     """
     logits = multiply(x, layer["router"], jnp.float32)
     shares, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), form.chosen)
@@ -50,7 +50,7 @@ def mixed(
     shares = jnp.where(is_real[:, None], shares, 0)
     pairs = sorted_by_expert(form, chosen, is_real)
     found = _products(form, layer, x, pairs, activation)
-    # Back to token order. Rows that no expert computed hold arbitrary numbers.
+    # Restore the token order. Rows that no expert computed hold arbitrary numbers.
     placed = found[jnp.argsort(pairs.order)].reshape(*chosen.shape, x.shape[-1])
     placed = jnp.where(shares[..., None] > 0, placed.astype(jnp.float32), 0)
     return jnp.einsum("tk,tkh->th", shares, placed).astype(x.dtype)
@@ -80,7 +80,7 @@ def _products(
     pieces = (pairs.counts + size - 1) // size
     ends = jnp.cumsum(pieces)
     behind = jnp.zeros((piece, x.shape[-1]), x.dtype)
-    # Padding: `dynamic_slice` would otherwise clamp the start of a piece at the end.
+    # Pad the rows, because `dynamic_slice` would clamp the start of the last piece.
     given = jnp.concatenate([x[pairs.order // form.chosen], behind])
 
     def one(number: jax.Array, found: jax.Array) -> jax.Array:

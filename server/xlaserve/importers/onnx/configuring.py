@@ -84,7 +84,7 @@ def _lines(
         shown = f"{{ string_value: {json.dumps(value)} }}"
         yield f"parameters {{ key: {json.dumps(key)} value: {shown} }}"
     for spec in described.inputs if parameters else ():
-        # ONNX operators expect channels first, whatever the sizes.
+        # ONNX operators expect channels first, regardless of the sizes.
         if len(spec.shape) == len("NCHW") and spec.shape[1] in _CHANNELS:
             dims = ", ".join(map(str, _shape(described, spec)))
             said = f"name: {json.dumps(spec.name)} data_type: {spec.datatype.config_name}"

@@ -33,7 +33,7 @@ def load(directory: Path, context: LoadContext) -> LoadedModel:
 
 
 def load_with(converted: Convert, directory: Path, context: LoadContext) -> LoadedModel:
-    """Load a model like `load`, with another conversion function."""
+    """Load a model like `load`, with `converted` as the conversion function."""
     source = found(directory, context.config)
     conversions = context.compilation.conversions
     before = onnx_source.marks(source)

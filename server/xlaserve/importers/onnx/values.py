@@ -148,9 +148,9 @@ def aligned(*values: Value) -> tuple[ModuleType, list[Value]]:
 def divided(x: jax.Array, divisor: Value) -> jax.Array:
     """Divide floats with correct IEEE 754 rounding.
 
-    XLA replaces division by a constant with multiplication by its reciprocal, which can move a
-    number halfway between two quantisation levels to the other one. A divisor that depends on `x`
-    is not constant.
+    XLA replaces division by a constant with multiplication by its reciprocal, which can round a
+    number halfway between two quantisation levels the wrong way. A divisor that depends on `x` is
+    not constant.
     """
     exact: jax.Array = x / jnp.where(x == x, divisor, jnp.ones((), x.dtype))  # noqa: PLR0124
     return exact

@@ -59,7 +59,7 @@ class Reference:
 
     @classmethod
     def fresh(cls, value: jax.Array, owner: str = "") -> "Reference":
-        """Return a tensor with memory that is not shared."""
+        """Return a tensor that owns its memory."""
         return cls(Storage(value, owner))
 
     def read(self) -> jax.Array:

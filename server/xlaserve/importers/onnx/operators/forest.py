@@ -371,8 +371,8 @@ def _with_weights(
     values = np.zeros((trees.leaves, trees.targets), weight.dtype)
     np.add.at(values, (leaf, target), weight)
     tables = walk.tables(trees.leaves) | {"weights": values}
-    # Sums need the table to know which targets have a score, minimum and maximum to skip the
-    # others.
+    # Sums need this table to tell which targets have a score; minimum and maximum need it to skip
+    # the rest.
     if (has_score < 0).any() or not (groups or present.all()):
         tables["present"] = present
     return replace(forest, has_score=tuple(map(int, has_score)), tables=tables)

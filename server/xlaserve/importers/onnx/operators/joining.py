@@ -130,7 +130,7 @@ def _pad(
     array = on_device(x)
     if mode == "constant":
         fill = jnp.zeros((), x.dtype) if value is None else on_device(value).reshape(())
-        # Unlike jnp.pad, this accepts negative widths, which crop.
+        # Unlike jnp.pad, lax.pad accepts negative widths, which crop.
         return jax.lax.pad(array, fill, [(low, high, 0) for low, high in widths])
     return jnp.pad(_cut(array, widths), _positive(widths), mode=mode)
 

@@ -111,7 +111,7 @@ def _product(x: jax.Array, weights: jax.Array, scale: jax.Array | None) -> jax.A
 
 
 def recurrent(step: _Step, gates: int, states: int, activations: Sequence[str]) -> Operation:
-    """Return the operation of a layer type with this many gates and states."""
+    """Return the operation for a layer type with this many gates and states."""
 
     def compute(
         node: Node,

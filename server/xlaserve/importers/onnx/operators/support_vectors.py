@@ -94,7 +94,7 @@ def _kernel(node: Node, x: Value, vectors: Value) -> jax.Array:
 def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
     """Turn a node's vectors into inputs; return the node, and the vectors by input name.
 
-    Raises InvalidModel. `wide` has no effect: the kernels use FP32 whatever the input is.
+    Raises InvalidModel. `wide` has no effect, because the kernels always use FP32.
     """
     del wide
     coefficients = np.asarray(node.reals("coefficients"), np.float32)

@@ -18,7 +18,7 @@ class Operator:
     static: frozenset[int] = frozenset()
     """Positions of inputs that must be known during tracing, such as shapes and axes."""
     preferred: frozenset[int] = frozenset()
-    """Positions of inputs that are passed as host arrays if they are known, whatever their size."""
+    """Positions of inputs that are passed as host arrays if they are known, regardless of size."""
     takes_sequences: bool = False
     """Whether inputs may be sequences or optionals."""
 

@@ -26,7 +26,7 @@ _MOST_INTEGER_POWER = 8
 
 
 def unary(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function that keeps the dtype."""
+    """Wrap a function as an operation that keeps the dtype."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(self)
@@ -35,7 +35,7 @@ def unary(function: Callable[[jax.Array], jax.Array]) -> Operation:
 
 
 def real(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function for which integers are converted to floats."""
+    """Wrap a function as an operation that converts integers to floats."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(fractional(self)[0])
@@ -44,7 +44,7 @@ def real(function: Callable[[jax.Array], jax.Array]) -> Operation:
 
 
 def binary(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function of two operands, which are promoted to one dtype."""
+    """Wrap a function of two arrays as an operation that promotes both to one dtype."""
 
     def compute(self: Operand, other: Operand) -> jax.Array:
         return function(*promoted(self, other))
@@ -53,7 +53,7 @@ def binary(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Operation:
 
 
 def _integral(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a rounding function, which leaves integers unchanged."""
+    """Wrap a rounding function as an operation that leaves integers unchanged."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(self) if is_floating(self.dtype) else self

@@ -17,7 +17,7 @@ Dims = int | Sequence[int] | None
 
 
 def _summed(function: Callable[..., jax.Array]) -> Operation:
-    """Return the operation of a reduction that converts integers to INT64."""
+    """Wrap a reduction as an operation that converts integers to INT64."""
 
     def compute(
         self: jax.Array, dim: Dims = None, keepdim: bool = False, dtype: Dtype | None = None
@@ -95,7 +95,7 @@ def _correction(unbiased: bool | None, correction: Number | None) -> Number:
 
 
 def _spread(result: Callable[[jax.Array, jax.Array], Any]) -> Operation:
-    """Return the operation of a function of the variance and the mean."""
+    """Wrap a function of variance and mean as an operation."""
 
     def compute(
         self: jax.Array,

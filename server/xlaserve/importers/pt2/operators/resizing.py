@@ -74,7 +74,7 @@ def _nearest(count: int, *, is_exact: bool = False) -> Operation:
 
 
 def _with_factors(count: int, resize: Callable[..., jax.Array]) -> Operation:
-    """Return the operation for both overloads: a scale per dimension, or a list of factors."""
+    """Wrap a resize function for both overloads: a scale per dimension, or a list of factors."""
 
     def compute(
         input: jax.Array | None = None,
