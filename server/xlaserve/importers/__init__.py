@@ -1,1 +1,1 @@
-"""Models of other frameworks, made into exports of JAX."""
+"""Importers that convert models from other frameworks to JAX exports."""

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints for language models: models, completions, chat completions and embeddings."""
+"""OpenAI-compatible endpoints for models, completions, chat, responses and embeddings."""

@@ -1,4 +1,4 @@
-"""The JSON of answers: completions and chat completions, whole and in chunks."""
+"""Response bodies of completions and chat completions, complete or streamed in chunks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from xlaserve.openai.choices import CallPiece, Piece, TokenLogprob
 
 _DONE = b"data: [DONE]\n\n"
 _UNKNOWN = "\ufffd"
-"""Replaces invalid UTF-8 in the text of a single token."""
+"""Marks invalid UTF-8 in the text of a single token."""
 
 
 class PromptDetails(msgspec.Struct):
-    """Details of the tokens of a prompt."""
+    """Details about the prompt's tokens."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """The numbers of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -29,54 +29,54 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails
 
 
-# --- log-probabilities -------------------------------------------------------------------------
+# --- Log probabilities -------------------------------------------------------------------------
 
 
 class TopLogprob(msgspec.Struct):
-    """One of the likeliest tokens."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
     bytes: list[int] | None
-    """Its octets; null if they are no text by themselves."""
+    """The token's UTF-8 bytes; null if the token is not valid UTF-8 by itself."""
 
 
 class ChatToken(TopLogprob):
-    """A token of an answer."""
+    """A generated token with the most likely alternatives."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(msgspec.Struct):
-    """The log-probabilities of a chat."""
+    """The log probabilities of a chat choice."""
 
     content: list[ChatToken]
     refusal: None = None
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """The log-probabilities of a completion, by token."""
+    """The log probabilities of a completion choice; parallel lists with an entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
-    """Start of each token, in characters of the text."""
+    """Start of each token in the text, in characters."""
 
 
-# --- chats -------------------------------------------------------------------------------------
+# --- Chat --------------------------------------------------------------------------------------
 
 
 class CalledFunction(msgspec.Struct):
-    """The function of a call."""
+    """The function that a tool call names."""
 
     name: str
     arguments: str
-    """The JSON of its arguments, as the model wrote it."""
+    """The arguments as the model wrote them, which should be JSON."""
 
 
 class Call(msgspec.Struct):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     function: CalledFunction
@@ -84,17 +84,17 @@ class Call(msgspec.Struct):
 
 
 class ChatAnswer(msgspec.Struct):
-    """The message of a model."""
+    """The model's message."""
 
     content: str | None
-    """None if it calls tools and has no text."""
+    """None if the message has tool calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
-    """One choice of a chat."""
+    """One choice of a chat completion."""
 
     index: int
     message: ChatAnswer
@@ -108,22 +108,22 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
-    """Seconds since the epoch."""
+    """Unix time in seconds."""
     model: str
     choices: list[ChatChoice]
     usage: Usage
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    """A piece of a function call."""
+    """A fragment of the function of a tool call."""
 
     arguments: str
-    """A piece of the JSON of its arguments."""
+    """A fragment of the arguments."""
     name: str | None = None
 
 
 class CallDelta(msgspec.Struct, omit_defaults=True):
-    """More of a call; the first has its id, its type and the name of the function."""
+    """A fragment of a tool call; the first one has the id, the type and the function's name."""
 
     index: int
     function: FunctionDelta
@@ -132,7 +132,7 @@ class CallDelta(msgspec.Struct, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
-    """The change of a message."""
+    """An increment of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -140,7 +140,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
 
 class ChatChunkChoice(msgspec.Struct):
-    """The change of one choice of a chat."""
+    """An increment of one choice of a chat completion."""
 
     index: int
     delta: Delta
@@ -149,7 +149,7 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """An event of a streamed chat."""
+    """A chunk of a streamed chat completion."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -159,11 +159,11 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-# --- completions -------------------------------------------------------------------------------
+# --- Completions -------------------------------------------------------------------------------
 
 
 class CompletionChoice(msgspec.Struct):
-    """One choice of a completion, or its change."""
+    """One choice of a completion, or an increment of one."""
 
     index: int
     text: str
@@ -172,7 +172,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """A completion, or an event of a streamed one."""
+    """A completion, or a chunk of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -182,15 +182,15 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-# --- writers -----------------------------------------------------------------------------------
+# --- Writers -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Whole:
-    """The pieces of one choice, until the answer is written."""
+    """Collects the pieces of one choice for a response that is not streamed."""
 
     pieces: list[Piece] = field(default_factory=list)
-    """In the order in which they came."""
+    """In the order of generation."""
 
     @property
     def text(self) -> str:
@@ -199,12 +199,12 @@ class Whole:
 
     @property
     def tokens(self) -> list[TokenLogprob]:
-        """Return the tokens with log-probabilities."""
+        """Return the tokens that have log probabilities."""
         return [piece.token for piece in self.pieces if piece.token is not None]
 
     @property
     def calls(self) -> list[Call]:
-        """Return the calls, each with all of its arguments."""
+        """Return the tool calls, each with its complete arguments."""
         calls: list[Call] = []
         for piece in self.pieces:
             for more in piece.calls:
@@ -215,32 +215,32 @@ class Whole:
 
     @property
     def finish_reason(self) -> str:
-        """Return why it has ended; empty while it goes on."""
+        """Return why generation ended, or an empty string if it has not."""
         return self.pieces[-1].finish_reason or "" if self.pieces else ""
 
 
 class Writer(Protocol):
-    """Writes the answers of one endpoint."""
+    """Serializes the responses of one endpoint."""
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
-        """Write the one answer."""
+        """Return the body of a response that is not streamed."""
         ...
 
     def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
-        """Write the events of a piece of a choice, if any."""
+        """Return the server-sent events for a piece of a choice, if there are any."""
         ...
 
     def end(self, usage: Usage) -> Sequence[bytes]:
-        """Write the events after the last piece."""
+        """Return the events that follow the last piece."""
         ...
 
     def fail(self, body: bytes) -> Sequence[bytes]:
-        """Write the last events of an answer that fails, from the body of its error."""
+        """Return the final events of a failed stream, given the body of its error."""
         ...
 
 
 class ChunkWriter(ABC):
-    """Writes events without names, each a chunk, and `[DONE]` behind them."""
+    """Serializes unnamed events, one per chunk, and a final `[DONE]`."""
 
     def __init__(self, name: str, model: str, created: int, *, includes_usage: bool) -> None:
         self._name = name
@@ -251,18 +251,18 @@ class ChunkWriter(ABC):
 
     @abstractmethod
     def begin(self, index: int) -> bytes | None:
-        """Return the first chunk of a choice, if it has one."""
+        """Return the first chunk of a choice, or None."""
 
     @abstractmethod
     def chunk(self, index: int, piece: Piece) -> bytes:
-        """Write a piece of a choice."""
+        """Return the chunk for a piece of a choice."""
 
     @abstractmethod
     def usage(self, usage: Usage) -> bytes:
-        """Write the chunk with the numbers of tokens."""
+        """Return the chunk with the token counts."""
 
     def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
-        """Write the chunks of a piece of a choice, if any."""
+        """Return the chunks for a piece of a choice, if there are any."""
         first = self.begin(index) if is_first else None
         events = [] if first is None else [_event(first)]
         if piece.text or piece.token or piece.calls or piece.finish_reason:
@@ -270,21 +270,21 @@ class ChunkWriter(ABC):
         return events
 
     def end(self, usage: Usage) -> Sequence[bytes]:
-        """Write the numbers of tokens, if they are asked for, and the end."""
+        """Return `[DONE]`, after the token counts if they were requested."""
         return [_event(self.usage(usage)), _DONE] if self._includes_usage else [_DONE]
 
     def fail(self, body: bytes) -> Sequence[bytes]:
-        """Write an error."""
+        """Return the error as an event."""
         return [_event(body)]
 
 
 def _event(text: bytes) -> bytes:
-    """Write JSON, which holds no end of a line, as an event."""
+    """Format JSON, which must not contain line breaks, as a server-sent event."""
     return b"data: %b\n\n" % text
 
 
 class ChatWriter(ChunkWriter):
-    """Writes chat completions (a Writer)."""
+    """Serializes chat completions."""
 
     def __init__(
         self, name: str, model: str, created: int, *, has_logprobs: bool, includes_usage: bool
@@ -293,7 +293,7 @@ class ChatWriter(ChunkWriter):
         self._has_logprobs = has_logprobs
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
-        """Write the one answer."""
+        """Return the body of a response that is not streamed."""
         written = [
             ChatChoice(
                 index,
@@ -314,12 +314,12 @@ class ChatWriter(ChunkWriter):
         )
 
     def begin(self, index: int) -> bytes | None:
-        """Write the chunk with the role."""
+        """Return the chunk with the role."""
         delta = Delta("assistant", "")
         return self._chunk([ChatChunkChoice(index, delta, None, None)], self._no_usage)
 
     def chunk(self, index: int, piece: Piece) -> bytes:
-        """Write a piece of a choice."""
+        """Return the chunk for a piece of a choice."""
         delta = Delta(
             content=piece.text or None, tool_calls=[_delta(call) for call in piece.calls] or None
         )
@@ -328,7 +328,7 @@ class ChatWriter(ChunkWriter):
         return self._chunk([choice], self._no_usage)
 
     def usage(self, usage: Usage) -> bytes:
-        """Write the chunk with the numbers of tokens."""
+        """Return the chunk with the token counts."""
         return self._chunk([], usage)
 
     def _chunk(
@@ -360,7 +360,7 @@ def _delta(piece: CallPiece) -> CallDelta:
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[ChatToken]:
-    """Return the log-probabilities of tokens with those of the likeliest."""
+    """Return the log probabilities of tokens and of their most likely alternatives."""
     return [
         ChatToken(
             *_chat_token(token),
@@ -376,7 +376,7 @@ def _chat_token(token: TokenLogprob) -> tuple[str, float, list[int] | None]:
 
 
 class CompletionWriter(ChunkWriter):
-    """Writes completions (a Writer)."""
+    """Serializes text completions."""
 
     def __init__(
         self, name: str, model: str, created: int, *, tops: int | None, includes_usage: bool
@@ -384,10 +384,10 @@ class CompletionWriter(ChunkWriter):
         super().__init__(name, model, created, includes_usage=includes_usage)
         self._tops = tops
         self._offsets: dict[int, int] = {}
-        """Characters of each choice's tokens so far."""
+        """For each choice, the start of its next token in characters."""
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
-        """Write the one answer."""
+        """Return the body of a response that is not streamed."""
         written = [
             CompletionChoice(
                 index,
@@ -400,17 +400,17 @@ class CompletionWriter(ChunkWriter):
         return self._written(written, usage)
 
     def begin(self, index: int) -> bytes | None:
-        """Return None: completions have no first chunk."""
+        """Return None: completions have no initial chunk."""
         return None
 
     def chunk(self, index: int, piece: Piece) -> bytes:
-        """Write a piece of a choice."""
+        """Return the chunk for a piece of a choice."""
         logprobs = None if piece.token is None else self._logprobs(index, [piece.token])
         choice = CompletionChoice(index, piece.text, logprobs, piece.finish_reason)
         return self._written([choice], self._no_usage)
 
     def usage(self, usage: Usage) -> bytes:
-        """Write the chunk with the numbers of tokens."""
+        """Return the chunk with the token counts."""
         return self._written([], usage)
 
     def _written(

@@ -1,4 +1,4 @@
-"""OpenAI requests as generations: prompts, parameters and answers."""
+"""Converts requests of OpenAI's endpoints to prompts and generation parameters."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ Message: TypeAlias = Mapping[str, Any]
 
 _DEFAULT_TEMPERATURE = 1.0
 _DEFAULT_MAX_TOKENS = 16
-"""Default for completions; chats have none."""
+"""Default for completions; chats have no default limit."""
 _LEAST_TOP_P = 1e-9
-"""Replaces 0, which keeps the likeliest token alone."""
+"""Replaces a top_p of 0, and keeps only the most likely token."""
 _SEEDS = 1 << 63
 _THINKING = ("enable_thinking", "thinking")
 """Template variables that enable thinking: Qwen's, and Granite's and DeepSeek's."""
@@ -32,12 +32,12 @@ _SAME = (
     *("presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"),
     *("min_tokens", "ignore_eos"),
 )
-"""Fields passed on as parameters of a generator."""
+"""Fields whose names and values become generation parameters unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, whatever its endpoint."""
+    """A parsed request of any endpoint that generates text."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -45,45 +45,46 @@ class Asked:
     messages: Sequence[Message]
     """Messages of a chat; empty for a completion."""
     count: int
-    """Choices for each prompt."""
+    """Choices per prompt."""
     seed: int | None
     parameters: Mapping[str, Parameter]
-    """Parameters of each generation, without the seed."""
+    """Parameters of each generation, except the seed."""
     stop: Sequence[str]
     tops: int | None
-    """Number of likeliest tokens returned with each; None for no log-probabilities."""
+    """Number of most likely tokens to return for each token; None for no log probabilities."""
     streams: bool
     includes_usage: bool
-    """Whether the last chunk of a stream tells the numbers of tokens."""
+    """Whether the last chunk of a stream has the token counts."""
     form: Form = forms.ANY
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Further variables of a chat's template."""
+    """Additional variables for the chat template."""
     echoes: bool = False
-    """Whether answers begin with their prompts."""
+    """Whether responses begin with the prompt."""
     prompt_field: str = "prompt"
     path: str = "/v1/completions"
     characters: int = 0
-    """How long the prompts are, or the messages and the tools for their template."""
+    """Length of the prompts, or of the messages, tools and variables for the chat template."""
     echoed_bytes: int = 0
-    """How long the JSON is that an answer repeats of the request."""
+    """Size of the JSON that the response repeats from the request."""
     most_field: str = "max_tokens"
-    """The name of the field with the most tokens of an answer."""
+    """Name of the request's field for the maximum number of tokens."""
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """Return the fields that become parameters of other names."""
+        """Map parameters to the request fields that they come from, if the names differ."""
         form = self.form.format_field
         return {"json_schema": form, "grammar": "tools", "max_tokens": self.most_field}
 
     @property
     def choices(self) -> int:
-        """Return the number of requested answers."""
+        """Return the total number of choices."""
         return self.count * max(1, len(self.prompts))
 
     def parameters_of(self, index: int) -> Mapping[str, Parameter]:
-        """Return the parameters of one of the choices for a prompt.
+        """Return the parameters of one choice of a prompt.
 
-        With a seed each choice has a seed of its own, the first one that which was given.
+        If the request has a seed, the first choice uses it, and the others use the numbers after
+        it.
         """
         if self.seed is None:
             return self.parameters
@@ -91,7 +92,7 @@ class Asked:
 
 
 def read_completion(text: memoryview, *, max_depth: int) -> Asked:
-    """Read a request for completions; raises InvalidBody or InvalidField."""
+    """Parse a completion request; raises InvalidBody or InvalidField."""
     body = bodies.read_completion(text, max_depth=max_depth)
     most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
@@ -102,7 +103,7 @@ def read_completion(text: memoryview, *, max_depth: int) -> Asked:
 
 
 def read_chat(text: memoryview, *, max_depth: int) -> Asked:
-    """Read a request for chat completions; raises InvalidBody or InvalidField."""
+    """Parse a chat completion request; raises InvalidBody or InvalidField."""
     body = bodies.read_chat(text, max_depth=max_depth)
     most, other = body.max_completion_tokens, body.max_tokens
     if most is not None and other is not None and most != other:
@@ -126,7 +127,7 @@ def read_chat(text: memoryview, *, max_depth: int) -> Asked:
 
 
 def measured(asked: Asked) -> Asked:
-    """Return it with its length, which takes as long to find out as the body is long."""
+    """Return the request with `characters` set; this takes time linear in its size."""
     if not asked.messages:
         found = sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
         return replace(asked, characters=found)
@@ -135,7 +136,7 @@ def measured(asked: Asked) -> Asked:
 
 
 def variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the variables that a request gives the template; raises InvalidField."""
+    """Return the template variables of a request; raises InvalidField for a reserved name."""
     found: dict[str, Any] = {}
     if effort is not None:
         found = {"reasoning_effort": effort, **dict.fromkeys(_THINKING, effort != "none")}
@@ -153,7 +154,7 @@ def asked_of(
     most: int | None,
     tops: int | None,
 ) -> Asked:
-    """Return what the fields of all endpoints ask for; raises InvalidField."""
+    """Convert the fields that all endpoints share; raises InvalidField."""
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidField("stream_options", "none without stream", "an object")
@@ -200,7 +201,7 @@ def _biased(entry: tuple[str, float]) -> str:
 
 
 def _message(message: Any, index: int) -> Message:
-    """Return a message in the template's form; raises InvalidField."""
+    """Convert a message to the form that chat templates expect; raises InvalidField."""
     content, calls, place = message.content, message.tool_calls or [], f"messages[{index}]."
     if calls and message.role != "assistant":
         raise InvalidField(f"{place}tool_calls", "none but of role assistant", f"{len(calls)}")
@@ -224,7 +225,10 @@ def _message(message: Any, index: int) -> Message:
 
 
 def called(call: ToolCall) -> Mapping[str, Any]:
-    """Return a call in the template's form: its arguments as data, if they are an object."""
+    """Convert a tool call to the form that chat templates expect.
+
+    Arguments that are a JSON object are decoded; others, such as truncated ones, stay text.
+    """
     arguments: Any = call.function.arguments
     try:
         text = arguments.encode(errors="surrogatepass")
@@ -232,7 +236,7 @@ def called(call: ToolCall) -> Mapping[str, Any]:
         check_elements(text)
         read = json.loads(arguments)
     except (ValueError, RecursionError):
-        read = None  # one that was cut
+        read = None  # the JSON is truncated or invalid
     function = {"name": call.function.name, "arguments": read if type(read) is dict else arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -243,7 +247,7 @@ def _characters(message: Message) -> int:
 
 
 def listed(name: str, value: str | list[str | int | list[int]]) -> Sequence[Prompt]:
-    """Return a text or token ids, or several of either, as a list; raises InvalidField."""
+    """Return a prompt, or a list of prompts, as a list; raises InvalidField for mixed types."""
     if isinstance(value, str):
         return (value,)
     if not value:

@@ -1,4 +1,4 @@
-"""Typed bodies of requests: the obeyed fields and their values."""
+"""Request bodies: supported fields with their types and limits."""
 
 import codecs
 import re
@@ -35,34 +35,34 @@ _Unset: TypeAlias = msgspec.Raw | msgspec.UnsetType
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a streamed answer."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
-    """Whether a last chunk has the numbers of tokens."""
+    """Whether a final chunk has the token counts."""
     include_obfuscation: bool | None = None
-    """A hint: nothing is ever added to chunks."""
+    """Ignored: chunks are never padded."""
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Common fields of completions and chats; null means absent."""
+    """Fields that completions, chats and responses share; null means absent."""
 
     model: str
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    """Default 1; 0 takes the likeliest token."""
+    """Default 1; 0 selects the most likely token."""
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     n: Count | None = None
-    """Answers to each prompt."""
+    """Number of choices per prompt."""
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=4)] | None = None
-    """Texts that end the answer, and are not part of it."""
+    """Texts that end the generation; they are not part of the response."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Penalty] | None = None
-    """Additions to the logits, by token id."""
+    """Values to add to logits, by token id."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
-    """0 and -1 for no limit."""
+    """0 and -1 mean no limit."""
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     min_tokens: Token | None = None
@@ -71,28 +71,28 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionFields(Sampling, kw_only=True):
-    """The obeyed fields of a request for completions."""
+    """The supported fields of a completion request."""
 
     prompt: str | list[str | Token | list[Token]]
-    """A text or token ids, or a list of either."""
+    """A text, a list of token ids, or a list of either."""
     max_tokens: Count | None = None
     """Default 16."""
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
-    """How many of the likeliest tokens come with each; 0 for the log-probability of each alone."""
+    """Number of most likely tokens to return per token; 0 returns only the chosen token's."""
     echo: bool | None = None
-    """Whether an answer begins with its prompt."""
+    """Whether the response begins with the prompt."""
 
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
-    """The obeyed fields of a request for embeddings."""
+    """The supported fields of an embedding request."""
 
     model: str
     input: str | list[str | Token | list[Token]]
-    """A text or token ids, or a list of either."""
+    """A text, a list of token ids, or a list of either."""
     encoding_format: Literal["float", "base64"] | None = None
-    """The form of an embedding: numbers, or those as FP32, little-endian, in base64."""
+    """Numbers, or base64 of little-endian FP32."""
     dimensions: Count | None = None
-    """Requested size of each embedding, if the model can be cut."""
+    """Size of the embeddings, if the model supports shortening them."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -102,17 +102,17 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fiel
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The obeyed fields of a message."""
+    """The supported fields of a message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
-    """None in an answer with calls alone."""
+    """None in a message that has only tool calls."""
     name: str | None = None
-    """For the model's template."""
+    """Passed to the chat template."""
     tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
-    """The calls of an answer; of role `assistant` alone."""
+    """Tool calls, in messages with role `assistant` only."""
     tool_call_id: str | None = None
-    """The call that a message of role `tool` has the result of."""
+    """The tool call whose result this message has; required with role `tool`."""
 
 
 _Message: Any = msgspec.defstruct(
@@ -126,29 +126,29 @@ _Message: Any = msgspec.defstruct(
 
 
 class ChatFields(Sampling, kw_only=True):
-    """The obeyed fields of a request for chat completions."""
+    """The supported fields of a chat completion request."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]  # pyright: ignore[reportInvalidTypeForm]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    """The same; by default all remaining positions."""
+    """Replaces `max_tokens`; the default is the rest of the context."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls; default true."""
+    """Whether a response may have several tool calls; default true."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For the model's template, which may ignore it."""
+    """Passed to the chat template, which may ignore it."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template, as `{"enable_thinking": false}`."""
+    """Variables for the chat template, such as `{"enable_thinking": false}`."""
 
 
 def body_of(
     name: str, obeyed: type[B], hints: Sequence[str], refused: Mapping[str, Any]
 ) -> type[B]:
-    """Return the body of a request: what is obeyed, and the fields that are hints or refused."""
+    """Return a body type that also accepts hints (ignored) and refused fields."""
     found: Any = msgspec.defstruct(
         name,
         [(field, _Unset, msgspec.UNSET) for field in (*hints, *refused)],
@@ -174,21 +174,21 @@ _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _QUOTED_BYTES = 64 << 10
-"""Bodies up to this size are read once more for the value that an error quotes."""
+"""Size up to which an invalid body is decoded again to quote the value in the error."""
 _STEPS = re.compile(r"\.?(\w+)|\[(\d+)\]")
 _CHUNK = 1 << 16
-"""Octets that are checked at once."""
+"""Bytes per decoding step."""
 
 
 def read_completion(body: memoryview, *, max_depth: int) -> CompletionFields:
-    """Read a request for completions; raises InvalidBody or InvalidField."""
+    """Decode a completion request; raises InvalidBody or InvalidField."""
     asked = read_body(body, _COMPLETION, max_depth)
     refuse(asked, COMPLETION_REFUSED, "")
     return asked
 
 
 def read_chat(body: memoryview, *, max_depth: int) -> ChatFields:
-    """Read a request for chat completions; raises InvalidBody or InvalidField."""
+    """Decode a chat completion request; raises InvalidBody or InvalidField."""
     asked = read_body(body, _CHAT, max_depth)
     refuse(asked, CHAT_REFUSED, "")
     for index, message in enumerate(asked.messages):
@@ -197,12 +197,12 @@ def read_chat(body: memoryview, *, max_depth: int) -> ChatFields:
 
 
 def read_embedding(body: memoryview, *, max_depth: int) -> EmbeddingFields:
-    """Read a request for embeddings; raises InvalidBody or InvalidField."""
+    """Decode an embedding request; raises InvalidBody or InvalidField."""
     return read_body(body, _EMBEDDING, max_depth)
 
 
 def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) -> B:
-    """Read a body; raises InvalidBody or InvalidField."""
+    """Decode a body after checking its encoding and limits; raises InvalidBody or InvalidField."""
     _check_text(body)
     check_depth(body, max_depth)
     check_members(body)
@@ -210,7 +210,7 @@ def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: i
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        # It may come before the place where the body is no JSON at all.
+        # msgspec may report a wrong type before it reaches invalid JSON, which takes precedence.
         check_json(body)
         raise invalid(str(error), body, decoder.type) from None
     except msgspec.DecodeError as error:
@@ -220,7 +220,7 @@ def read_body(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: i
 
 
 def _check_text(body: memoryview) -> None:
-    """Raise InvalidBody for what is not UTF-8: a decoder that leaves a part raw does not look."""
+    """Raise InvalidBody unless the body is UTF-8, which msgspec does not check in raw fields."""
     decode = codecs.getincrementaldecoder("utf-8")().decode
     try:
         for start in range(0, len(body), _CHUNK):
@@ -231,7 +231,10 @@ def _check_text(body: memoryview) -> None:
 
 
 def check_json(body: memoryview) -> None:
-    """Raise InvalidBody for invalid JSON, decoding its text as later errors quote it."""
+    """Raise InvalidBody unless the body is JSON.
+
+    Small bodies are decoded completely, because errors quote their values.
+    """
     try:
         msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
     except msgspec.DecodeError as error:
@@ -239,7 +242,7 @@ def check_json(body: memoryview) -> None:
 
 
 def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidField:
-    """Rephrase msgspec's error of what lies at a place of the whole body."""
+    """Convert msgspec's validation error; `place` is the path of `body` within the request."""
     match = _PLACE.fullmatch(text)
     what, path = (match[1], match[2] or "") if match else (text, "")
     at = f"{place}.{path}" if place and path else place or path
@@ -258,7 +261,7 @@ def invalid(text: str, body: memoryview, kind: Any, place: str = "") -> InvalidF
 
 
 def _values(kind: Any, path: str) -> list[Any]:
-    """Return the choices of a type at a path; none for other types."""
+    """Return the allowed literal values at a path of a type; empty if it has none."""
     found = list(_members(inspect.type_info(kind)))
     for name, index in _STEPS.findall(path):
         found = [member for one in found for member in _inner(one, name, index)]
@@ -287,7 +290,7 @@ def _inner(found: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]
 
 
 def _quoted(body: memoryview, path: str) -> str:
-    """Return the value at a path of a body, as it was written."""
+    """Return the value at a path of a body as JSON."""
     if len(body) > _QUOTED_BYTES:
         return "something else"
     found: Any = msgspec.json.decode(body)
@@ -302,7 +305,7 @@ def _quoted(body: memoryview, path: str) -> str:
 
 
 def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside: str) -> None:
-    """Raise InvalidField for a field that nothing obeys and that asks for something."""
+    """Raise InvalidField for an unsupported field unless its value is neutral."""
     for name, neutral in refused.items():
         raw = getattr(found, name)
         if raw is msgspec.UNSET:
@@ -310,7 +313,7 @@ def refuse(found: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]], inside
         try:
             value = msgspec.json.decode(raw)
         except msgspec.ValidationError:
-            value = raw  # a number that no float holds, which asks for something
+            value = raw  # a number out of float's range is not neutral
         if value is None or any(type(value) is type(one) and value == one for one in neutral):
             continue
         known = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))

@@ -1,4 +1,4 @@
-"""Calls of one request: one per choice, within that of the request."""
+"""Calls of a request with several choices: one nested call per choice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from xlaserve.serving.infer_call import Executed
 
 
 class ChoiceCall(EventCall):
-    """A request with one or several choices, or one of its choices."""
+    """The call of a request for one or several choices, or of one choice."""
 
     def __init__(
         self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
@@ -21,21 +21,21 @@ class ChoiceCall(EventCall):
         self._parts: Sequence[ChoiceCall] = ()
 
     def split(self, count: int) -> "Sequence[ChoiceCall]":
-        """Return a call for each choice: itself for one, else nested ones."""
+        """Return a call per choice: this one for a single choice, otherwise nested calls."""
         if count == 1:
             return (self,)
         self._parts = [self._part(count) for _ in range(count)]
         return self._parts
 
     def _part(self, count: int) -> "ChoiceCall":
-        # All of them together may keep as much as a call by itself.
+        # Nested calls share the byte limit of a single call.
         part = ChoiceCall({}, self.headers, self.peer, max(1, self._max_bytes_of_parts // count))
         part.parent, part.principal, part.deadline = self, self.principal, self.deadline
         part.grow = self.grow
         return part
 
     def fail(self, error: BaseException) -> None:
-        """Fail it and its nested calls; a full queue is 429 here."""
+        """Fail this call and its nested calls; a full queue becomes status 429."""
         if isinstance(error, Overloaded | QueueTimeout):
             error = TooManyRequests(error)
         for part in self._parts:
@@ -43,5 +43,5 @@ class ChoiceCall(EventCall):
         super().fail(error)
 
     def finish(self, now_ns: int) -> None:
-        """End it before its model does, since its answer is complete; not a failure."""
+        """End the call successfully before the model does, because its response is complete."""
         answer_last(self, Executed({}, self.submitted_ns or self.started_ns, now_ns, self.rows))

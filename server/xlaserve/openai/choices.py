@@ -1,4 +1,4 @@
-"""The tokens of one choice as text, and why they end."""
+"""Converts the generated tokens of a choice to text and finds where it ends."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,46 +10,47 @@ from xlaserve.serving.inference import DetailedResponse, InferResponse
 from xlaserve.tensors import Parameter, Tensor
 
 _LEAST_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON cannot represent."""
 
 _TOKEN_BYTES = 256
 _TOP_BYTES = 192
-"""Bytes that a token takes at most until its answer is sent, and each of the likeliest with it."""
+"""Memory bounds until the response is sent: _TOKEN_BYTES per token, and _TOP_BYTES for its log
+probability and for that of each alternative."""
 
 
 class TokenLogprob(NamedTuple):
-    """A token as text, and its log-probability."""
+    """The text and log probability of a token."""
 
     text: str
     logprob: float
     likeliest: "Sequence[TokenLogprob]" = ()
-    """The likeliest tokens at its place, the likeliest first."""
+    """The most likely tokens at the same position, in descending order."""
 
 
 class CallPiece(NamedTuple):
-    """Something more of a call of a tool."""
+    """An increment of a tool call."""
 
     number: int
     """Index of the call within the choice, from 0."""
     id: str | None
-    """In the first piece only, like the name."""
+    """Set in the first increment only, like the name."""
     name: str | None
     arguments: str
 
 
 class Piece(NamedTuple):
-    """Something more of a choice."""
+    """An increment of a choice."""
 
     text: str
     token: TokenLogprob | None = None
-    """None where log-probabilities are not asked for, and for the token that stops the answer."""
+    """None if log probabilities were not requested, and for the stop token."""
     finish_reason: str | None = None
-    """Why it ends with this; None while it continues."""
+    """Why the generation ended; None while it continues."""
     calls: Sequence[CallPiece] = ()
 
 
 class Choice:
-    """One answer to one prompt, as it comes."""
+    """A choice that is being generated."""
 
     def __init__(
         self,
@@ -58,24 +59,24 @@ class Choice:
         tops: int | None,
         calls: ToolCalls | None = None,
     ) -> None:
-        """`calls` finds calls of tools, None for none. Raises InvalidParameter."""
+        """`calls` parses tool calls, if there may be any. Raises InvalidParameter."""
         self._text = text
         self._calls = calls
         self._detokenizer = text.detokenizer(stop, () if calls is None else calls.marks)
         self._tops = tops
         self.tokens = 0
-        """Generated tokens, the stopping one included."""
+        """Number of generated tokens, including the stop token."""
         self.cached_tokens = 0
-        """Tokens of the prompt found in the prefix cache."""
+        """Number of prompt tokens found in the prefix cache."""
         self.finish_reason: str | None = None
 
     @property
     def token_bytes(self) -> int:
-        """Return the maximum memory of a kept token."""
+        """Return an upper bound of the memory for a token, in bytes."""
         return _TOKEN_BYTES + _TOP_BYTES * (1 + self._tops if self._tops is not None else 0)
 
     def take(self, response: InferResponse) -> Piece:
-        """Return a token's text; must not be called after the end of the choice."""
+        """Convert a token to an increment; must not be called after the end of the choice."""
         outputs = {output.name: output.data for output in response.outputs}
         told: Mapping[str, Parameter] = {}
         if isinstance(response, DetailedResponse):
@@ -94,13 +95,13 @@ class Choice:
         elif reason is not None:
             self.cached_tokens = int(told.get("cached_tokens") or 0)
             text += self._detokenizer.end()
-            # The text that was held back may end with a stop text that is whole only now.
+            # The remaining text may complete a stop text.
             is_stopped = self._detokenizer.stopped is not None
             self.finish_reason = "stop" if is_stopped else str(reason)
         return self._piece(text, token)
 
     def _piece(self, text: str, token: TokenLogprob | None) -> Piece:
-        """Classify text as text or calls."""
+        """Split text into content and tool calls."""
         parser = self._calls
         if parser is None:
             return Piece(text, token, self.finish_reason)
@@ -126,7 +127,7 @@ class Choice:
 
     def _one(self, token: int, logprob: float) -> TokenLogprob:
         written = self._text.decode([token])
-        # Of what is no number either: the comparison is false then.
+        # NaN is replaced too, because the comparison is false for it.
         return TokenLogprob(written, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB)
 
 

@@ -1,4 +1,4 @@
-"""Embedding requests: tokenizing, batched executions, and the answer."""
+"""Answers embedding requests: tokenization, batched executions, and the response."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -31,22 +31,22 @@ from xlaserve.serving.stations.station import Served
 from xlaserve.tensors import Buffer, Tensor
 
 _CHARACTERS_OF_TOKEN = 64
-"""Characters that a text may have for each token that the model takes: to find out how many tokens
-a longer one has would take long, and hardly any has so few."""
+"""Maximum characters per token that the model accepts. Texts beyond it almost certainly have too
+many tokens, and tokenizing them to find out would take long."""
 _FP32_BYTES = 4
 _IN_FLIGHT = 4
-"""Queued executions per request, so that others are not blocked by a long list."""
+"""Concurrent executions per request, so that a long list does not block other requests."""
 _TRIES = 3
 """Attempts to answer all inputs with the version that tokenized them."""
 
 
 class _Reloaded(Exception):
-    """Another version answers now, possibly with another tokenizer."""
+    """Another version was loaded, which may have another tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model that answers now."""
+    """An embedding model and the loaded instance that serves it."""
 
     name: str
     instance: Served
@@ -54,20 +54,20 @@ class _Model:
 
 
 class Embeddings:
-    """Answers requests for embeddings. Of the event loop."""
+    """Answers embedding requests. Must be used on the event loop."""
 
     def __init__(self, engine: Engine, threads: HostThreads, max_inputs: int) -> None:
-        """`max_inputs` is the most inputs of one request."""
+        """`max_inputs` limits the inputs per request."""
         self._engine = engine
         self._threads = threads
         self._off_loop = OffLoop(threads)
         self._max_inputs = max_inputs
 
     async def answer(self, request: HttpRequest, asked: EmbeddingFields) -> HttpResponse:
-        """Return the embedding of each input.
+        """Return the response with the embedding of each input.
 
         Raises InvalidField, ModelNotFound, ModelNotReady, ModelHasNoText, BudgetExhausted,
-        TooManyRequests, and what the executions and the tokenizer raise.
+        TooManyRequests, and the errors of executions and of the tokenizer.
         """
         inputs = listed("input", asked.input)
         if len(inputs) > self._max_inputs:
@@ -109,14 +109,14 @@ class Embeddings:
             request.grow(-held, "the embeddings")
             raise
 
-    # --- tokens ---
+    # --- Tokenization ---
 
     async def _encoded(
         self, request: HttpRequest, model: str, inputs: Sequence[Prompt], info: EmbeddingInfo
     ) -> Sequence[Ids]:
-        """Return the token ids of each input, for which there is memory.
+        """Tokenize each input, after reserving memory for the tokens.
 
-        Raises InvalidField, ModelHasNoText, BudgetExhausted, and what the tokenizer raises.
+        Raises InvalidField, ModelHasNoText, BudgetExhausted, and the tokenizer's errors.
         """
         most = info.max_tokens * _CHARACTERS_OF_TOKEN
         characters = 0
@@ -140,12 +140,12 @@ class Embeddings:
         request.grow(kept - ENCODED_TIMES * characters, "the tokens of the inputs")
         return ids
 
-    # --- executions ---
+    # --- Executions ---
 
     async def _executed(
         self, parent: Call, model: _Model, parts: Sequence[Part], inputs: Sequence[Ids]
     ) -> Tensor:
-        """Return the embeddings of all inputs, [inputs, size]; raises like an execution."""
+        """Return the embeddings of all inputs, [inputs, size]. Raises the errors of executions."""
         found = np.empty((len(inputs), model.info.size), np.float32)
         left = iter(parts)
         work = partial(self._work, parent, model, left, inputs, found)
@@ -168,7 +168,7 @@ class Embeddings:
         inputs: Sequence[Ids],
         found: Tensor,
     ) -> None:
-        """Execute parts until none is left, as parts of the call of the request."""
+        """Execute parts until none is left, as nested calls of the request's call."""
         info = model.info
         for part in left:
             if self._engine.resolve(model.name, "")[1] is not model.instance:
@@ -213,7 +213,7 @@ def _checked(ids: Prompt, field: str, info: EmbeddingInfo) -> Ids:
 
 
 def _size(asked: EmbeddingFields, info: EmbeddingInfo) -> int:
-    """Return the size of each embedding; raises InvalidField for an unsupported one."""
+    """Return the size of the embeddings; raises InvalidField if it is not supported."""
     size = info.size if asked.dimensions is None else asked.dimensions
     if not info.may_cut_to(size):
         cuts = f"1 to {info.size}"

@@ -1,4 +1,4 @@
-"""The answer to a request for embeddings, as OpenAI writes it."""
+"""Serializes embedding responses in OpenAI's format."""
 
 from base64 import b64encode
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from xlaserve.openai.errors import InvalidField
 from xlaserve.tensors import Buffer, Tensor, datatype_named
 
 NUMBER_BYTES = 16
-"""Bytes that a number of an embedding takes at most in JSON, and more than four in base64."""
+"""Upper bound of the bytes per number, in JSON or base64."""
 _FP32 = datatype_named("FP32")
 
 
@@ -20,21 +20,21 @@ class Embedding(msgspec.Struct, kw_only=True):
 
     object: Literal["embedding"] = "embedding"
     index: int
-    """Its place among the inputs."""
+    """Index of the input."""
     embedding: list[float] | str
-    """Numbers, or those as FP32, little-endian, in base64."""
+    """Numbers, or base64 of little-endian FP32."""
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """The numbers of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
-    """Tokens of all inputs, with special ones, without padding."""
+    """Tokens of all inputs, including special tokens but no padding."""
     total_tokens: int
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """The answer to a request."""
+    """The response to an embedding request."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -44,9 +44,9 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 def write(model: str, embeddings: Tensor, tokens: int, *, is_base64: bool) -> list[Buffer]:
-    """Write an EmbeddingList of embeddings [inputs, size] FP32, in pieces.
+    """Serialize an EmbeddingList of embeddings [inputs, size] FP32; return its parts.
 
-    Raises InvalidField for numbers that JSON does not have, NaN and infinities.
+    Raises InvalidField for NaN and infinity, which JSON cannot represent.
     """
     parts: list[Buffer] = [b'{"object":"list","data":[']
     for index, row in enumerate(embeddings):

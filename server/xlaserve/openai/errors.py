@@ -1,4 +1,4 @@
-"""The errors of OpenAI's endpoints: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors of OpenAI's endpoints: `{"error": {"message", "type", "param", "code"}}`."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,12 +13,12 @@ UNSUPPORTED = "unsupported_parameter"
 UNKNOWN = "unknown_parameter"
 
 PREFIXES = ("/v1/", "/openai/v1/")
-"""The beginnings of paths below which errors have this shape."""
+"""Prefixes of the paths whose errors have this format."""
 _SHOWN = 64
 
 
 class InvalidField(InvalidRequest):
-    """An invalid field of a request to OpenAI's endpoints."""
+    """An invalid field in a request to OpenAI's endpoints."""
 
     def __init__(self, field: str, expected: str, got: str, *, code: str | None = None) -> None:
         self.field = field
@@ -30,17 +30,17 @@ class InvalidField(InvalidRequest):
 
 
 class ErrorDetail(msgspec.Struct):
-    """The facts of an error."""
+    """The content of an error."""
 
     message: str
     type: str
     param: str | None = None
-    """The offending field, if there is one."""
+    """The invalid field, if the error is about one."""
     code: str | None = None
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of an error."""
+    """The body of an error response."""
 
     error: ErrorDetail
 
@@ -55,18 +55,18 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
         HTTPStatus.INTERNAL_SERVER_ERROR: ("server_error", None),
     }
 )
-"""Type and code by status; others are client errors below 500, server errors above."""
+"""Type and code by status; the default is a client error below 500, otherwise a server error."""
 
 
 def name_field(error: BaseException, fields: Mapping[str, str]) -> None:
-    """Have the error of a parameter name the field of the request that became it."""
+    """Make the error of a generation parameter name the request field that it comes from."""
     parameter: str | None = getattr(error, "parameter", None)
     if isinstance(error, InvalidParameter) and parameter is not None:
         error.parameter = fields.get(parameter, parameter)
 
 
 def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:
-    """Return the body of an error; `error` is the exception, if any."""
+    """Return the body of an error response; `error` is the exception, if there is one."""
     kind, code = _KINDS.get(status, (_INVALID if status < 500 else "server_error", None))
     param = None
     if isinstance(error, ModelNotFound):
@@ -74,6 +74,6 @@ def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> Er
     elif isinstance(error, InvalidField):
         param, code = error.field or None, error.code
     elif isinstance(error, InvalidParameter):
-        # One that comes out of the process of a model says none.
+        # Errors that come from a model's process lack this attribute.
         param = getattr(error, "parameter", None)
     return ErrorBody(ErrorDetail(text, kind, param, code))

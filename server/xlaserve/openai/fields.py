@@ -1,4 +1,4 @@
-"""Tables of OpenAI's fields that are ignored or refused."""
+"""Tables of OpenAI's request fields that are ignored or refused."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -66,4 +66,4 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "truncation": "no input is cut here: leave out items until the rest fits",
     }
 )
-"""Hints in errors: the field or value to send instead."""
+"""Explanations in errors about unsupported fields: what to send instead."""

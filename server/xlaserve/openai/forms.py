@@ -1,4 +1,4 @@
-"""The form of an answer: its grammar and its tools."""
+"""Response formats and tool choices, and how a generation is made to follow them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,30 +28,30 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of the answers to one request."""
+    """The format that responses to a request must have."""
 
     schema: str | None = None
-    """The JSON schema that an answer follows, as text; None for text of any form."""
+    """The JSON schema that the response must follow, as text; None for free text."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The tools for the template; none if no call is wanted."""
+    """Tools for the chat template; empty if tool calls are not allowed."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The schema of the arguments by the name of the tool."""
+    """The schema of each tool's arguments, by tool name."""
     called: Sequence[str] = ()
-    """Tools of which one must be called; empty if the model decides."""
+    """Tools of which the model must call one; empty if it may decide."""
     most_calls: int = MOST_TOOLS
-    """Limit of calls per answer."""
+    """Limit of tool calls per response."""
     format_field: str = "response_format"
-    """The field that says the form of answers without calls."""
+    """The request field for the format of responses without tool calls."""
 
     @property
     def characters(self) -> int:
-        """Return how long the tools are for a template."""
+        """Return the length of the tools in a chat template."""
         return sum(len(json.dumps(tool)) for tool in self.tools)
 
     def family(self, generation: GenerationInfo) -> ToolFamily | None:
-        """Return how the model writes calls, None where it may write none.
+        """Return the tool call syntax of the model, or None if it must not call tools.
 
-        Raises InvalidField for a form that the model cannot have.
+        Raises InvalidField if the model does not support the format.
         """
         has_grammar = self.schema is not None or bool(self.called)
         if has_grammar and not generation.has_grammars:
@@ -79,7 +79,7 @@ class Form:
     def parameters(
         self, family: ToolFamily | None, generation: GenerationInfo
     ) -> Mapping[str, Parameter]:
-        """Return the parameters that give a generation's answer this form."""
+        """Return the generation parameters that enforce the format."""
         if self.schema is not None:
             return {"json_schema": self.schema}
         if not self.called or family is None or generation.text is None:
@@ -91,29 +91,29 @@ class Form:
         }
 
     def parser(self, family: ToolFamily | None) -> ToolCalls | None:
-        """Return the parser of calls in one answer, None without tools."""
+        """Return a parser for the tool calls of a response, or None without tools."""
         return None if family is None else family.parser(tuple(self.schemas), self.most_calls)
 
 
 ANY = Form()
-"""Text of any form, without calls."""
+"""Free text without tool calls."""
 
 
 class Wanted(NamedTuple):
-    """The fields of a request about the form of its answers."""
+    """The request fields about the format of responses."""
 
     format: ResponseFormat | None
     choice: ToolChoice | None
     tools: Sequence[Function]
     calls_beside: bool
-    """Whether an answer may have several calls."""
+    """Whether a response may have several tool calls."""
     format_field: str = "response_format"
     function_field: str = ".function"
-    """Path from a tool to its function, as errors name it."""
+    """Path from a tool to its function, for error messages."""
 
 
 def wanted(body: ChatFields) -> Wanted:
-    """Return what a chat says of the form of its answers."""
+    """Return the fields of a chat request about the format of responses."""
     functions = [tool.function for tool in body.tools or ()]
     return Wanted(
         body.response_format, body.tool_choice, functions, body.parallel_tool_calls is not False
@@ -121,7 +121,7 @@ def wanted(body: ChatFields) -> Wanted:
 
 
 def read(asked: Wanted) -> Form:
-    """Return the form that a request asks for; raises InvalidField."""
+    """Return the format that a request asks for; raises InvalidField."""
     schema, inside = _schema(asked.format), asked.function_field
     choice, functions = asked.choice, asked.tools
     if not functions:
@@ -168,7 +168,7 @@ def _schema(form: ResponseFormat | None) -> str | None:
 
 
 def _arguments(function: Function, place: str) -> Mapping[str, Any]:
-    """Return the schema of the arguments, an object."""
+    """Return the schema of a function's arguments; raises InvalidField unless it is an object."""
     if function.parameters is None:
         return _NO_ARGUMENTS
     kind = function.parameters.get("type", "object")
@@ -179,6 +179,6 @@ def _arguments(function: Function, place: str) -> Mapping[str, Any]:
 
 
 def _given(function: Function, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a function as the templates of models expect it."""
+    """Return a function in the form that chat templates expect."""
     described = {} if function.description is None else {"description": function.description}
     return {"name": function.name, **described, "parameters": schema}

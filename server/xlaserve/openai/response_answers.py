@@ -1,4 +1,4 @@
-"""The JSON of responses: items of messages and calls, whole and as events."""
+"""Response bodies and events of the Responses API."""
 
 import secrets
 import time
@@ -16,13 +16,14 @@ from xlaserve.tensors import Buffer
 
 _KEPT_BYTES = 256
 _KEPT_TIMES = 6
-"""Copies of a text until the last event has it: as it is kept, and in the events that end it."""
+"""Estimated memory for a text until the last event, as a multiple of its size: the stored text, and
+copies in the final events."""
 
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponseText(msgspec.Struct):
-    """The text of a message."""
+    """A text part of an output message."""
 
     text: str
     type: Literal["output_text"] = "output_text"
@@ -31,7 +32,7 @@ class ResponseText(msgspec.Struct):
 
 
 class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """A message of the model."""
+    """An output message."""
 
     id: str
     content: list[ResponseText]
@@ -40,31 +41,31 @@ class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A call of a tool."""
+    """A function call."""
 
     id: str
     call_id: str
     name: str
     arguments: str = ""
-    """The JSON of its arguments, as the model wrote it."""
+    """The arguments as the model wrote them, which should be JSON."""
     status: _Status = "in_progress"
 
 
 class InputDetails(msgspec.Struct):
-    """Details of the tokens of the input."""
+    """Details about the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
-    """Details of the tokens of the output."""
+    """Details about the output tokens."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """The numbers of tokens."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -74,34 +75,34 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
 class Incomplete(msgspec.Struct):
-    """Why a response is cut."""
+    """The reason for an incomplete response."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ReasoningEcho(msgspec.Struct):
-    """How the model was to reason."""
+    """The reasoning options of the request."""
 
     effort: str | None
     summary: str | None = None
 
 
 class TextEcho(msgspec.Struct):
-    """The form that texts were to have."""
+    """The text format of the request."""
 
     format: Any
     verbosity: Literal["low", "medium", "high"] = "medium"
 
 
 class Echo(msgspec.Struct):
-    """The fields of its request that a response repeats."""
+    """The request fields that a response repeats."""
 
     model: str
     instructions: str | None
@@ -118,12 +119,12 @@ class Echo(msgspec.Struct):
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """The other fields of a response."""
+    """The fields of a response that are not in Echo."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    """Seconds since the epoch."""
+    """Unix time in seconds."""
     completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     error: ResponseError | None = None
@@ -133,7 +134,7 @@ class _State(msgspec.Struct, kw_only=True):
     background: bool = False
     previous_response_id: None = None
     store: bool = False
-    """Nothing is ever stored."""
+    """Responses are never stored."""
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -149,22 +150,22 @@ Response = msgspec.defstruct(
 
 @dataclass(slots=True)
 class _Open:
-    """A message or a call that may go on."""
+    """An output item that may receive more content."""
 
     item: ResponseMessage | ResponseCall
     index: int
-    """Its place in the output."""
+    """Index of the item in the output."""
     parts: list[str] = field(default_factory=list)
-    """Its text, or its arguments."""
+    """Fragments of the text, or of the arguments."""
     logprobs: list[ChatToken] = field(default_factory=list)
 
 
 _Event: TypeAlias = tuple[str, dict[str, Any]]
-"""The type of an event and its fields, but for its number."""
+"""The type of an event and its fields, except the sequence number."""
 
 
 class _Output:
-    """The items of a response as they come; each change is returned as the events that tell it."""
+    """Builds the output items of a response; each method returns the events for its changes."""
 
     def __init__(self, *, has_logprobs: bool) -> None:
         self.items: list[ResponseMessage | ResponseCall] = []
@@ -172,10 +173,10 @@ class _Output:
         self._calls = 0
         self._has_logprobs = has_logprobs
         self._tokens: list[TokenLogprob] = []
-        """Tokens whose text is held back."""
+        """Tokens whose text has not been emitted yet."""
 
     def take(self, piece: Piece) -> list[_Event]:
-        """Take one more piece: what a call begun before goes on with, then text, then calls."""
+        """Add a piece: first arguments of calls begun earlier, then text, then new calls."""
         if piece.token is not None and self._has_logprobs:
             self._tokens.append(piece.token)
         begun = self._calls
@@ -192,7 +193,7 @@ class _Output:
         return events
 
     def end(self, status: _Status) -> list[_Event]:
-        """End the last item, which is cut if the response is; an answer of nothing is a text."""
+        """End the last item with this status; an empty response gets an empty text."""
         events = [] if self.items else self._text("")
         if isinstance(self._open and self._open.item, ResponseMessage) and self._tokens:
             events += self._text("")
@@ -226,7 +227,7 @@ class _Output:
     def _arguments(self, call: CallPiece) -> list[_Event]:
         self._tokens.clear()
         opened = self._open
-        assert opened is not None  # a call ends where the next item begins
+        assert opened is not None  # a call is open until the next item begins
         opened.parts.append(call.arguments)
         if not call.arguments:
             return []
@@ -266,12 +267,12 @@ def _at(opened: _Open) -> dict[str, Any]:
 
 
 def _added(opened: _Open) -> _Event:
-    # A copy: the same piece may go on with it, and end it.
+    # Copy the item, because the same piece may extend and end it before serialization.
     return "response.output_item.added", {"output_index": opened.index, "item": copy(opened.item)}
 
 
 class ResponseWriter:
-    """Writes a response (a Writer)."""
+    """Serializes responses."""
 
     def __init__(
         self,
@@ -282,23 +283,23 @@ class ResponseWriter:
         *,
         has_logprobs: bool,
     ) -> None:
-        """`echo` is the JSON of an Echo, which is long: it is written once.
+        """`echo` is the JSON of an Echo, which may be long and so is serialized only once.
 
-        `grow` reserves memory for what is kept of a streamed response until its end.
+        `grow` reserves memory for the parts of a streamed response that are kept until its end.
         """
         self._name = name
         self._created = created
         self._echo = memoryview(echo)[:-1]
-        """Without its last brace, behind which the rest of a response follows."""
+        """Without the closing brace: the other fields of a response follow."""
         self._grow = grow
         self._output = _Output(has_logprobs=has_logprobs)
         self._has_logprobs = has_logprobs
         self._finish_reason = ""
         self._number = 0
-        """That of the next event."""
+        """Sequence number of the next event."""
 
     def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
-        """Write the one answer."""
+        """Return the body of a response that is not streamed."""
         (choice,) = choices
         for piece in choice.pieces:
             self._output.take(piece)
@@ -307,7 +308,7 @@ class ResponseWriter:
         return b"".join(self._ended(usage))
 
     def events(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[bytes]:
-        """Write the events of a piece."""
+        """Return the events for a piece."""
         self._reserve(piece)
         written: list[bytes] = []
         if is_first:
@@ -318,12 +319,12 @@ class ResponseWriter:
         return [*written, *(self._written(*event) for event in self._output.take(piece))]
 
     def end(self, usage: Usage) -> Sequence[bytes]:
-        """Write the ends of the last item and of the response."""
+        """Return the events that end the last item and the response."""
         written = [self._written(*event) for event in self._output.end(self._status)]
         return [*written, self._told(f"response.{self._status}", self._ended(usage))]
 
     def fail(self, body: bytes) -> Sequence[bytes]:
-        """Write the error, and the end of the response."""
+        """Return the error event and the event that ends the response as failed."""
         error = msgspec.json.decode(body, type=ErrorBody).error
         code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
         if error.type in ("requests", "invalid_request_error"):
@@ -366,7 +367,7 @@ class ResponseWriter:
         return self._echo, b",", msgspec.json.encode(state)[1:]
 
     def _told(self, kind: str, response: Sequence[Buffer]) -> bytes:
-        """Write the event of a response."""
+        """Return an event of the given type that contains the response."""
         head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":'
         start = head % (kind.encode(), kind.encode(), self._number)
         self._number += 1

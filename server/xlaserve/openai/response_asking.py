@@ -1,4 +1,4 @@
-"""Requests for responses as generations: items as messages, and the echo of a request."""
+"""Converts requests of the Responses API: input items become messages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ from xlaserve.openai.response_bodies import (
 
 
 def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
-    """Read a request for a response, and return what is repeated of it, as JSON.
+    """Parse a response request; return it and the JSON of the fields that responses repeat.
 
     Raises InvalidBody or InvalidField.
     """
@@ -53,7 +53,7 @@ def read_response(text: memoryview, *, max_depth: int) -> tuple[Asked, bytes]:
 
 
 def _messages(body: ResponseFields) -> Sequence[dict[str, Any]]:
-    """Return the input as messages in the template's form; raises InvalidField."""
+    """Convert the input to the messages that chat templates expect; raises InvalidField."""
     found: list[dict[str, Any]] = []
     if body.instructions:
         found.append({"role": "system", "content": body.instructions})
@@ -65,7 +65,7 @@ def _messages(body: ResponseFields) -> Sequence[dict[str, Any]]:
 
 
 def _add(messages: list[dict[str, Any]], item: Item) -> None:
-    """Add an item to the messages: calls belong to the message of the assistant before them."""
+    """Append an item to the messages; calls are added to the preceding assistant message."""
     if isinstance(item, MessageItem):
         messages.append({"role": str(item.role), "content": _joined(item.content)})
     elif isinstance(item, CallItem):
@@ -122,7 +122,7 @@ def _echo(body: ResponseFields) -> Echo:
 
 
 def _plain(form: tool_bodies.TextFormat | tool_bodies.ObjectFormat | SchemaText | None) -> Any:
-    """Return a form without line ends in its schema: an event has its data in one line."""
+    """Return the format with its schema on one line, because an event's data must be one line."""
     if isinstance(form, SchemaText) and form.schema is not msgspec.UNSET:
         schema = msgspec.json.format(bytes(form.schema), indent=-1)
         return msgspec.structs.replace(form, schema=msgspec.Raw(schema))

@@ -1,4 +1,4 @@
-"""Typed bodies of requests for responses: fields, items and their parts."""
+"""Request bodies of the Responses API: fields, input items and their parts."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,18 +14,18 @@ from xlaserve.openai.tool_bodies import MOST_TOOLS, Function, Name, ObjectFormat
 MOST_PAIRS = 16
 MOST_KEY = 64
 MOST_VALUE = 512
-"""Limits of metadata, as OpenAI has them: pairs, and characters of a key and of a value."""
+"""OpenAI's limits on metadata: the number of pairs, and characters per key and value."""
 
 LOGPROBS = "message.output_text.logprobs"
 _Ignored: TypeAlias = msgspec.Raw | msgspec.UnsetType
 _Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-# --- items -------------------------------------------------------------------------------------
+# --- Input items -------------------------------------------------------------------------------
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
-    """A text that is given."""
+    """An input text."""
 
     text: str
 
@@ -37,7 +37,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text", forbid_unk
     annotations: _Ignored = msgspec.UNSET
     logprobs: _Ignored = msgspec.UNSET
     parsed: _Ignored = msgspec.UNSET
-    """OpenAI's client puts it there."""
+    """Added by OpenAI's client; ignored."""
 
 
 class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CallItem(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of an earlier response."""
+    """A function call of an earlier response."""
 
     type: Literal["function_call"]
     call_id: str
@@ -61,11 +61,11 @@ class CallItem(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     status: _Status | None = None
     parsed_arguments: _Ignored = msgspec.UNSET
-    """OpenAI's client puts them there."""
+    """Added by OpenAI's client; ignored."""
 
 
 class ResultItem(msgspec.Struct, forbid_unknown_fields=True):
-    """The result of a call."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -90,7 +90,7 @@ _ITEMS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def read_item(raw: msgspec.Raw, place: str) -> Item:
-    """Read an item of the input; raises InvalidBody or InvalidField."""
+    """Decode an input item; raises InvalidBody or InvalidField."""
     decoder: msgspec.json.Decoder[Any] = _KIND
     try:
         kind = _KIND.decode(raw).type or "message"
@@ -105,58 +105,58 @@ def read_item(raw: msgspec.Raw, place: str) -> Item:
     raise InvalidField(f"{place}.type", known, f'"{kind}"', code=UNSUPPORTED)
 
 
-# --- fields ------------------------------------------------------------------------------------
+# --- Fields ------------------------------------------------------------------------------------
 
 
 class FunctionTool(Function, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A tool: a function."""
+    """A function tool."""
 
 
 class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The function to call."""
+    """A function that the model must call."""
 
     name: Name
 
 
 class SchemaText(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """A text that follows a JSON schema."""
+    """The text format of a response that must follow a JSON schema."""
 
     name: Name
     schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Any JSON where it is not given."""
+    """Any JSON if absent."""
     description: str | None = None
     strict: bool | None = None
-    """A hint: a schema is always followed."""
+    """Ignored: responses always follow the schema."""
 
 
 class TextFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of texts."""
+    """Options of output texts."""
 
     format: TextFormat | ObjectFormat | SchemaText | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """A hint."""
+    """Ignored."""
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """How the model reasons."""
+    """Reasoning options."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For the model's template, which may ignore it."""
+    """Passed to the chat template, which may ignore it."""
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """A hint: a response has no item of reasoning."""
+    """Ignored: responses have no reasoning items."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The same, by its old name."""
+    """Deprecated name of `summary`."""
 
 
 class ResponseFields(Sampling, kw_only=True):
-    """The obeyed fields of a request for a response."""
+    """The supported fields of a response request."""
 
     input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1)]
-    """A text of the user, or items."""
+    """A user's text, or input items."""
     instructions: str | None = None
-    """A message of the system before the input."""
+    """A system message before the input."""
     max_output_tokens: Count | None = None
-    """By default all remaining positions."""
+    """The default is the rest of the context."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
@@ -166,11 +166,11 @@ class ResponseFields(Sampling, kw_only=True):
     tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
-    """Whether a response may have several calls; default true."""
+    """Whether a response may have several tool calls; default true."""
     metadata: dict[str, str] | None = None
-    """Returned with the response; see MOST_PAIRS."""
+    """Returned with the response; MOST_PAIRS, MOST_KEY and MOST_VALUE limit it."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template, as `{"enable_thinking": false}`."""
+    """Variables for the chat template, such as `{"enable_thinking": false}`."""
 
 
 ResponseRequest = body_of("ResponseRequest", ResponseFields, RESPONSE_HINTS, RESPONSE_REFUSED)
@@ -178,7 +178,7 @@ _RESPONSE = msgspec.json.Decoder(ResponseRequest)
 
 
 def read_fields(body: memoryview, *, max_depth: int) -> ResponseFields:
-    """Read a request for a response; raises InvalidBody or InvalidField."""
+    """Decode a response request; raises InvalidBody or InvalidField."""
     asked = read_body(body, _RESPONSE, max_depth)
     refuse(asked, RESPONSE_REFUSED, "")
     _check_metadata(asked.metadata or {})

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's endpoints, from bodies to models and back to JSON."""
+"""Routes and handlers of OpenAI's endpoints."""
 
 import secrets
 import time
@@ -50,10 +50,11 @@ _TAG = "OpenAI"
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 501, 503)
 
 _PARSED_TIMES = 6
-"""Copies of a body that its strings and objects take."""
+"""Estimated memory of a parsed body's strings and objects, in multiples of its size."""
 _NUMBER_BYTES = 48
 _ECHOED_TIMES = 5
-"""Copies of what a response repeats: as it is kept, in its first two events, and in their join."""
+"""Estimated memory for the repeated request fields, as a multiple of their size: the stored copy,
+the first two events, and the joined body."""
 
 _CHAT_EXAMPLE = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
 _EMBEDDING_EXAMPLE = {"model": "sentences", "input": ["Hello", "Good day"]}
@@ -75,9 +76,9 @@ class OpenAiRoutes:
         max_choices: int,
         max_embedding_inputs: int,
     ) -> None:
-        """`max_stream_bytes` of answers of a request may wait for its client.
+        """`max_stream_bytes` limits the response data that waits for a slow client, per request.
 
-        `max_choices` is the most answers to one request, `max_embedding_inputs` the most inputs.
+        `max_choices` limits the choices, `max_embedding_inputs` the inputs of an embedding request.
         """
         self._models = OpenAiModels(registry)
         self._threads = OffLoop(threads)
@@ -87,7 +88,7 @@ class OpenAiRoutes:
         self._max_stream_bytes = max_stream_bytes
 
     def table(self) -> list[Route]:
-        """Return the rows of these handlers."""
+        """Return the routes."""
         return [row for prefix in ("/v1", "/openai/v1") for row in self._rows(prefix)]
 
     def _rows(self, prefix: str) -> list[Route]:
@@ -142,23 +143,23 @@ class OpenAiRoutes:
         ]
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> ChoiceCall:
-        """Make the call of a request, whose model its body names."""
+        """Create the call of a request; its model is not known until the body is parsed."""
         return ChoiceCall(names, headers, peer, self._max_stream_bytes)
 
-    # --- models ---
+    # --- Models ---
 
     async def list(self, request: HttpRequest) -> HttpResponse:
-        """List the text models visible to the caller."""
+        """List the text generation and embedding models that the caller may see."""
         return json_response(self._models.list())
 
     async def get(self, request: HttpRequest) -> HttpResponse:
-        """Show one model that generates text."""
+        """Return one text generation or embedding model."""
         return json_response(self._models.get(request.names["model"]))
 
-    # --- text ---
+    # --- Generation and embeddings ---
 
     async def complete(self, request: HttpRequest) -> HttpResponse | HttpStream:
-        """Continue each prompt, in one answer or in chunks."""
+        """Continue each prompt; respond with one body or with streamed chunks."""
         asked = await self._read(request, read_completion)
         name, created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         writer = CompletionWriter(
@@ -167,7 +168,7 @@ class OpenAiRoutes:
         return await self._answer(request, asked, name, writer)
 
     async def chat(self, request: HttpRequest) -> HttpResponse | HttpStream:
-        """Answer the messages of a chat, in one answer or in chunks."""
+        """Answer a chat; respond with one body or with streamed chunks."""
         asked = await self._read(request, read_chat)
         name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         writer = ChatWriter(
@@ -180,7 +181,7 @@ class OpenAiRoutes:
         return await self._answer(request, asked, name, writer)
 
     async def respond(self, request: HttpRequest) -> HttpResponse | HttpStream:
-        """Respond to items, in one answer or in events."""
+        """Answer a list of items; respond with one body or with streamed events."""
         asked, echo = await self._read(request, read_response)
         request.grow(_ECHOED_TIMES * len(echo), "the request in its response")
         name = f"resp_{secrets.token_hex(24)}"
@@ -195,7 +196,8 @@ class OpenAiRoutes:
     async def _read(self, request: HttpRequest, read: Callable[..., T]) -> T:
         body = await request.read()
         size = len(body)
-        # Parsing makes objects: charge for them as well, by the commas of the body.
+        # Also reserve memory for the parsed objects; the number of commas approximates their
+        # number.
         numbers = await self._threads.run(size, partial(count_octets, body, b",")) + 1
         request.grow(_PARSED_TIMES * size + _NUMBER_BYTES * numbers, "the parsed body")
         depth = self._max_json_depth
@@ -214,7 +216,7 @@ class OpenAiRoutes:
             raise
         return HttpStream(_STREAM_TYPE, self._events(begun, asked, writer))
 
-    # --- answering ---
+    # --- Responses ---
 
     async def _whole(
         self, begun: Begun, request: HttpRequest, asked: Asked, writer: Writer
@@ -226,7 +228,7 @@ class OpenAiRoutes:
                 choice = begun.choices[index]
                 if choice.finish_reason is not None:
                     continue
-                # Twice: as it is kept, and as it is written.
+                # Counted twice, for the piece and for its serialized form.
                 request.grow(2 * choice.token_bytes, "the answer")
                 size += choice.token_bytes
                 found[index].pieces.append(choice.take(response))
@@ -238,9 +240,9 @@ class OpenAiRoutes:
     async def _events(
         self, begun: Begun, asked: Asked, writer: Writer
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a request, each when the one before it was sent.
+        """Yield the events of a request; the next one is produced after the previous one was sent.
 
-        Raises the error of one that fails before its first event, so that it has its own status.
+        Raises an error that occurs before the first event, so that the response gets its status.
         """
         has_begun: set[int] = set()
         has_sent = False
@@ -275,26 +277,26 @@ class OpenAiRoutes:
 
 
 class OpenAiModel(msgspec.Struct, kw_only=True):
-    """A model."""
+    """A model in OpenAI's format."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
-    """Time of the export, in seconds since the epoch."""
+    """Unix time of the export, in seconds."""
     owned_by: str = NAME
     max_model_len: int
-    """The most tokens of a request, prompt and answer together; of one input for embeddings."""
+    """Maximum tokens of prompt and response together; for embeddings, of one input."""
 
 
 class OpenAiModelList(msgspec.Struct):
-    """The models, by name."""
+    """A list of models."""
 
     data: list[OpenAiModel]
     object: Literal["list"] = "list"
 
 
 class OpenAiModels:
-    """Finds generators, and models of embeddings, by name."""
+    """Looks up models that generate text or embeddings."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -308,11 +310,11 @@ class OpenAiModels:
         return OpenAiModelList([model for model in found if model is not None])
 
     def get(self, name: str) -> OpenAiModel:
-        """Return one; raises ModelNotFound, or StillStarting."""
+        """Return a model; raises ModelNotFound, or StillStarting."""
         require_seen_now(name)
         found = self._found(name)
         if found is None:
-            # Other kinds of models are hidden as well.
+            # Models of other kinds are reported as missing.
             raise self._registry.standing.absent(name)
         return found
 

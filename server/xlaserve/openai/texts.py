@@ -1,4 +1,4 @@
-"""Tokenizers and templates of loaded models, off the event loop."""
+"""Runs the tokenizers and chat templates of loaded models off the event loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,11 @@ T = TypeVar("T")
 async def computed(
     threads: HostThreads, text: LanguageText | Tokens, caller: str, call: Callable[[], T]
 ) -> T:
-    """Return what a text computes in a thread: of the server's, in the turns of the model.
+    """Run a tokenizer call in a thread and return its result.
 
-    A tokenizer's regular expression may take seconds for a text of any length: one that may has a
-    thread of its own, in the turns of its callers.
+    Tokenizers with a regular expression that may take seconds, regardless of the text's length,
+    have their own thread, which is fair between callers. Others use the server's host threads,
+    which are fair between models.
     """
     if text.thread is None:
         return await threads.run(call, text)
@@ -37,7 +38,10 @@ async def _in_turn(thread: CallerThread, caller: str, call: Callable[[], T]) -> 
 
 
 class ModelText:
-    """The text of one loaded instance, for one caller. Of the event loop."""
+    """Tokenizer and chat template of a loaded instance, for one caller.
+
+    Must be used on the event loop.
+    """
 
     def __init__(self, text: LanguageText, threads: HostThreads, caller: str) -> None:
         self.text = text
@@ -45,7 +49,7 @@ class ModelText:
         self._caller = caller
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the tokens of each text; raises an InvalidRequest."""
+        """Return the tokens of each text; raises InvalidRequest."""
         encode = partial(self._encode, texts)
         return await computed(self._threads, self.text, self._caller, encode)
 
@@ -53,7 +57,7 @@ class ModelText:
         return [self.text.encode(text) for text in texts]
 
     async def decode(self, prompts: Sequence[Sequence[int]]) -> Sequence[str]:
-        """Return the text of tokens, without special ones."""
+        """Return the text of each token sequence, without special tokens."""
         decode = self.text.decode
         return await self._threads.run(lambda: [decode(prompt) for prompt in prompts], self.text)
 
@@ -63,19 +67,19 @@ class ModelText:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
     ) -> Sequence[int]:
-        """Return the tokens of messages; raises an InvalidRequest, or TemplateFailed."""
+        """Return the tokens of a formatted chat; raises InvalidRequest or TemplateFailed."""
         chat = partial(self.text.chat, messages, tools, variables)
         return await _in_turn(self.text.chat_thread, self._caller, chat)
 
 
 class Texts:
-    """Hands out the text of each loaded instance. Of the event loop."""
+    """Creates a ModelText per request. Must be used on the event loop."""
 
     def __init__(self, threads: HostThreads) -> None:
         self._threads = threads
 
     def of(self, model: str, generation: GenerationInfo, caller: str) -> ModelText:
-        """Return the text of an instance for a caller; raises ModelHasNoText."""
+        """Return an instance's tokenizer and template for a caller; raises ModelHasNoText."""
         text = generation.text
         if text is None:
             raise ModelHasNoText(model, generation.no_text)

@@ -1,4 +1,4 @@
-"""Typed fields of a chat about tools and the form of its answer."""
+"""Request fields for tools and response formats."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -10,34 +10,34 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """The name of a tool or a schema."""
 
 
-# --- tools -------------------------------------------------------------------------------------
+# --- Tools -------------------------------------------------------------------------------------
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that a model may call."""
+    """A function that the model may call."""
 
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """The JSON schema of its arguments, an object; without one it has none."""
+    """The JSON schema of the arguments, which must be an object; None for no arguments."""
     strict: bool | None = None
-    """A hint: the arguments follow the schema wherever a call is required."""
+    """Ignored: if a call is required, its arguments always follow the schema."""
 
 
 class Tool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A tool: a function."""
+    """A function tool."""
 
     function: Function
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    """The function to call."""
+    """The name of a function that the model must call."""
 
     name: Name
 
 
 class NamedTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The tool to call."""
+    """The tool that the model must call."""
 
     function: FunctionName
 
@@ -46,28 +46,28 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that was called."""
+    """The function that a tool call names."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A call of an earlier answer."""
+    """A tool call of an earlier response."""
 
     id: str
     function: CalledFunction
 
 
-# --- forms of answers --------------------------------------------------------------------------
+# --- Response formats --------------------------------------------------------------------------
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """An answer of any form."""
+    """Free text."""
 
 
 class ObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """An answer that is an object of JSON."""
+    """Any JSON object."""
 
 
 class Schema(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,13 +76,13 @@ class Schema(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     description: str | None = None
     schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Any JSON where it is not given."""
+    """Any JSON if absent."""
     strict: bool | None = None
-    """A hint: a schema is always followed."""
+    """Ignored: responses always follow the schema."""
 
 
 class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """An answer that follows a JSON schema."""
+    """A response that must follow a JSON schema."""
 
     json_schema: Schema
 

@@ -1,1 +1,1 @@
-"""Language models out of the directories that Hugging Face's transformers writes."""
+"""Imports decoder language models from Hugging Face transformers checkpoints."""

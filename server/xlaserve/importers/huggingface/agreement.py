@@ -1,4 +1,4 @@
-"""The agreement of the logits of quantised parameters with those of the parameters before."""
+"""Compares the logits of quantised parameters with those of the original parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +16,18 @@ _TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The logits of both after each of some random tokens, compared."""
+    """How far the logits of the original and the quantised parameters agree."""
 
     tokens: int
     off: float
-    """Root of the mean square of the differences, relative to the spread of the logits."""
+    """Root mean square difference, divided by the standard deviation of the original logits."""
     same: float
-    """Share of the tokens after which the same one is the likeliest."""
+    """Fraction of the tokens for which original and quantised parameters predict the same next
+    token."""
 
 
 def measure(form: Form, before: Mapping[str, Any], after: Mapping[str, Any]) -> Agreement:
-    """Compute the logits of both, always for the same tokens."""
+    """Compare both sets of parameters on the same pseudorandom tokens (fixed seed)."""
     count = min(_TOKENS, form.max_length)
     tokens = np.random.default_rng(0).integers(0, form.vocab, count, dtype=np.int32)
     program = jax.jit(partial(forward.all_logits, form))

@@ -1,4 +1,4 @@
-"""Parameters of a decoder out of the safetensors of a directory, mapped and never copied."""
+"""Reads a decoder's parameters from memory-mapped safetensors files, without copies."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,8 +30,8 @@ class _Index(msgspec.Struct):
 def read(directory: Path, form: Form, scratch: Path | None = None) -> dict[str, Any]:
     """Return the parameters that `forward` takes, as views of the files. Raises InvalidModel.
 
-    Experts that are stored one by one are stacked in a file without a name in `scratch`, or where
-    temporary files are.
+    Experts that are stored one by one have to be copied: they are stacked in an unnamed temporary
+    file in `scratch`, by default in the system's temporary directory.
     """
     layout = form.layout
     tensors = _with_prefix(tensors_of(directory), layout.optional_prefix)
@@ -79,7 +79,7 @@ def _layer(
 def _feed_forward(
     tensors: Mapping[str, Tensor], form: Form, number: int, prefix: str
 ) -> tuple[Stored, ...]:
-    """Return the remaining tensors of a layer, as they are stored."""
+    """Return the tensors of a layer's feed-forward, in the layout that the checkpoint uses."""
     layout = form.layout
     if form.experts is None or not form.experts.layers[number]:
         return layout.feed_forward
@@ -94,7 +94,7 @@ def _feed_forward(
 def _stacked(
     tensors: dict[str, Tensor], stored: Stored, prefix: str, form: Form, scratch: Path | None
 ) -> Tensor:
-    """Return the matrices of all experts as one array, whose pages the system may write out."""
+    """Copy the matrices of all experts into one array backed by an unnamed temporary file."""
     count, *shape = (form.sizes[size] for size in stored.shape)
     one = replace(stored, shape=stored.shape[1:])
     stacked: Tensor | None = None
@@ -111,7 +111,7 @@ def _stacked(
                 f"{array.dtype.name}"
             )
         stacked[number] = array
-    assert stacked is not None  # there is an expert at least
+    assert stacked is not None  # there is at least one expert
     return stacked
 
 
@@ -141,7 +141,7 @@ def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _check_dtypes(params: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of several dtypes: nothing would say in which one to compute."""
+    """Raise InvalidModel unless all parameters have the dtype of the embedding."""
     wanted = params["embedding"].dtype
     ends = {role: array for role, array in params.items() if role != "layers"}
     places = [("", ends), *((f" of layer {n}", one) for n, one in enumerate(params["layers"]))]

@@ -1,4 +1,4 @@
-"""The config.json of a Hugging Face model, whose keys are obeyed or refused by name."""
+"""Reads config.json of a Hugging Face model; unknown keys are errors."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MOST = 1 << 31
 
 
 def read(directory: Path) -> dict[str, object]:
-    """Return the keys of a directory's config.json; raises InvalidModel."""
+    """Return the decoded config.json of a directory; raises InvalidModel."""
     with files.opened(directory, CONFIG, limit_bytes=_MAX_BYTES) as (file, _):
         text = file.read(_MAX_BYTES)
     try:
@@ -31,7 +31,10 @@ def check_keys(
     only: Mapping[str, tuple[object, ...]],
     unused: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Raise InvalidModel for an unknown key, and for a value that `only` does not have for it."""
+    """Raise InvalidModel for an unknown key, and for a value that `only` does not allow.
+
+    Keys in `unused` may have any value.
+    """
     unknown = sorted(config.keys() - known - only.keys())
     if unknown:
         shown = ", ".join(f"'{name[:100]}'" for name in unknown[:8])
@@ -49,7 +52,7 @@ def size(
     least: int = 1,
     most: int = _MOST,
 ) -> int:
-    """Return a whole number within bounds; raises InvalidModel."""
+    """Return the integer value of a key; raises InvalidModel if it is out of bounds."""
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -58,7 +61,7 @@ def size(
 
 
 def positive(config: Mapping[str, object], name: str) -> float:
-    """Return a number above 0; raises InvalidModel."""
+    """Return the value of a key, a number above 0; raises InvalidModel for others."""
     value = config.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
@@ -66,7 +69,7 @@ def positive(config: Mapping[str, object], name: str) -> float:
 
 
 def one_of(config: Mapping[str, object], name: str, known: Mapping[str, str]) -> str:
-    """Return what a known text stands for; raises InvalidModel."""
+    """Look up the value of a key in `known`; raises InvalidModel for other values."""
     found = known.get(str(config.get(name)))
     if found is None:
         raise refused(name, f"one of {', '.join(known)}", config.get(name))
@@ -74,5 +77,5 @@ def one_of(config: Mapping[str, object], name: str, known: Mapping[str, str]) ->
 
 
 def refused(name: str, expected: str, got: object) -> InvalidModel:
-    """Return the error of a key."""
+    """Return the error for a key with an unsupported value."""
     return InvalidModel(f"{CONFIG}: {name}: expected {expected}, got {got!r:.200}")

@@ -1,4 +1,4 @@
-"""The form of a decoder from config.json; every key is obeyed or refused by name."""
+"""Reads a decoder's form from config.json; unsupported keys and values are errors."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _OBEYED = keys_of(
     "max_position_embeddings rms_norm_eps hidden_act tie_word_embeddings eos_token_id"
 )
 _WITHOUT_EFFECT = keys_of(
-    # Other programs, training, and what a server decides itself.
+    # Keys without effect: metadata, training options, and settings that the server replaces.
     "model_type dtype torch_dtype transformers_version use_cache bos_token_id pad_token_id "
     "initializer_range attention_dropout resid_pdrop embd_pdrop _name_or_path cache_implementation "
     "output_attentions output_hidden_states return_dict id2label label2id problem_type "
@@ -43,7 +43,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "pretraining_tp": (1, None),
     "use_bidirectional_attention": (False, None),
 }
-"""Keys that are obeyed by refusing all values but these."""
+"""Keys that must have one of these values, if present."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -53,7 +53,7 @@ _ACTIVATIONS = {
 
 
 def read(directory: Path) -> Form:
-    """Return the form of the model of a directory. Raises InvalidModel."""
+    """Return the form of the decoder in a directory. Raises InvalidModel."""
     return form_of(config_json.read(directory))
 
 
@@ -126,7 +126,10 @@ def _layer(config: Mapping[str, object], family: Family) -> tuple[Stored, ...]:
 
 
 def _experts(config: Mapping[str, object], family: Family, layers: int) -> Experts:
-    """Return the mixture of experts; what a family has no key for is as it is in all its models."""
+    """Return the mixture of experts.
+
+    Settings for which a family has no key are the same in all its models.
+    """
     count, keys = _count_of_experts(config, family), family.keys
     step = size(config, "decoder_sparse_step", 1)
     dense = _layers_named(config, "mlp_only_layers", layers)
@@ -163,8 +166,9 @@ def _layers_named(config: Mapping[str, object], name: str, layers: int) -> froze
 
 
 def _kinds(config: Mapping[str, object], family: Family, layers: int) -> tuple[bool, ...]:
-    """Return for each layer whether it has a window."""
-    # A missing window changes no frequencies: two kinds of them need layers of two kinds.
+    """Return for each layer whether it has a sliding window."""
+    # With local_rope, layers with and without a window have different frequencies, so the kinds of
+    # layers matter even if the window is missing.
     is_off = config.get("sliding_window") is None and not family.local_rope
     if is_off or not _flag(config, "use_sliding_window", default=not _switched(family)):
         return (False,) * layers
@@ -202,7 +206,7 @@ def _rotated(config: Mapping[str, object], family: Family, layers: int) -> tuple
     if found is None:
         every = size(config, "no_rope_layer_interval", family.unrotated_every)
         return tuple((layer + 1) % every != 0 for layer in range(layers))
-    # There may be more of them than layers, as transformers takes it.
+    # transformers accepts a list that is longer than the number of layers.
     if (
         not isinstance(found, list)
         or len(found) < layers
@@ -217,14 +221,14 @@ def _switched(family: Family) -> bool:
 
 
 def _slides(config: Mapping[str, object], family: Family, layer: int) -> bool:
-    """Return whether a layer has a window in a family whose config.json names no layer types."""
+    """Tell whether a layer has a sliding window, where config.json has no layer types."""
     if family.window_everywhere:
         first = config.get("max_window_layers")
         if first:
             raise refused("max_window_layers", "0 or none beside a sliding window", first)
         return True
     if family.full_every > 1:
-        # The underscore is of transformers 5.
+        # transformers 5 writes the key with a leading underscore.
         key = "_" * ("sliding_window_pattern" not in config) + "sliding_window_pattern"
         return (layer + 1) % size(config, key, family.full_every) != 0
     if family.unrotated_every is not None:

@@ -1,9 +1,9 @@
-"""The feed-forward of a mixture of experts: a router gives each token to a few.
+"""The feed-forward of a mixture of experts, in which a router selects experts per token.
 
-Tokens are sorted by their experts, and a loop takes a piece of one expert's tokens at a time. So a
-step reads the matrices of those experts alone that a token was given to, each once, and a long
-chunk computes no token for experts that it was not given to. The loop's length is a number on the
-device: no program depends on what the router says.
+Tokens are sorted by expert, and a loop processes up to 32 tokens of one expert per iteration. A
+decoding step thus reads only the matrices of the selected experts, and a long chunk computes each
+token only for its own experts. The number of iterations is computed on the device, so the compiled
+program does not depend on the routing.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +17,18 @@ from xlaserve.importers.huggingface.form import Experts
 from xlaserve.importers.huggingface.products import multiply, multiply_one
 
 _PIECE = 32
-"""The most tokens of an expert that are computed at a time."""
+"""Tokens of an expert per loop iteration."""
 
 
 class Pairs(NamedTuple):
-    """The pairs of a token and one of its experts, sorted by expert."""
+    """(token, expert) pairs, sorted by expert."""
 
     order: jax.Array
-    """[pairs]: the pair at each place, by token; unused ones come last."""
+    """[pairs]: indices of the pairs in token order; pairs of padding come last."""
     starts: jax.Array
-    """[experts]: the place of the first pair of an expert."""
+    """[experts]: index of each expert's first pair."""
     counts: jax.Array
-    """[experts]: the pairs of an expert."""
+    """[experts]: number of pairs of each expert."""
 
 
 def mixed(
@@ -38,10 +38,10 @@ def mixed(
     is_real: jax.Array,
     activation: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Return [tokens, hidden]: what the experts of each token [tokens, hidden] give, by its shares.
+    """Return the weighted sum of the selected experts' outputs for x [tokens, hidden].
 
-    A token that is not real is given to no expert, and has zeros: one that no request has would
-    have more experts read.
+    Rows where `is_real` is False (padding, unused slots) give zeros. They are routed to no expert,
+    so that no additional expert matrices have to be read.
     """
     logits = multiply(x, layer["router"], jnp.float32)
     shares, chosen = lax.top_k(jax.nn.softmax(logits, axis=-1), form.chosen)
@@ -50,14 +50,14 @@ def mixed(
     shares = jnp.where(is_real[:, None], shares, 0)
     pairs = sorted_by_expert(form, chosen, is_real)
     found = _products(form, layer, x, pairs, activation)
-    # Back in the order of tokens; what nobody computed may be any number.
+    # Restore the token order. Rows that no expert computed hold arbitrary numbers.
     placed = found[jnp.argsort(pairs.order)].reshape(*chosen.shape, x.shape[-1])
     placed = jnp.where(shares[..., None] > 0, placed.astype(jnp.float32), 0)
     return jnp.einsum("tk,tkh->th", shares, placed).astype(x.dtype)
 
 
 def sorted_by_expert(form: Experts, chosen: jax.Array, is_real: jax.Array) -> Pairs:
-    """Return the pairs of tokens and their chosen experts [tokens, chosen]."""
+    """Sort the pairs of tokens and their selected experts, `chosen` [tokens, experts per token]."""
     flat = jnp.where(is_real[:, None], chosen, form.count).reshape(-1)
     counts = jnp.zeros(form.count + 1, jnp.int32).at[flat].add(1)[: form.count]
     return Pairs(jnp.argsort(flat, stable=True), jnp.cumsum(counts) - counts, counts)
@@ -70,17 +70,17 @@ def _products(
     pairs: Pairs,
     activation: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Return [pairs, hidden], in the order of the pairs.
+    """Return the experts' outputs [pairs, hidden], in the order of `pairs`.
 
-    A piece of an expert may reach into the pairs of the next one, which come after it and
-    overwrite what it wrote there.
+    The last piece of an expert may extend into the next expert's pairs, which are computed later
+    and overwrite those rows.
     """
     piece = x[:_PIECE].shape[0]
     size = jnp.asarray(piece, jnp.int32)
     pieces = (pairs.counts + size - 1) // size
     ends = jnp.cumsum(pieces)
     behind = jnp.zeros((piece, x.shape[-1]), x.dtype)
-    # A piece at the end would otherwise be moved to where it fits.
+    # Pad the rows, because `dynamic_slice` would clamp the start of the last piece.
     given = jnp.concatenate([x[pairs.order // form.chosen], behind])
 
     def one(number: jax.Array, found: jax.Array) -> jax.Array:

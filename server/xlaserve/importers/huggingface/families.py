@@ -1,4 +1,4 @@
-"""The differences between families of decoders, a table by the name of the architecture."""
+"""Differences between decoder families, keyed by the name in `architectures`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +59,7 @@ _PROJECTION_NORMS = (
     Stored("q_norm", "self_attn.q_norm.weight", ("queries",)),
     Stored("k_norm", "self_attn.k_norm.weight", ("keys",)),
 )
-"""Norms over all heads at once."""
+"""Norms over all heads together (OLMo 2)."""
 QKV_BIAS = (
     Stored("q_bias", "self_attn.q_proj.bias", ("queries",)),
     Stored("k_bias", "self_attn.k_proj.bias", ("keys",)),
@@ -74,7 +74,7 @@ MLP_BIAS = (
 
 
 def _experts(place: str, *names: str) -> tuple[Stored, ...]:
-    """Return the tensors of a layer whose experts are stored one by one: gate, up and down."""
+    """Return the tensors of a layer with one gate, up and down matrix per expert."""
     gate, up, down = (f"{place}.experts.*.{name}.weight" for name in names)
     return (
         Stored("router", f"{place}.gate.weight", ("experts", "hidden")),
@@ -95,7 +95,7 @@ _STACKED_EXPERTS = (
     ),
     Stored("expert_down", "mlp.experts.down_proj", ("experts", "hidden", "of_expert")),
 )
-"""Stacked tensors, as transformers 5 has them in memory and optionally on disk."""
+"""Experts stacked into one tensor, the form that transformers 5 may save."""
 _QWEN_EXPERTS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
 _SHARED_EXPERT = (
     Stored("shared_router", "mlp.shared_expert_gate.weight", ("one", "hidden")),
@@ -157,7 +157,7 @@ _GPT2 = Layout(
 
 
 def keys_of(text: str) -> frozenset[str]:
-    """Return the keys that a text names, with spaces between them."""
+    """Split a text of keys at its spaces."""
     return frozenset(text.split())
 
 
@@ -166,49 +166,50 @@ _ROTARY = keys_of("num_key_value_heads head_dim rope_theta rope_scaling rope_par
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The switches and the tensors of one architecture."""
+    """The switches and tensor layout of one architecture."""
 
     layout: Layout
     keys: frozenset[str]
-    """The keys of config.json, beside those of all families, that this one obeys."""
+    """Keys of config.json that this family supports in addition to the common ones."""
     renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Keys renamed in this family."""
+    """The family's names for common keys of config.json."""
     tied: bool = False
-    """Whether embeddings are tied where config.json does not say."""
+    """Default of `tie_word_embeddings`."""
     optional_kv_heads: bool = False
-    """Whether a missing `num_key_value_heads` is the number of heads."""
+    """Whether `num_key_value_heads` defaults to the number of heads."""
     optional_head_dim: bool = True
-    """Whether a missing `head_dim` is the hidden size divided by the number of heads."""
+    """Whether `head_dim` defaults to the hidden size divided by the number of heads."""
     default_widening: int | None = None
-    """The intermediate size where config.json has none, in hidden sizes; None to demand it."""
+    """Default intermediate size as a multiple of the hidden size; None if config.json must have it.
+    """
     gemma: bool = False
-    """Whether norms are stored around 0, and embeddings are scaled."""
+    """Whether norm weights are stored minus 1 and embeddings are scaled, as in Gemma."""
     centred: bool = False
-    """Whether norms subtract the mean."""
+    """Whether norms subtract the mean (LayerNorm)."""
     rotary: bool = True
-    """Whether positions are rotated, and not an embedding of their own."""
+    """True for rotary positions, False for learned position embeddings."""
     full_every: int = 1
-    """One layer of so many has no window, where config.json has a window and no layer types."""
+    """Every n-th layer has full attention, if config.json has a window but no layer types."""
     unrotated_every: int | None = None
-    """One layer of so many rotates nothing, where config.json does not say which; None for none."""
+    """Every n-th layer has no rotary positions, unless config.json lists them; None if all have."""
     local_rope: bool = False
-    """Whether layers with a window have rotary positions of their own."""
+    """Whether layers with a window have rotary parameters of their own."""
     window_everywhere: bool = False
-    """Whether all layers have the window, where config.json has one."""
+    """Whether all layers have the window of config.json."""
     named_windows: bool = False
-    """Whether layer types have to say which layers have a window: releases of transformers differ
-    in what they take where nothing says it."""
+    """Whether `layer_types` is required for a window, because releases of transformers differ in
+    their default."""
     experts: tuple[str, ...] = ()
-    """The keys that the number of experts may have; none where no layer has any."""
+    """Alternative keys for the number of experts; empty for families without experts."""
     unused: frozenset[str] = frozenset()
-    """Keys that its checkpoints have, and that change nothing in this family."""
+    """Keys that occur in checkpoints of this family but have no effect."""
 
     def key(self, name: str) -> str:
-        """Return the name that this family has for a key of all families."""
+        """Return this family's name for a common key of config.json."""
         return self.renamed.get(name, name)
 
     def obeyed(self, common: frozenset[str]) -> frozenset[str]:
-        """Return the keys of config.json that are obeyed, of those of all families and its own."""
+        """Return all keys of config.json that this family supports."""
         rotary = _ROTARY if self.rotary else frozenset[str]()
         own = {*self.renamed.values(), *rotary, *self.keys, *self.unused}
         return (common - self.renamed.keys()) | own
@@ -221,7 +222,7 @@ _GEMMA_KEYS = keys_of(
 _GEMMA = MappingProxyType({"hidden_act": "hidden_activation"})
 _QWEN_WINDOW = keys_of("use_sliding_window sliding_window max_window_layers layer_types")
 _OF_ROUTER = keys_of("num_experts_per_tok output_router_logits router_aux_loss_coef")
-"""Router keys: the first one matters; the loss and the router's logits are unused."""
+"""Keys of the router. Only `num_experts_per_tok` affects inference."""
 _QWEN_ROUTER = keys_of(
     "num_experts num_local_experts moe_intermediate_size norm_topk_prob decoder_sparse_step "
     "mlp_only_layers"
@@ -333,7 +334,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "GPT2LMHeadModel": Family(
             _GPT2,
-            # The second line is of training, of classification, and a bound that was never used.
+            # The keys from attn_pdrop on are for training and classification, or unused (n_ctx).
             keys_of(
                 "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn "
                 "add_cross_attention attn_pdrop n_ctx task_specific_params summary_type "
@@ -348,4 +349,4 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )
-"""The architectures that are imported."""
+"""Supported decoder families by their name in `architectures`."""

@@ -1,81 +1,81 @@
-"""The form of a decoder: the sizes and switches that its arithmetic needs."""
+"""The form of a decoder: its sizes, switches and tensor layout."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor as checkpoints store it."""
+    """Name and shape of a tensor in a checkpoint."""
 
     role: str
-    """The key of its array among the parameters."""
+    """Key of the array in the parameters."""
     name: str
-    """Its name in a checkpoint, relative to its layer if it has one."""
+    """Name in the checkpoint, without the prefix of the layer."""
     shape: tuple[str, ...]
-    """The names of its sizes, see `Form.sizes`."""
+    """The dimensions, as keys of `Form.sizes`."""
     parts: tuple[tuple[str, str], ...] = ()
-    """Role and size of each of the parts that are fused along one dimension, in order."""
+    """Roles and sizes of the tensors that are fused into this one, in order."""
     transposed: bool = False
-    """Whether it is stored with its two dimensions the other way round than `shape` says."""
+    """Whether the checkpoint stores the transpose of `shape`."""
     fused_at: int = 0
     """The dimension along which `parts` are fused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names that a family of checkpoints has for its tensors."""
+    """The tensor names that a family's checkpoints use."""
 
     layer: tuple[Stored, ...]
-    """The tensors of every layer."""
+    """The tensors of every layer, without its feed-forward if `experts` is set."""
     ends: tuple[Stored, ...]
-    """Tensors outside of layers, the embedding first, without the head."""
+    """Tensors outside the layers except the head; the embedding is first."""
     layers: str
-    """The name of a layer, before its number."""
+    """Prefix of a layer's tensor names, before the layer number."""
     derived: tuple[str, ...]
-    """Ends of names of what config.json says already: older checkpoints store it too."""
+    """Suffixes of tensors in older checkpoints that can be derived from config.json."""
     optional_prefix: str = ""
-    """The beginning of all names but the head's, which older checkpoints leave out."""
+    """Prefix of all names except the head's; older checkpoints omit it."""
     feed_forward: tuple[Stored, ...] = ()
-    """More tensors of a layer without experts."""
+    """The feed-forward of layers without experts, if it is not in `layer`."""
     experts: tuple[tuple[Stored, ...], ...] = ()
-    """The ways in which checkpoints store the feed-forward of a layer with experts. One whose name
-    has a * is stored once for each expert, by its number, without the first dimension."""
+    """Alternative layouts of a feed-forward with experts. A name with `*` is stored once per
+    expert, with the expert's number, and without the first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary positions of a layer."""
+    """Rotary position parameters of a layer."""
 
     frequencies: tuple[float, ...] = ()
-    """Radians per position of each rotated pair; the others are unchanged."""
+    """Radians per position for each rotated pair of elements; further elements are not rotated."""
     scale: float = 1.0
-    """The factor of what is rotated."""
+    """Factor for rotated elements."""
     original: int = 0
-    """With `long_frequencies`: the longest cache with `frequencies`."""
+    """Longest cache that uses `frequencies`, if `long_frequencies` is set."""
     long_frequencies: tuple[float, ...] = ()
-    """Frequencies of a cache with more positions; empty where all caches have the same."""
+    """Frequencies for caches longer than `original`; empty if these use `frequencies` too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of experts of some layers."""
+    """Parameters of the mixture of experts."""
 
     count: int
     chosen: int
-    """The experts that each token is given to."""
+    """Experts per token."""
     normalised: bool
-    """Whether the shares of those experts are made to sum to 1."""
+    """Whether the weights of a token's experts are normalised to sum to 1."""
     intermediate: int
-    """The intermediate size of one expert."""
+    """Intermediate size of each expert."""
     shared: int
-    """Size of the shared expert; 0 for none."""
+    """Intermediate size of the shared expert; 0 if there is none."""
     layers: tuple[bool, ...]
-    """For each layer: whether it has experts."""
+    """Whether each layer has experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The computation of `forward`, without its numbers."""
+    """The sizes and switches that `forward` needs besides the parameters."""
 
     vocab: int
     hidden: int
@@ -84,35 +84,36 @@ class Form:
     head_dim: int
     intermediate: int
     max_length: int
-    """The most positions that the model was made for."""
+    """Context length of the model."""
     windows: tuple[int | None, ...]
-    """For each layer: its attention window, the token itself included; None is all."""
+    """Attention window of each layer in tokens, including the current one; None for full attention.
+    """
     ropes: tuple[Rope, ...]
-    """For each layer; one without frequencies does not rotate."""
+    """Rotary parameters of each layer; without frequencies it has no rotary positions."""
     norm_epsilon: float
     centred: bool
-    """True where norms subtract the mean (LayerNorm), False where they do not (RMSNorm)."""
+    """True for LayerNorm, False for RMSNorm."""
     norm_offset: float
-    """Added to the weights of norms: Gemma stores them around 0."""
+    """Added to the weights of norms; 1 for Gemma."""
     attention_scale: float
     attention_cap: float | None
     logit_cap: float | None
     embedding_scale: float
     activation: str
     post_norms: bool
-    """True where what attention and the feed-forward return is normalised before it is added."""
+    """Whether the outputs of attention and feed-forward are normalised before they are added."""
     tied: bool
-    """True where the embedding is the matrix of the logits too."""
+    """Whether the embedding matrix is used for the logits too."""
     stop_tokens: tuple[int, ...]
     layout: Layout
     experts: Experts | None = None
     residual_scale: float = 1.0
-    """The factor of what attention and the feed-forward return, before it is added."""
+    """Factor for the outputs of attention and feed-forward before they are added."""
     logit_divisor: float = 1.0
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the sizes that shapes of tensors are made of, by name."""
+        """Return the sizes that `Stored.shape` refers to, by name."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         experts = self.experts
         of_experts = (

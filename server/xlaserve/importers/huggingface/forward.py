@@ -1,8 +1,8 @@
-"""The arithmetic of decoders as pure functions: cache, step of all slots, prompt chunk.
+"""The forward pass of decoders as pure functions: empty cache, decoding step, prompt chunk.
 
-A cache holds for each layer an array of keys and one of values, [slot, kv head, position, dim]:
-XLA then writes rows in place where the cache is donated. Rows are written by scatter, which drops
-a position beyond the end; `dynamic_update_slice` would clamp it and overwrite earlier rows.
+The cache holds an array of keys and one of values per layer, [slot, kv head, position, dim]. With
+this layout XLA updates rows in place if the cache is donated. Rows are written by a scatter, which
+drops positions beyond the end; `dynamic_update_slice` would clamp them and overwrite earlier rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from xlaserve.importers.huggingface.products import multiply, rows_of
 
 Cache: TypeAlias = tuple[tuple[jax.Array, jax.Array], ...]
 Parameters: TypeAlias = Mapping[str, Any]
-"""The arrays by role: `embedding`, `norm`, `layers`, and `head` where it is not tied.
-Matrices may be quantised, see `products`."""
+"""The arrays by role: `embedding`, `norm`, `layers`, and `head` unless it is tied. Matrices may be
+quantised, see `products`."""
 
 _NOWHERE = 1 << 30
 """A position beyond the end of every cache."""
@@ -30,7 +30,7 @@ _ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def init_cache(form: Form, dtype: Any, slots: int, length: int) -> Cache:
-    """Return an empty cache for this many sequences of this many positions."""
+    """Return a cache of zeros for `slots` sequences of up to `length` positions."""
     shape = (slots, form.kv_heads, length, form.head_dim)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in form.windows)
 
@@ -43,10 +43,10 @@ def decode(  # noqa: PLR0917, the signature that generators have
     tokens: jax.Array,
     positions: jax.Array,
 ) -> tuple[jax.Array, Cache]:
-    """Return the logits [slots, vocab] after one token of each slot, and the cache with it.
+    """Decode one token in every slot; return the logits [slots, vocab] and the new cache.
 
-    `window` has the length of the positions that are attended to, which all that count are below.
-    A slot whose position is beyond the end changes nothing.
+    Attention reads the first `len(window)` positions of the cache, so all positions of active slots
+    must be below that. A slot whose position is beyond the end of the cache is not written.
     """
     slots = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     length = window.shape[0]
@@ -74,9 +74,10 @@ def chunk(  # noqa: PLR0917, the signature that generators have
     start: jax.Array,
     n: jax.Array,
 ) -> tuple[jax.Array, Cache]:
-    """Return the logits [vocab] after the n-th token, and the cache with n tokens from start on.
+    """Process a prompt chunk for one slot; return the n-th token's logits [vocab] and the cache.
 
-    What is in `tokens` behind the n-th is padding, which is not stored; n is 1 or more.
+    The first n of `tokens` are written to the cache from position `start`; n is at least 1. The
+    rest is padding, which is not written.
     """
     count = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     positions = start + count
@@ -99,7 +100,7 @@ def chunk(  # noqa: PLR0917, the signature that generators have
 
 
 def all_logits(form: Form, params: Parameters, tokens: jax.Array) -> jax.Array:
-    """Return the logits [n, vocab] after each of n tokens, from the first position on."""
+    """Return the logits [n, vocab] after each token of a sequence that starts at position 0."""
     positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     cache = init_cache(form, params["norm"].dtype, 1, tokens.shape[0])
 
@@ -114,11 +115,13 @@ def all_logits(form: Form, params: Parameters, tokens: jax.Array) -> jax.Array:
 _Access: TypeAlias = tuple[
     Callable[[jax.Array, jax.Array], jax.Array], Callable[[jax.Array], jax.Array]
 ]
-"""Write rows [b, c, kv head, dim] into an array of the cache; read what is attended to."""
+"""Two functions: write rows [b, c, kv head, dim] to a cache array, and read the part of it that
+attention uses."""
 
 
 _Given: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
-"""Tokens and their positions [b, c], and whether each of all [b x c] is a request's."""
+"""Tokens [b, c], their positions [b, c], and for all b x c tokens whether they are real: not
+padding, and not of an unused slot."""
 
 
 def _layers(
@@ -128,7 +131,7 @@ def _layers(
     dtype = params["norm"].dtype
     x = rows_of(params["embedding"], tokens, dtype) * jnp.asarray(form.embedding_scale, dtype)
     if "positions" in params:
-        # Positions beyond the end are those of padding, and of slots that nobody has.
+        # Only padding and unused slots have positions beyond the end.
         x = x + params["positions"].at[positions].get(mode="clip")
     length = cache[0][0].shape[2]
     turns = {rope: _turns(rope, positions, length) for rope in dict.fromkeys(form.ropes)}
@@ -151,7 +154,7 @@ def _layers(
 def _heads(
     form: Form, layer: Parameters, x: jax.Array, turned: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return queries, keys and values [b, c, heads, dim], the first two turned."""
+    """Return queries, keys and values [b, c, heads, dim]; rotary positions are applied."""
     shape = (*x.shape[:2], -1, form.head_dim)
     q, k, v = (_linear(layer, role, x) for role in "qkv")
     if "q_norm" in layer:
@@ -160,15 +163,16 @@ def _heads(
 
 
 def _norm_of_parts(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
-    """Normalise parts as long as the weights: each head, or all of them at once."""
+    """Normalise blocks of the size of the weights: each head, or all heads together."""
     parts = x.reshape(*x.shape[:2], -1, layer[role].shape[0])
     return _norm(form, parts, layer, role).reshape(x.shape)
 
 
 def _turns(rope: Rope, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
-    """Return cosines and sines [b, c, 1, pairs] for a cache of this many positions.
+    """Return rotary cosines and sines [b, c, 1, pairs].
 
-    A cache holds keys that were turned: all are turned alike, whatever the length of their request.
+    The choice between short and long frequencies depends on the length of the cache, not of the
+    request, since all keys in a cache must be rotated alike.
     """
     frequencies = jnp.asarray(rope.frequencies, jnp.float32)
     if rope.long_frequencies:
@@ -180,7 +184,7 @@ def _turns(rope: Rope, positions: jax.Array, length: Any) -> tuple[jax.Array, ja
 
 
 def _rotate(x: jax.Array, turned: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate pairs of elements, half of the rotated part apart; the rest is unchanged."""
+    """Rotate pairs (i, i + half) of the elements; those beyond `2 * half` are unchanged."""
     cos, sin = turned
     half = cos.shape[-1]
     first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
@@ -189,7 +193,7 @@ def _rotate(x: jax.Array, turned: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def _seen(positions: jax.Array, length: int, window: int | None) -> jax.Array:
-    """Return [b, c, length]: whether a token attends to a position."""
+    """Return the attention mask [b, c, length], True for visible positions."""
     at, own = jnp.arange(length, dtype=jnp.int32)[None, None], positions[:, :, None]
     seen = at <= own
     return seen if window is None else seen & (at > own - window)
@@ -198,14 +202,15 @@ def _seen(positions: jax.Array, length: int, window: int | None) -> jax.Array:
 def _attention(
     form: Form, q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
 ) -> jax.Array:
-    """Return [b, c, heads x dim]; each key head serves its group of queries."""
+    """Grouped-query attention; returns [b, c, heads x dim]."""
     b, c = q.shape[:2]
     groups, rows = form.heads // form.kv_heads, c * (form.heads // form.kv_heads)
-    # The queries of a head of keys are the rows of one product: XLA has a quick one for that on a
-    # CPU, and for no other order of the dimensions.
+    # All queries of a key head become rows of one matrix product: of the possible dimension orders,
+    # only this one has a fast kernel in XLA for CPUs.
     queries = q.reshape(b, c, form.kv_heads, groups, form.head_dim).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(b, form.kv_heads, rows, form.head_dim)
-    # It has none for a single row of BF16: all keys and values would be turned into FP32.
+    # There is no such kernel for a single BF16 row: XLA would convert all keys and values to FP32.
+    # Add a row.
     spare = int(groups == 1 and _is_step(q) and keys.dtype == jnp.bfloat16)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, spare), (0, 0)))
     scores = jnp.einsum("bkrd,bkwd->bkrw", queries, keys, preferred_element_type=jnp.float32)
@@ -218,7 +223,7 @@ def _attention(
 
 
 def _of_rows(seen: jax.Array, groups: int, spare: int) -> jax.Array:
-    """Return [b, 1, rows, length]: what each row of a product sees, a spare one as the first."""
+    """Return the mask [b, 1, rows, length] for the rows of `_attention`'s product."""
     b, c, length = seen.shape
     rows = jnp.broadcast_to(seen[:, None], (b, groups + spare, c, length))
     return rows.reshape(b, 1, (groups + spare) * c, length)
@@ -240,19 +245,19 @@ def _feed_forward(form: Form, layer: Parameters, x: jax.Array, is_real: jax.Arra
 def _shared(
     layer: Parameters, x: jax.Array, activation: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Return what the expert of all tokens gives, by the share that each token has of it."""
+    """Return the output of the shared expert, weighted per token by its gate."""
     share = jax.nn.sigmoid(_linear(layer, "shared_router", x))
     gated = activation(_linear(layer, "shared_gate", x)) * _linear(layer, "shared_up", x)
     return share * _linear(layer, "shared_down", gated)
 
 
 def _normed(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
-    """Normalise what a layer has such a norm for."""
+    """Apply the norm of this role, if the layer has one."""
     return _norm(form, x, layer, role) if role in layer else x
 
 
 def _behind(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array:
-    """Return what is added to the sum of the layers before."""
+    """Prepare the output of a block for the residual sum: norm and scale."""
     normed = _norm(form, x, layer, role) if form.post_norms else x
     if form.residual_scale == 1:
         return normed
@@ -266,7 +271,7 @@ def _linear(layer: Parameters, role: str, x: jax.Array) -> jax.Array:
 
 
 def _is_step(x: jax.Array) -> bool:
-    """Tell whether [b, c, hidden] is one token of each of some sequences."""
+    """Tell whether x [b, c, hidden] is a decoding step, with one token per sequence."""
     return bool(x.shape[1] == 1)
 
 

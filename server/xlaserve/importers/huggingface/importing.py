@@ -1,4 +1,4 @@
-"""Writes a directory as Hugging Face has it as a version directory: a generator."""
+"""Imports a Hugging Face language model directory as a version directory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,33 +29,33 @@ _OF_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class ImportedLanguage:
-    """A language model that was imported."""
+    """The result of importing a language model."""
 
     path: Path
     """The version directory."""
     form: Form
     dtype: str
-    """Datatype of the parameters, as the checkpoint has them."""
+    """Datatype of the parameters in the checkpoint."""
     checkpoint_bytes: int
-    """The size of the parameters there."""
+    """Size of the parameters in the checkpoint's datatype."""
     parameters_bytes: int
-    """Their size as they are imported."""
+    """Size of the parameters after quantisation."""
     agreement: Agreement | None
-    """How far quantised ones are off."""
+    """How close the quantised model is to the original; None without quantisation."""
     files: Sequence[str]
 
 
 def import_checkpoint(
     source: Path, directory: Path, version: int | None = None, quantise: str | None = None
 ) -> ImportedLanguage:
-    """Import a checkpoint to a version of the model's directory, the next one if not given.
+    """Import a checkpoint as a version of the model, by default the next version.
 
     Parameters keep their datatype, or are quantised to one of `quantising.KINDS`. Raises
-    InvalidModel for what is not supported, by its name, and FileExistsError.
+    InvalidModel for an unsupported model, and FileExistsError if the version exists.
     """
     target = version_numbers.target(directory, version)
     form = configuration.read(source)
-    # Where there is space for the model: temporary files may be in memory.
+    # Use the target's file system, which needs space for the model anyway; /tmp may be in memory.
     scratch = next(place for place in target.absolute().parents if place.is_dir())
     params = checkpoint.read(source, form, scratch)
     if not form.stop_tokens:

@@ -1,16 +1,16 @@
-"""Products with matrices stored as they are, or quantised to 8 or 4 bits.
+"""Matrix products whose weights are plain, or quantised to 8 or 4 bits.
 
-A quantised one is a mapping, as `quantising` makes it. A product turns some of its rows at a time
-into numbers: all at once would be temporaries as large as the matrix was before. Matrices of
-several experts are one array with the expert as its first dimension; rows of one expert are copied
-out of it as few at a time, so that the copy stays in the cache of a CPU.
+A quantised matrix is a mapping of arrays, see `quantising`. It is dequantised some rows at a time,
+because a dequantised copy of the whole matrix would take as much memory as the original did. The
+matrices of several experts form one array with the expert as its first dimension; a block of one
+expert's rows is small enough to stay in the CPU cache.
 
-On a CPU, XLA has quick products for some forms only, and a step of a generator is little else than
-reading matrices: each datatype is multiplied in the form that was measured to be quick for it.
-Other platforms are given the plain product.
+A decoding step is limited by the speed of reading the weights, and on CPUs XLA has fast kernels
+only for some product forms. So each datatype uses the form that was measured to be fastest there;
+other platforms use the plain product.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -24,24 +24,24 @@ import jax.numpy as jnp
 from jax import lax
 
 Matrix: TypeAlias = "jax.Array | Mapping[str, jax.Array]"
-"""[out, in]; or `int8` [out, in] with a `scale` [out]; or `int4` [out, in / 2], of which the low
-bits are the first half of a row, with a `scale` [out, groups]. Those of experts have one dimension
-before these."""
+"""An array [out, in]; or `int8` [out, in] with `scale` [out]; or `int4` [out, in / 2] with `scale`
+[out, groups], whose low nibbles hold the first half of a row. Matrices of experts have an
+additional leading dimension."""
 
 _AT_ONCE = 1 << 20
-"""Elements of a matrix that are turned into numbers at a time."""
+"""Matrix elements that are dequantised at a time."""
 _PLAIN = "plain"
-"""The only array of an unquantised matrix."""
+"""Key for the array of an unquantised matrix."""
 INT4_ZERO = 8
-"""The 4 bits that stand for 0."""
+"""The nibble that represents 0."""
 
 
 def multiply(
     x: jax.Array, matrix: Matrix, accumulate: Any = None, *, few: bool = False
 ) -> jax.Array:
-    """Return x[..., in] times a matrix, [..., out], in `accumulate` or the dtype of x.
+    """Multiply x [..., in] by a matrix; return [..., out] in `accumulate` or the dtype of x.
 
-    `few` says that the rows of x are those of slots, and not those of a text.
+    `few` tells whether x is a decoding step, with one row per slot.
     """
     if isinstance(matrix, Mapping):
         return _of_rows_at_a_time(x, matrix, accumulate)
@@ -60,18 +60,18 @@ def _plain(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def _turned(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Return the product with the matrix in front, which is read as it lies."""
+    """Compute the product with the matrix as left operand, so that it is read in memory order."""
     flat = x.reshape(-1, x.shape[-1])
     found = lax.dot_general(
         matrix, flat.T, (((1,), (0,)), ((), ())), preferred_element_type=accumulate
     )
-    # XLA would put x in front again, and rearrange the matrix for that in every step.
+    # Without the barrier XLA would swap the operands and transpose the matrix in every step.
     kept: jax.Array = lax.optimization_barrier(found)
     return kept.T.reshape(*x.shape[:-1], matrix.shape[0])
 
 
 def _with_spare_row(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Return the product of one row more: for a single one, XLA turns a whole matrix into FP32."""
+    """Multiply with one extra row: for a single row XLA converts the whole matrix to FP32."""
     flat = x.reshape(-1, x.shape[-1])
     spare = jnp.zeros((1, x.shape[-1]), x.dtype)
     found = _plain(accumulate, jnp.concatenate([flat, spare]), matrix)
@@ -79,7 +79,7 @@ def _with_spare_row(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Arr
 
 
 def _by_rows(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Return the product of some rows of the matrix at a time: XLA turns all FP16 into FP32."""
+    """Multiply by blocks of matrix rows, because XLA converts FP16 matrices to FP32."""
     return _of_rows_at_a_time(x, {_PLAIN: matrix}, accumulate)
 
 
@@ -88,12 +88,13 @@ _CPU_OF_MANY: Mapping[str, _Form] = MappingProxyType({"float16": _by_rows})
 _CPU_OF_FEW: Mapping[str, _Form] = MappingProxyType(
     {"float32": _turned, "bfloat16": _with_spare_row, "float16": _by_rows}
 )
-"""Forms for few rows on a CPU, by datatype of the matrix; `_plain` for others."""
+"""Product forms for few rows on a CPU, by datatype of the matrix; `_plain` for others."""
 
 
 def _of_rows_at_a_time(x: jax.Array, stored: Mapping[str, jax.Array], accumulate: Any) -> jax.Array:
     out, size = next(iter(stored.values())).shape[0], x.shape[-1]
-    # Two at least: XLA makes no loop of one, and would turn all matrices into numbers ahead.
+    # At least two blocks: XLA removes a loop of one iteration, and would dequantise ahead of the
+    # step.
     blocks = min(out, max(2, -(-out * size // _AT_ONCE)))
 
     def of(start: Any, rows: int) -> jax.Array:
@@ -104,12 +105,12 @@ def _of_rows_at_a_time(x: jax.Array, stored: Mapping[str, jax.Array], accumulate
 
 
 def multiply_one(x: jax.Array, matrices: Matrix, number: jax.Array) -> jax.Array:
-    """Return x[..., in] times one of several matrices [n, out, in], [..., out], by its number."""
+    """Multiply x [..., in] by the matrix at index `number` of several; return [..., out]."""
     stacked = matrices if isinstance(matrices, Mapping) else {_PLAIN: matrices}
     out = next(iter(stacked.values())).shape[1]
 
     def of(start: Any, size: int) -> jax.Array:
-        # One slice of both: rows of a matrix that was taken out before would be a copy of it all.
+        # Slice expert and rows at once; slicing the expert first would copy its whole matrix.
         cut = {k: _cut(array, number, start, size) for k, array in stacked.items()}
         return _of_block(x, cut, None)
 
@@ -117,7 +118,7 @@ def multiply_one(x: jax.Array, matrices: Matrix, number: jax.Array) -> jax.Array
 
 
 def _cut(stacked: jax.Array, number: jax.Array, start: Any, size: int) -> jax.Array:
-    """Return rows [size, ...] of one of several arrays [n, rows, ...]."""
+    """Return `size` rows from `start` on of the array at index `number`."""
     places = (number, jnp.int32(start), *[jnp.int32(0)] * (stacked.ndim - 2))
     sizes = (1, size, *stacked.shape[2:])
     return lax.dynamic_slice(stacked, places, sizes).reshape(sizes[1:])
@@ -126,7 +127,7 @@ def _cut(stacked: jax.Array, number: jax.Array, start: Any, size: int) -> jax.Ar
 def _by_blocks(
     x: jax.Array, out: int, blocks: int, of: Callable[[Any, int], jax.Array]
 ) -> jax.Array:
-    """Compute products block by block of rows; `of` gets start and size."""
+    """Compute the product in blocks of matrix rows; `of` gets the start and the size of a block."""
     rows = out // blocks
     if blocks == 1:
         return of(0, out)
@@ -139,7 +140,7 @@ def _by_blocks(
 
 
 def rows_of(matrix: Matrix, numbers: jax.Array, dtype: Any) -> jax.Array:
-    """Return rows of a matrix, [..., in], by their numbers."""
+    """Look up rows of an embedding matrix, [..., in], by their indices."""
     if not isinstance(matrix, Mapping):
         return matrix[numbers]
     scale = matrix["scale"][numbers][..., None]
@@ -148,7 +149,8 @@ def rows_of(matrix: Matrix, numbers: jax.Array, dtype: Any) -> jax.Array:
 
 def _of_block(x: jax.Array, block: Mapping[str, jax.Array], accumulate: Any) -> jax.Array:
     if _PLAIN in block:
-        # Numbers of FP16 are wider than they: XLA would widen them too, and do so in memory.
+        # Convert explicitly: XLA multiplies FP16 in FP32 anyway, and would convert the whole
+        # matrix.
         wide = jnp.float32 if block[_PLAIN].dtype == jnp.float16 else x.dtype
         numbers = block[_PLAIN].astype(wide)
         found = jnp.einsum(

@@ -1,4 +1,4 @@
-"""Matrices of a decoder quantised to 8 or 4 bits, as `products` multiplies them."""
+"""Quantises a decoder's matrices to 8 or 4 bits, in the format that `products` reads."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from xlaserve.tensors import Tensor
 
 _MOST_INT8, _MOST_INT4 = 127, 7
 GROUP = 32
-"""The most elements of a row that have one scale in 4 bits."""
+"""Largest number of elements that share a scale in int4."""
 _LEAST_GROUP = 8
 _MATRICES = frozenset(
     {
@@ -25,10 +25,11 @@ _MATRICES = frozenset(
 
 
 def quantised(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the parameters with the matrices of their layers as one of KINDS.
+    """Return the parameters with the layers' matrices quantised to one of KINDS.
 
-    The embedding and the head are of 8 bits in both: the rarest tokens are rows of them. Norms,
-    biases, routers and learned positions stay. Raises InvalidModel, with the tensor's role.
+    The embedding and the head are always int8, because each token has only one row in them. Norms,
+    biases, routers and learned positions are not quantised. Raises InvalidModel that names the
+    tensor.
     """
     found = dict(params)
     for role in ("embedding", "head"):
@@ -49,7 +50,7 @@ def quantised(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _matrices(
     kind: Callable[[Tensor, str], dict[str, Tensor]], array: Tensor, role: str
 ) -> dict[str, Tensor]:
-    """Return a matrix, or those of all experts one by one, as one kind."""
+    """Quantise a matrix, or each matrix of a stack of experts."""
     if array.ndim == 2:
         return kind(array, role)
     found = [kind(matrix, role) for matrix in array]
@@ -57,14 +58,14 @@ def _matrices(
 
 
 def int8(matrix: Tensor, role: str) -> dict[str, Tensor]:
-    """Return [out, in] as int8 with an FP32 scale for each row: its largest number is 127."""
+    """Quantise [out, in] to int8 with an FP32 scale per row, which maps its maximum to 127."""
     wide = matrix.astype(np.float32)
     scale = _scale(wide, _MOST_INT8, role)
     return {"int8": np.rint(wide / scale[:, None]).astype(np.int8), "scale": scale}
 
 
 def int4(matrix: Tensor, role: str) -> dict[str, Tensor]:
-    """Return [out, in] as two numbers a byte, with a BF16 scale for each group of a row."""
+    """Quantise [out, in] to packed nibbles with a BF16 scale per group of elements."""
     out, size = matrix.shape
     group = math.gcd(size // 2, GROUP)
     if size % 2 or group < _LEAST_GROUP:
@@ -73,7 +74,7 @@ def int4(matrix: Tensor, role: str) -> dict[str, Tensor]:
             f"int4, got {size}; int8 has no such bound"
         )
     groups = matrix.astype(np.float32).reshape(out, size // group, group)
-    # Rounded first: the numbers are those of the scale that is stored.
+    # Round the scale first, so that the numbers match the stored scale.
     scale = _scale(groups, _MOST_INT4, role).astype(ml_dtypes.bfloat16)
     found = np.rint(groups / scale.astype(np.float32)[..., None])
     low = np.clip(found, -INT4_ZERO, _MOST_INT4).reshape(out, size) + INT4_ZERO
@@ -91,4 +92,4 @@ def _scale(numbers: Tensor, most: int, role: str) -> Tensor:
 KINDS: Mapping[str, Callable[[Tensor, str], dict[str, Tensor]]] = MappingProxyType(
     {"int8": int8, "int4": int4}
 )
-"""The types that matrices are quantised to, by name."""
+"""Quantisation functions by name."""

@@ -1,4 +1,4 @@
-"""Rotary positions, with the scalings that config.json may ask for."""
+"""Reads rotary position parameters and their scaling from config.json."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,51 +13,51 @@ from xlaserve.importers.huggingface.form import Rope
 
 Frequencies = npt.NDArray[np.float32]
 _LEAST, _MOST = 1e-9, 1e12
-"""Plausible range of numbers, which keeps the computation finite."""
+"""Accepted range of numbers, so that the computation stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """The fields that one rope_type reads, and the function of it."""
+    """The fields and the function of one rope_type."""
 
     scaled: Callable[["_Asked"], Rope]
     needed: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
-    """Keys of a number for each pair of rotated elements."""
+    """Fields that are lists with a number per rotated pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The parameters of one kind of layer, checked."""
+    """The validated rotary parameters of one kind of layer."""
 
     plain: Frequencies
-    """Frequencies without a scaling."""
+    """Frequencies before scaling."""
     theta: float
     rotated: int
-    """Elements of a head that are rotated."""
+    """Rotated elements per head."""
     numbers: Mapping[str, float]
-    """Required numbers, and the given optional ones."""
+    """Required numbers, and the optional ones that are present."""
     flags: Mapping[str, bool]
     lists: Mapping[str, Frequencies]
     most: float
-    """The positions that the model was made for."""
+    """Context length of the model."""
 
 
 def read(config: Mapping[str, object], head_dim: int) -> Rope:
-    """Return the rotary positions of all layers. Raises InvalidModel.
+    """Return the rotary parameters that all layers share. Raises InvalidModel.
 
-    transformers 5 writes `rope_parameters`; older ones `rope_scaling` beside `rope_theta`.
+    transformers 5 writes `rope_parameters`; older releases write `rope_scaling` and `rope_theta`.
     """
     return _rope(*_found(config), head_dim, _most(config))
 
 
 def read_both(config: Mapping[str, object], head_dim: int) -> tuple[Rope, Rope]:
-    """Return those of layers with a window, and those of the others. Raises InvalidModel.
+    """Return the rotary parameters of layers with a window and of others. Raises InvalidModel.
 
-    transformers 5 writes both into `rope_parameters`; older ones the first as
-    `rope_local_base_freq`, which no `rope_scaling` is for.
+    transformers 5 writes both to `rope_parameters`. Older releases write `rope_local_base_freq` for
+    layers with a window, to which `rope_scaling` does not apply.
     """
     stated = config.get("rope_parameters")
     if stated is None:
@@ -112,7 +112,7 @@ def _rope(place: str, found: Mapping[str, object], head_dim: int, most: float) -
 
 def _kind(found: Mapping[str, object]) -> object:
     kind = found.get("rope_type", found.get("type", "default"))
-    return "longrope" if kind == "su" else kind  # as the first checkpoints of Phi 3 name it
+    return "longrope" if kind == "su" else kind  # the first Phi-3 checkpoints call it su
 
 
 _ALWAYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -175,7 +175,7 @@ def _linear(asked: _Asked) -> Rope:
 
 
 def _llama3(asked: _Asked) -> Rope:
-    """Divide low frequencies by the factor, keep high ones, and interpolate between."""
+    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
     plain, numbers = asked.plain, asked.numbers
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     if low >= high:
@@ -187,9 +187,9 @@ def _llama3(asked: _Asked) -> Rope:
 
 
 def _yarn(asked: _Asked) -> Rope:
-    """Keep what turns often within the original length, divide what turns rarely, by a ramp.
+    """Keep high frequencies, divide low ones by the factor, and interpolate linearly between them.
 
-    Sharper attention makes up for the length: both queries and keys are multiplied.
+    Queries and keys are scaled as well, which sharpens attention over long contexts.
     """
     numbers, pairs = asked.numbers, len(asked.plain)
     fast, slow = numbers.get("beta_fast", 32.0), numbers.get("beta_slow", 1.0)
@@ -199,7 +199,7 @@ def _yarn(asked: _Asked) -> Rope:
         raise InvalidModel(f"config.json: rope_theta: expected more than 1, got {asked.theta}")
 
     def pair_of(turns: float) -> float:
-        """Return which pair turns so often within the original length."""
+        """Return the (fractional) index of the pair with this many turns in the original length."""
         length = numbers["original_max_position_embeddings"] / (turns * 2 * math.pi)
         return asked.rotated * math.log(length) / (2 * math.log(asked.theta))
 
@@ -215,7 +215,7 @@ def _yarn(asked: _Asked) -> Rope:
 
 
 def _longrope(asked: _Asked) -> Rope:
-    """Divide each pair by its own factor, of the short or the long list."""
+    """Divide each frequency by its factor from the short or the long list."""
     numbers = asked.numbers
     original = numbers["original_max_position_embeddings"]
     if original <= 1 or not original.is_integer():
@@ -260,4 +260,4 @@ _SCALINGS: Mapping[str, _Scaling] = MappingProxyType(
         ),
     }
 )
-"""The reading of each rope_type."""
+"""The supported rope_types."""

@@ -1,1 +1,1 @@
-"""ONNX models, converted once to functions that JAX exports."""
+"""Converts ONNX models to functions that JAX can export."""

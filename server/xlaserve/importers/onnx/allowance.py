@@ -1,4 +1,4 @@
-"""The tolerance of a comparison, larger where a model rounds to few bits."""
+"""The tolerance of the onnxruntime comparison, which is wider for quantised models."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from xlaserve.importers.onnx.graph import Graph, Node
 from xlaserve.tensors import Tensor, TensorSpec
 
 STEPS = 4
-"""Quantisation steps by which an output may differ. The last bit of a number halfway between two
-steps decides how it is rounded, and XLA sums products in another order; each layer may add a step.
+"""Number of quantisation steps by which an output may differ. XLA sums products in another order
+than onnxruntime, which can flip the rounding of numbers halfway between two steps, in each layer.
 """
 
 _LEVELS = 255
-"""Steps between the least and the largest number of 8 bits."""
+"""Steps between the smallest and the largest 8-bit number."""
 
 _NARROW = {"FP16": 1e-2, "BF16": 5e-2}
-"""Least tolerances of narrow outputs, by datatype."""
+"""Minimum tolerances of FP16 and BF16 outputs."""
 
 _ROUNDING = frozenset(
     {
@@ -28,10 +28,10 @@ _ROUNDING = frozenset(
         "QuantizeLinear",
     }
 )
-"""Operators that round intermediate results to 8 bits; so do all with the prefix QLinear."""
+"""Operators that round intermediate results to 8 bits, besides those named QLinear*."""
 
 _OF_SCALE = {"QuantizeLinear": 1, "QLinearConv": 6, "QLinearMatMul": 6}
-"""Operators whose output has a step that is known, and the input that is it."""
+"""Operators whose output has a known quantisation step, with the position of its scale input."""
 
 _KEEPING = frozenset(
     {
@@ -47,28 +47,27 @@ _KEEPING = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators whose output has the steps of their first input."""
+"""Operators that keep the quantisation step of their first input."""
 
 
 _SIGMOID_STEP = 2.0**-23
-"""The step of FP32 at 1. onnxruntime computes a Sigmoid as a fraction plus a half, so its error is
-some of these steps, however small the result.
-"""
+"""Spacing of FP32 numbers near 1. onnxruntime computes Sigmoid as 0.5 plus a fraction, so its
+absolute error is a few of these, even if the result is tiny."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The most that an output may differ by."""
+    """The largest accepted difference of an output."""
 
     relative: float
-    """Relative to its largest number."""
+    """Difference divided by the output's largest absolute value."""
     absolute: float = 0.0
-    """Absolute; either bound suffices."""
+    """Absolute difference; an output passes if it meets either limit."""
     why: str = ""
-    """The quantisation steps of the model behind it; empty for a requested tolerance."""
+    """Explains a limit that comes from quantisation; empty if it is the requested tolerance."""
 
     def covers(self, absolute: float, relative: float) -> bool:
-        """Tell whether a difference is allowed."""
+        """Tell whether a difference is within the limits."""
         return relative <= self.relative or absolute <= self.absolute
 
     def __str__(self) -> str:
@@ -79,7 +78,7 @@ class Allowance:
 
 
 def allowance(graph: Graph, spec: TensorSpec, tolerance: float) -> Allowance:
-    """Return the tolerance of an output, at least `tolerance`."""
+    """Return the accepted difference of an output; its relative limit is at least `tolerance`."""
     relative = max(tolerance, _NARROW.get(spec.datatype.name, 0.0))
     if not any(map(_rounds, graph.nodes)):
         ends = _maker(graph, spec.name)
@@ -100,7 +99,7 @@ def _rounds(node: Node) -> bool:
 
 
 def _step(graph: Graph, name: str) -> float | None:
-    """Return the distance of two neighbouring numbers of an output, None where it is not known."""
+    """Return the quantisation step of an output, or None if it is unknown."""
     node = _maker(graph, name)
     if node is None or node.operator not in _OF_SCALE:
         return None
@@ -109,7 +108,7 @@ def _step(graph: Graph, name: str) -> float | None:
 
 
 def _maker(graph: Graph, name: str) -> Node | None:
-    """Return the node that computes an output, skipping nodes that pass values through."""
+    """Return the node that computes an output; operators that keep the step are skipped."""
     makers = {output: node for node in graph.nodes for output in node.outputs}
     node = makers.get(name)
     while node is not None and node.operator in _KEEPING:

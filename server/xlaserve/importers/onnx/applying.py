@@ -1,4 +1,4 @@
-"""The application of one operator to values; errors name the node."""
+"""Applies one operator to values; errors name the node."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from xlaserve.importers.onnx.values import is_host, settled
 
 
 def apply(node: Node, arguments: Sequence[AnyValue | None]) -> list[AnyValue]:
-    """Compute one node; raises InvalidModel that names it."""
+    """Compute the outputs of one node; raises InvalidModel that names the node."""
     row = operators.find(node)
     try:
         return _computed(row, node, arguments)
     except InvalidModel as error:
         raise InvalidModel(f"{node}: {error}") from error
-    # Whatever JAX or numpy find wrong with a node, the author needs to know with which.
+    # JAX and numpy may raise anything; the model's author needs to know which node it was.
     except Exception as error:
         raise InvalidModel(f"{node}: {type(error).__name__}: {error}") from error
 
@@ -41,12 +41,12 @@ def _computed(row: Operator, node: Node, arguments: Sequence[AnyValue | None]) -
 
 
 def check_known(argument: object, position: int) -> None:
-    """Raise InvalidModel for an input whose elements are not known while a graph is traced."""
+    """Raise InvalidModel for an input whose elements are unknown during tracing."""
     if not is_host(argument):  # type: ignore[arg-type]
         raise InvalidModel(f"its input {position} depends on the data, and must not")
 
 
 def check_obeyed(node: Node) -> None:
-    """Raise InvalidModel for an attribute that the operator did not look at."""
+    """Raise InvalidModel for an attribute that the operator did not read."""
     if node.unread():
         raise InvalidModel(f"its attribute '{node.unread()[0]}' is not implemented")

@@ -1,4 +1,4 @@
-"""Graphs within nodes as part of the graph around them, with names of their own."""
+"""Inlines subgraphs into the graph around them, with unique names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,10 +10,7 @@ from xlaserve.tensors import Tensor
 
 
 def inlined(node: Node, branch: Graph) -> tuple[dict[str, Tensor], list[Node]]:
-    """Return the constants and nodes of a branch, with names of their own and the If's outputs.
-
-    Branches of different nodes may use the same names inside.
-    """
+    """Return the constants and nodes of a branch with unique names; outputs get the If's names."""
     prefix = f"{next(filter(None, node.outputs))}/"
     defined = {*branch.constants, *(name for inner in branch.nodes for name in inner.outputs)}
     names = {name: prefix + name for name in defined if name}
@@ -26,9 +23,9 @@ def inlined(node: Node, branch: Graph) -> tuple[dict[str, Tensor], list[Node]]:
 
 
 def without_constants(node: Node) -> tuple[dict[str, Tensor], Node]:
-    """Turn constants that a node's subgraphs capture into graph constants; return both.
+    """Hoist the constants of a node's subgraphs into the outer graph; return them and the node.
 
-    They are stored like those of the graph around it: large ones beside the computation.
+    There they are treated like any constant: large ones become parameters.
     """
     found: dict[str, Tensor] = {}
     prefix = next(filter(None, node.outputs))
@@ -63,7 +60,7 @@ def _moved(graph: Graph, prefix: str, found: dict[str, Tensor]) -> Graph:
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """Return a node with renamed values, in its graphs as well."""
+    """Return a node with renamed values, also in its subgraphs."""
     attributes: dict[str, Attribute] = {
         name: _renamed_graph(value, names) if isinstance(value, Graph) else value
         for name, value in node.attributes.items()
@@ -77,7 +74,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
-    # What it defines itself under such a name, before the name exists outside, is renamed with it.
+    # A subgraph may define a name before the outer graph does; that definition is renamed too.
     return replace(
         graph,
         arguments=tuple(names.get(name, name) for name in graph.arguments),

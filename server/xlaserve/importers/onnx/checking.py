@@ -1,6 +1,6 @@
-"""Compares a written model with onnxruntime's answers."""
+"""Compares an imported model with onnxruntime on random inputs."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +24,16 @@ from xlaserve.importers.onnx.watching import Watch
 from xlaserve.tensors import Tensor, TensorSpec
 
 BATCHES = (1, 3)
-"""Rows of the batches that are compared."""
+"""Batch sizes to compare."""
 
 SECONDS = 600.0
-"""Time limit of each execution by onnxruntime."""
+"""Time limit of each onnxruntime run."""
 MEMORY_BYTES = 16 << 30
-"""Memory limit of an execution, besides the process's own."""
+"""Memory limit of an onnxruntime run, in addition to the memory used before it."""
 
 _EXECUTING = ["ConstantFolding"]
-"""Optimizers of onnxruntime that execute parts of the model while reading it, where no timeout
-applies; they are disabled, since executions are watched.
-"""
+"""onnxruntime optimizers that execute parts of the model while it is loaded. They are disabled,
+because the time limit applies only to runs."""
 
 _SEED = 0
 _SHOWN_CHARACTERS = 300
@@ -42,12 +41,12 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference of two results."""
+    """How far an output differs from onnxruntime's."""
 
     output: str
     absolute: float
     relative: float
-    """The absolute one, in parts of the largest number of the output."""
+    """The absolute difference, divided by the output's largest absolute value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,12 @@ class Checked:
     """The result of the comparison."""
 
     batches: tuple[int, ...]
-    """0 for fixed shapes."""
+    """Batch sizes that were compared; 0 for fixed shapes."""
     worst: Difference
     runtime: str
     """Version of onnxruntime."""
     allowed: str = ""
-    """The difference that the model's own steps allow; empty where they allow none."""
+    """Explains a limit that comes from quantisation; empty if it is the requested tolerance."""
 
 
 def check(
@@ -74,11 +73,12 @@ def check(
     labels: Labels = MappingProxyType({}),
     counted_axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Checked | None:
-    """Compare a version directory with onnxruntime on random inputs; None without onnxruntime.
+    """Compare a version directory with onnxruntime on random inputs.
 
-    `labels` are the texts that outputs have in onnxruntime, and whose numbers they are here;
-    `counted_axes` are those of the rows that are counted, by output. Raises InvalidModel where they
-    differ by more than the tolerance, relative to the largest number of an output.
+    Return None if onnxruntime is not installed. `labels` lists the class labels of outputs that are
+    texts in onnxruntime and class indices here; `counted_axes` gives the row axis of outputs whose
+    number of rows depends on the data. Raises InvalidModel if an output differs by more than its
+    allowance.
     """
     try:
         import onnxruntime
@@ -117,7 +117,10 @@ def check(
 
 
 def _cases(inputs: Inputs) -> list[tuple[int, dict[str, int]]]:
-    """Return numbers of rows, 0 for fixed shapes, and sizes: the smallest and the largest."""
+    """Return the batch sizes (0 for fixed shapes) to run, each with the open dimensions' sizes.
+
+    Of the sizes that are compiled, the smallest and the largest are compared.
+    """
     batches = BATCHES if inputs.is_open else (0,)
     ends = [min, max] if inputs.compiled else [min]
     sizes = [{name: end(listed) for name, listed in inputs.compiled.items()} for end in ends]
@@ -125,7 +128,7 @@ def _cases(inputs: Inputs) -> list[tuple[int, dict[str, int]]]:
 
 
 def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance) -> Difference:
-    """Return the difference of two results; raises InvalidModel beyond the allowance."""
+    """Return the difference of two results; raises InvalidModel if it exceeds the allowance."""
     if expected.shape != got.shape:
         raise InvalidModel(
             f"output '{spec.name}': expected the shape {list(expected.shape)} as onnxruntime has "
@@ -135,7 +138,7 @@ def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance
     same = (want == have) | (np.isnan(want) & np.isnan(have))
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(want - have))
-    # What is NaN or infinite on one side alone is as far away as can be.
+    # NaN or infinity on one side only counts as an infinite difference.
     gaps = np.nan_to_num(gaps, nan=np.inf, posinf=np.inf)
     absolute = float(gaps.max(initial=0.0))
     largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
@@ -163,7 +166,7 @@ def _artifact(directory: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
 
 
 class Reference:
-    """A model in onnxruntime, on the CPU, whose executions end."""
+    """The model in onnxruntime on the CPU, with limits of time and memory."""
 
     def __init__(
         self,
@@ -189,20 +192,23 @@ class Reference:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_EXECUTING,
             )
-        # onnxruntime has an error of its own for each kind of refusal, and no root for them.
+        # onnxruntime's exceptions have no common base class.
         except Exception as error:
             raise InvalidModel(_unchecked(error)) from error
         axes = self._axes
         sizes = [item.shape[axes.get(item.name, 0)] for item in graph.inputs if item.shape]
         fixed = {size for size in sizes if isinstance(size, int)}
         self.rows = fixed.pop() if len(fixed) == 1 and len(sizes) == len(graph.inputs) else 1
-        """The rows that it takes at once; any number where the model leaves it open."""
+        """Rows per run: the model's batch size if it is fixed, otherwise 1."""
         self._columns = _zip_maps(graph)
         fixed_here = bool(sizes) and all(isinstance(size, int) for size in sizes)
         self._piecewise = inputs.is_open and fixed_here
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
-        """Return the outputs; a model of fixed shape gets as many rows as it takes at once."""
+        """Return the outputs.
+
+        For a model with a fixed batch size the inputs are split into batches.
+        """
         total = max((len(value) for value in inputs.values() if value.ndim), default=0)
         if not self._piecewise or total <= self.rows:
             return self._run(inputs, outputs)
@@ -229,7 +235,7 @@ class Reference:
         ]
 
     def _moved(self, name: str, x: Tensor, *, back: bool = False) -> Tensor:
-        """Put the batch where the model has it, or back where a client has it."""
+        """Move the batch from the front to the model's batch axis, or with `back` to the front."""
         ends = (0, self._axes.get(name, 0))
         return np.moveaxis(x, *(ends[::-1] if back else ends)) if any(ends) else x
 
@@ -242,7 +248,7 @@ def _unchecked(error: Exception | str) -> str:
 
 
 def numbers_of(value: Tensor, labels: Sequence[str]) -> Tensor:
-    """Return texts as their indices in a list, -1 for others; numbers unchanged."""
+    """Replace texts by their indices in `labels`, -1 if missing; return numbers unchanged."""
     if value.dtype.kind not in "OU":
         return value
     places = {text: place for place, text in enumerate(labels)}
@@ -251,15 +257,15 @@ def numbers_of(value: Tensor, labels: Sequence[str]) -> Tensor:
 
 
 def _as_tensor(value: Any, columns: Sequence[int | str]) -> Tensor:
-    """Convert ZipMap's list of maps to our tensor."""
+    """Convert ZipMap's list of maps to a tensor."""
     if isinstance(value, list):
-        # A map has its keys in order, a tensor its columns as the model has them.
+        # Maps are sorted by key; the tensor's columns follow the order in the model.
         return np.asarray([[row[column] for column in columns or row] for row in value])
     return np.asarray(value)
 
 
 def _zip_maps(graph: Graph) -> dict[str, Sequence[int | str]]:
-    """Return the keys of maps by output."""
+    """Return the keys of ZipMap outputs, by output name."""
     found: dict[str, Sequence[int | str]] = {}
     for node in graph.nodes:
         if node.operator == "ZipMap":
@@ -269,11 +275,11 @@ def _zip_maps(graph: Graph) -> dict[str, Sequence[int | str]]:
     return found
 
 
-# --- inputs ------------------------------------------------------------------------------------
+# --- Inputs ------------------------------------------------------------------------------------
 
 
 def random_inputs(graph: Graph, specs: Sequence[TensorSpec], rows: int) -> dict[str, Tensor]:
-    """Return random inputs, with this many rows where a shape is open."""
+    """Return random inputs with `rows` as the size of open dimensions."""
     random = np.random.default_rng(_SEED)
     return {spec.name: _random(random, spec, rows, _integers_below(graph, spec)) for spec in specs}
 
@@ -287,7 +293,7 @@ def _random(random: np.random.Generator, spec: TensorSpec, rows: int, below: int
 
 
 def _integers_below(graph: Graph, spec: TensorSpec) -> int:
-    """Return a bound for integers: the rows of the tables in which they are looked up, or 2."""
+    """Return an exclusive bound for random integers: the size of the table they index, or 2."""
     if spec.datatype.name == "UINT8":
         return 256
     tables = [_table(graph, node) for node in graph.nodes if _looks_up(graph, node, spec.name)]

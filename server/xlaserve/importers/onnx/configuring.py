@@ -1,4 +1,4 @@
-"""The configuration that an import writes beside the versions: labels, and the form of images."""
+"""Writes the config.pbtxt and label file of an imported model."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ NONE: Mapping[str, str] = MappingProxyType({})
 def write(
     directory: Path, described: Manifest, labels: Labels, parameters: Mapping[str, str] = NONE
 ) -> str:
-    """Write labels beside the versions of a model, and a configuration that names their file.
+    """Write the label file and a config.pbtxt with `parameters` to the model's directory.
 
-    `parameters` are those of the configuration. Returns what is to be said of them. Nothing that
-    is there is changed: then it says what to add.
+    Return a message for the user. Existing files are not changed; if they differ, the message says
+    what to add to them.
     """
     found = {spec.name: spec for spec in described.outputs if _fits(spec, labels)}
     if not found and not parameters:
@@ -45,7 +45,7 @@ def write(
 
 
 def named(described: Manifest, classes: Sequence[str]) -> Labels:
-    """Return the outputs with one number per class; raises InvalidModel without any."""
+    """Return the outputs that have a score per class; raises InvalidModel if there are none."""
     found = {
         spec.name: tuple(classes)
         for spec in described.outputs
@@ -60,13 +60,13 @@ def named(described: Manifest, classes: Sequence[str]) -> Labels:
 
 
 def _fits(spec: TensorSpec, labels: Labels) -> bool:
-    """Tell whether an output is the number of a class, or has a column for each."""
+    """Tell whether an output is a class index, or has a column per class."""
     of = labels.get(spec.name, ())
     return bool(of) and (spec.datatype.name == "INT64" or spec.shape[-1:] == (len(of),))
 
 
 def _put(path: Path, text: str) -> bool:
-    """Write a file, or tell whether this text is in it already."""
+    """Write a file if it does not exist; return False if it exists with other contents."""
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -78,13 +78,13 @@ def _put(path: Path, text: str) -> bool:
 def _lines(
     described: Manifest, labelled: Mapping[str, TensorSpec], parameters: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a configuration in protobuf's text format."""
+    """Yield the lines of the config.pbtxt."""
     yield f"max_batch_size: {described.max_batch_size}"
     for key, value in parameters.items():
         shown = f"{{ string_value: {json.dumps(value)} }}"
         yield f"parameters {{ key: {json.dumps(key)} value: {shown} }}"
     for spec in described.inputs if parameters else ():
-        # The operators of ONNX have the channels first, whatever the sizes.
+        # ONNX operators expect channels first, regardless of the sizes.
         if len(spec.shape) == len("NCHW") and spec.shape[1] in _CHANNELS:
             dims = ", ".join(map(str, _shape(described, spec)))
             said = f"name: {json.dumps(spec.name)} data_type: {spec.datatype.config_name}"
@@ -92,11 +92,11 @@ def _lines(
     for spec in described.outputs if labelled else ():
         dims = ", ".join(map(str, _shape(described, spec)))
         label = f' label_filename: "{FILE_NAME}"' if spec.name in labelled else ""
-        # Escapes of JSON are escapes of protobuf's text, where all of it is ASCII.
+        # JSON string escapes are valid in protobuf's text format, as `dumps` escapes non-ASCII.
         name, kind = json.dumps(spec.name), spec.datatype.config_name
         yield f"output {{ name: {name} data_type: {kind} dims: [ {dims} ]{label} }}"
 
 
 def _shape(described: Manifest, spec: TensorSpec) -> Sequence[int]:
-    """Return the dimensions of a tensor as a configuration has them."""
+    """Return the dims of a tensor for config.pbtxt, which omits the batch."""
     return spec.shape[1:] if described.max_batch_size else spec.shape

@@ -1,10 +1,11 @@
 """Computes nodes, including those with subgraphs: If, Loop, Scan, SequenceMap.
 
-A graph within a node sees what is defined outside of it. It is traced like the nodes around it
-where it is known what is computed, else within `lax.cond`, `lax.while_loop` or `lax.scan`.
+Subgraphs can read values of the enclosing graphs. If the branch or the number of iterations is
+known, a subgraph is traced inline; otherwise it becomes a `lax.cond`, `lax.while_loop` or
+`lax.scan`.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from xlaserve.importers.onnx.values import is_host, is_open, on_device, scalar_o
 _Control: TypeAlias = Callable[
     [Node, Sequence[AnyValue | None], Callable[[str], Body]], Sequence[AnyValue]
 ]
-"""Called with the node, its inputs, and the maker of a body from a graph attribute."""
+"""Called with the node, its inputs, and a function that returns the body for a graph attribute."""
 
 
 def is_control(node: Node) -> bool:
@@ -35,9 +36,9 @@ def is_control(node: Node) -> bool:
 def compute(
     node: Node, values: Mapping[str, AnyValue], allowance: int = UNROLLED
 ) -> dict[str, AnyValue]:
-    """Compute a node from its inputs and return its named outputs.
+    """Compute a node and return its outputs by name.
 
-    Raises InvalidModel that names it.
+    `values` has all values that are visible to the node. Raises InvalidModel that names the node.
     """
     given = [values[name] if name else None for name in node.inputs]
     results = _computed(node, given, values, allowance) if is_control(node) else apply(node, given)
@@ -47,7 +48,7 @@ def compute(
 def run(
     graph: Graph, arguments: Sequence[AnyValue], values: Mapping[str, AnyValue], allowance: int
 ) -> list[AnyValue]:
-    """Compute the outputs of a graph within a node."""
+    """Compute the outputs of a subgraph."""
     inner = {**values, **graph.constants, **dict(zip(graph.arguments, arguments, strict=True))}
     for node in graph.nodes:
         inner.update(compute(node, inner, allowance))
@@ -68,7 +69,7 @@ def _computed(
         check_obeyed(node)
     except InvalidModel as error:
         raise InvalidModel(f"{node}: {error}") from error
-    # Whatever JAX finds wrong with a node, the author needs to know with which.
+    # JAX may raise anything; the model's author needs to know which node it was.
     except Exception as error:
         raise InvalidModel(f"{node}: {type(error).__name__}: {error}") from error
     return found
@@ -92,7 +93,7 @@ def _scan(
 def _if(
     node: Node, given: Sequence[AnyValue | None], body: Callable[[str], Body]
 ) -> list[AnyValue]:
-    """Compute one of two branches; where data say which, they have the same shapes."""
+    """Compute one of two branches. With a data-dependent condition, both need the same shapes."""
     condition = tensor_of(given[0] if given[0] is not None else Absent(), "its condition")
     wanted = [place for place in range(len(node.outputs)) if node.needs(place)]
     branches = [body(name).keeping(wanted) for name in ("then_branch", "else_branch")]
@@ -146,7 +147,7 @@ def _either(
 def _sequence_map(
     node: Node, given: Sequence[AnyValue | None], body: Callable[[str], Body]
 ) -> list[AnyValue]:
-    """Compute a graph for each tensor of one or several sequences."""
+    """Apply the body to the items of one or several sequences of equal length."""
     first, *others = given
     if not isinstance(first, Sequenced):
         raise InvalidModel("its first input is no sequence")
@@ -172,4 +173,4 @@ def _item(value: AnyValue | None, place: int) -> AnyValue:
 CONTROL: Mapping[str, _Control] = MappingProxyType(
     {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
 )
-"""Operators with subgraphs, which see outer values."""
+"""Operators with subgraphs."""

@@ -1,10 +1,10 @@
-"""Tensors with data-dependent row counts: computed to a bound, with the count beside them.
+"""Tensors with a data-dependent number of rows: padded to a bound, with a row count.
 
-The rows beyond the count are padding, which no answer may depend on. So such a value passes only
-through operators that compute each row from itself alone; every other one refuses it by name.
+Rows beyond the count are padding, which must not affect results. So only row-wise operators accept
+such tensors; others are rejected by name.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ _SUFFIX = ".count"
 
 
 def count_name(output: str) -> str:
-    """Return the name of the output with another's number of rows."""
+    """Return the name of the additional output that has the row count of `output`."""
     return f"{output}{_SUFFIX}"
 
 
 def filled(value: Counted) -> jax.Array:
-    """Return the rows with -1 beyond the count; 0 if the datatype has no -1."""
+    """Return the rows with -1 as padding, or 0 for unsigned and boolean datatypes."""
     rows = value.rows
     place = jax.lax.broadcasted_iota(jnp.int64, rows.shape, value.axis)
     padding = jnp.asarray(0 if rows.dtype.kind in "ub" else -1).astype(rows.dtype)
@@ -38,12 +38,12 @@ def filled(value: Counted) -> jax.Array:
 
 
 def known(value: Counted) -> Tensor:
-    """Return the rows without padding of a value computed from constants alone."""
+    """Return the rows without padding. The value must be computed from constants only."""
     return _first(np.asarray(value.rows), int(value.count), value.axis)
 
 
 def cut(found: Mapping[str, Tensor], axes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return outputs by name without padding and counts; `axes` has the axis of those with rows."""
+    """Remove padding and counts from outputs; `axes` gives the row axis of padded outputs."""
     counts = {count_name(name): name for name in axes}
     return {
         name: _first(x, int(found[count_name(name)].item()), axes[name]) if name in axes else x
@@ -56,10 +56,10 @@ def _first(x: Tensor, count: int, axis: int) -> Tensor:
     return x[(slice(None),) * axis + (slice(count),)]
 
 
-# --- operators that rows pass through ----------------------------------------------------------
+# --- Row-wise operators ------------------------------------------------------------------------
 
 _Rule: TypeAlias = Callable[[Node, Counted, Sequence[AnyValue | None]], int]
-"""Returns the row axis of the result; raises InvalidModel where rows mix."""
+"""Returns the row axis of the result; raises InvalidModel if the operator mixes rows."""
 
 _MIXED = (
     "it computes with all rows of its input, whose number depends on the data, and would count the "
@@ -69,7 +69,7 @@ _MIXED = (
 
 
 def through(node: Node, arguments: Sequence[AnyValue | None]) -> "_Passing":
-    """Return what computes a node whose arguments have counted rows; raises InvalidModel."""
+    """Return a helper that applies a node to padded rows; raises InvalidModel if rows mix."""
     counted = [value for value in arguments if isinstance(value, Counted)]
     rule = None if node.domain else _ROW_WISE.get(node.operator)
     if rule is None or len(counted) != 1:
@@ -78,18 +78,18 @@ def through(node: Node, arguments: Sequence[AnyValue | None]) -> "_Passing":
 
 
 class _Passing:
-    """The rows that pass through an operator."""
+    """Applies a row-wise operator to a padded tensor."""
 
     def __init__(self, counted: Counted, axis: int) -> None:
         self._counted = counted
         self._axis = axis
 
     def unwrapped(self, arguments: Sequence[AnyValue | None]) -> list[AnyValue | None]:
-        """Return the arguments with the padded tensor in place of the counted one."""
+        """Return the arguments with the padded tensor in place of the `Counted`."""
         return [value.rows if isinstance(value, Counted) else value for value in arguments]
 
     def wrapped(self, result: Value) -> Counted:
-        """Return the result with the row count of its operand."""
+        """Return the result with the row count of the argument."""
         return Counted(jnp.asarray(result), self._counted.count, self._axis)
 
 
@@ -100,7 +100,7 @@ def _same(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> in
 
 
 def _gather(node: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
-    """Pick columns of the rows, or for each row what it asks of a table."""
+    """Gather columns of the rows, or use the rows as indices into a table."""
     x, indices = arguments
     if x is not counted:
         return axis_of(node.integer("axis", 0), tensor_of(_present(x), "it").ndim) + counted.axis
@@ -127,7 +127,7 @@ def _slice(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> i
 
 
 def _squeeze(_: Node, counted: Counted, arguments: Sequence[AnyValue | None]) -> int:
-    # Without axes the dimension of the rows would go as well, when one is found.
+    # Squeeze without axes would also remove the row dimension if its bound is 1.
     if len(arguments) == 1 or arguments[1] is None:
         raise InvalidModel(_MIXED)
     gone = [axis_of(axis, counted.rows.ndim) for axis in _integers(arguments[1])]
@@ -171,4 +171,4 @@ _ROW_WISE: Mapping[str, _Rule] = MappingProxyType(
         "Unsqueeze": _unsqueeze,
     }
 )
-"""Operators that compute each row from itself alone, and where the rows are afterwards."""
+"""Row-wise operators, with the functions that compute the row axis of their results."""

@@ -1,4 +1,4 @@
-"""The datatypes of ONNX by their numbers, as numpy has them."""
+"""Maps ONNX datatype numbers to numpy dtypes."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,7 +15,7 @@ _NAMES = (
     *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "UINT4", "INT4"),
     *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2"),
 )
-"""TensorProto.DataType, by number."""
+"""TensorProto.DataType names, by number."""
 
 STRING = _NAMES.index("STRING")
 
@@ -36,7 +36,7 @@ _DTYPES: Mapping[str, "np.dtype[Any]"] = MappingProxyType(
         "BFLOAT16": np.dtype(ml_dtypes.bfloat16),
     }
 )
-"""Datatypes of the V2 protocol; not text or numbers below 8 bits."""
+"""Dtypes that the V2 protocol supports, by ONNX name; without text and types below 8 bits."""
 
 
 _NARROW: Mapping[str, tuple["np.dtype[Any]", "np.dtype[Any]"]] = MappingProxyType(
@@ -56,14 +56,14 @@ _NARROW: Mapping[str, tuple["np.dtype[Any]", "np.dtype[Any]"]] = MappingProxyTyp
         )
     }
 )
-"""Those below 8 bits and 8-bit floats, which no tensor of the V2 protocol can have, with the least
-of those that can hold each of their values."""
+"""Integers below 8 bits and 8-bit floats, which the V2 protocol lacks; each with the narrowest V2
+datatype that holds all its values."""
 
 _EDGES: Mapping["np.dtype[Any]", "np.dtype[Any]"] = MappingProxyType(dict(_NARROW.values()))
 
 
 def any_dtype_of(number: int) -> "np.dtype[Any]":
-    """Return the dtype of an inner value by its TensorProto.DataType.
+    """Return the dtype of an inner value, given its TensorProto.DataType.
 
     Raises InvalidModel for text and complex numbers.
     """
@@ -72,17 +72,17 @@ def any_dtype_of(number: int) -> "np.dtype[Any]":
 
 
 def is_narrow(dtype: "np.dtype[Any]") -> bool:
-    """Tell whether a dtype is that of no tensor of the V2 protocol."""
+    """Tell whether a dtype has no V2 datatype."""
     return dtype in _EDGES
 
 
 def edge_of(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
-    """Return the dtype in which a client sends and gets the numbers of another."""
+    """Return the dtype that clients use for a dtype; a wider one if it has no V2 datatype."""
     return _EDGES.get(dtype, dtype)
 
 
 def name_of(number: int) -> str:
-    """Return the name that ONNX has for a TensorProto.DataType; the number for an unknown one."""
+    """Return ONNX's name of a TensorProto.DataType, or the number if it is unknown."""
     return _NAMES[number] if 0 <= number < len(_NAMES) else str(number)
 
 

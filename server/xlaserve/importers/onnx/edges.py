@@ -1,7 +1,7 @@
-"""The inputs of a graph whose datatype no tensor of the V2 protocol can have.
+"""Converts inputs whose datatype the V2 protocol lacks.
 
-A client sends them in a wider one that holds each of their values, and the graph begins with a
-conversion. What a client sends besides is rounded as ONNX's Cast rounds it.
+Clients send a wider datatype that holds all values, and the graph starts with a Cast. Numbers that
+the narrow datatype cannot represent are rounded as ONNX's Cast specifies.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from xlaserve.importers.onnx.graph import Graph, Node
 
 
 def widened(graph: Graph, opset: int) -> Graph:
-    """Return a graph whose inputs are of the V2 protocol, each converted first."""
+    """Return a graph whose inputs have V2 datatypes, with a Cast for each changed input."""
     names = {item.name: f"{item.name}/narrow" for item in graph.inputs if item.narrow}
     if not names:
         return graph
@@ -22,12 +22,12 @@ def widened(graph: Graph, opset: int) -> Graph:
         if item.narrow
     )
     nodes = tuple(renamed(node, names) for node in graph.nodes)
-    # An input that is an output as well stays what the client sends.
+    # `graph.outputs` keeps the old name: an input that is also an output is returned as sent.
     return replace(graph, nodes=(*casts, *nodes))
 
 
 def said_of(graph: Graph) -> str:
-    """Explain which inputs clients send in another datatype than the model's; empty for none."""
+    """Return a message about inputs that clients send in another datatype; may be empty."""
     return "; ".join(
         f"input '{item.name}' is {name_of(item.narrow)} in the model, and sent as {item.datatype}"
         for item in graph.inputs

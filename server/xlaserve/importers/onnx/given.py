@@ -1,4 +1,4 @@
-"""Graph inputs that an import fixes: a sampling rate, a mode, a threshold."""
+"""Replaces graph inputs by constants, such as a sampling rate or a threshold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +13,10 @@ from xlaserve.tensors import Tensor
 def with_constants(
     graph: Graph, values: Mapping[str, Sequence[str]]
 ) -> tuple[Graph, dict[str, Tensor]]:
-    """Return a graph without some inputs, and their values as tensors by name.
+    """Return a graph with inputs replaced by constants, and these constants by input name.
 
-    `values` has the elements of each in C order as text, or one for all of them. Raises
-    InvalidModel for an input that is not there, a value that is no number of its datatype, and a
-    shape that is open.
+    `values` has the elements of each input as text in C order, or one value for all elements.
+    Raises InvalidModel for an unknown input, an invalid number, and an input with an open shape.
     """
     known = {item.name: item for item in graph.inputs}
     constants: dict[str, Tensor] = {}
@@ -53,7 +52,7 @@ def _number(item: GraphInput, text: str) -> float | int | bool:
     try:
         found = _READERS[item.datatype.dtype.kind](text.strip())
         if item.datatype.dtype.kind in "iu":
-            np.asarray(found, item.datatype.dtype)  # within its bounds
+            np.asarray(found, item.datatype.dtype)  # raises OverflowError for a number out of range
     except (KeyError, ValueError, OverflowError):
         raise InvalidModel(
             f"input '{item.name}': expected a number of {item.datatype.name}, got '{text[:40]}'"
@@ -70,4 +69,4 @@ _READERS: Mapping[str, Callable[[str], float | int | bool]] = {
     "f": float,
     "V": float,
 }
-"""Readers of a number by the kind of its numpy dtype; bfloat16 has kind V."""
+"""Number parsers by the kind of the numpy dtype; bfloat16 has kind V."""

@@ -12,10 +12,10 @@ from xlaserve.tensors import Datatype, Tensor
 Attribute: TypeAlias = "int | float | str | Tensor | Graph | tuple[int | float | str, ...]"
 
 ML_DOMAIN = "ai.onnx.ml"
-"""The operators of classical machine learning."""
+"""Domain of the classical machine learning operators."""
 
 DEFAULT_LIMIT_BYTES = 8 * 2**30
-"""Most bytes of a model and its external data together."""
+"""Default size limit of a model including its external data."""
 
 _Kind = TypeVar("_Kind")
 _SHOWN_NAME = 80
@@ -28,9 +28,9 @@ class GraphInput:
     name: str
     datatype: Datatype
     shape: tuple[int | str, ...]
-    """A name, or the empty one, where the model leaves a dimension open."""
+    """Sizes; open dimensions have a name or an empty string."""
     narrow: int = 0
-    """The TensorProto.DataType that the model has instead, where V2 has none such; else 0."""
+    """The model's TensorProto.DataType if the V2 protocol lacks it, otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Node:
 
     operator: str
     domain: str
-    """Empty for the operators of ONNX itself."""
+    """Empty for the standard ONNX operators."""
     name: str
     inputs: tuple[str, ...]
-    """The names of values; empty for one that is left out."""
+    """Names of values; empty for an omitted optional input."""
     outputs: tuple[str, ...]
     opset: int
     attributes: Mapping[str, Attribute]
@@ -54,51 +54,51 @@ class Node:
         return f"{domain}{self.operator} '{name[:_SHOWN_NAME]}' (opset {self.opset})"
 
     def unread(self) -> list[str]:
-        """Return the attributes that the operator did not read, and therefore ignores."""
+        """Return the attributes that the operator has not read, and therefore ignores."""
         return sorted(set(self.attributes) - self._read)
 
     def needs(self, output: int) -> bool:
-        """Tell whether an output has a name, so that something may read it."""
+        """Tell whether an output is needed; unneeded ones are missing or have no name."""
         return output < len(self.outputs) and bool(self.outputs[output])
 
     def obeyed(self, names: Iterable[str]) -> None:
-        """Note that attributes are obeyed, though they are not read here."""
+        """Mark attributes as read, for operators that handle them elsewhere."""
         self._read.update(names)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an attribute, or its default where the node leaves it out."""
+        """Return an integer attribute, or the default if it is missing."""
         return self._get(name, int, default)
 
     def real(self, name: str, default: float | None = None) -> float:
-        """Return an attribute, or its default where the node leaves it out."""
+        """Return a float attribute, or the default if it is missing."""
         return self._get(name, float, default)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute, or its default where the node leaves it out."""
+        """Return a string attribute, or the default if it is missing."""
         return self._get(name, str, default)
 
     def graph(self, name: str) -> "Graph":
-        """Return an attribute that is a graph."""
+        """Return an attribute that is a subgraph."""
         return self._get(name, Graph, None)
 
     def tensor(self, name: str, default: "Tensor | None" = None) -> Tensor:
-        """Return an attribute, or its default where the node leaves it out."""
+        """Return a tensor attribute, or the default if it is missing."""
         return self._get(name, np.ndarray, default)
 
     def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return a list of integers, or its default where the node leaves it out."""
+        """Return an attribute that is a list of integers, or the default if it is missing."""
         return tuple(map(int, self._items(name, int, default)))
 
     def reals(self, name: str, default: Sequence[float] = ()) -> tuple[float, ...]:
-        """Return a list of numbers, or its default where the node leaves it out."""
+        """Return an attribute that is a list of floats, or the default if it is missing."""
         return tuple(map(float, self._items(name, float, default)))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts; empty where the node leaves it out."""
+        """Return an attribute that is a list of strings; empty if it is missing."""
         return tuple(map(str, self._items(name, str, ())))
 
     def has(self, name: str) -> bool:
-        """Tell whether the node has this attribute, without reading it."""
+        """Tell whether the node has this attribute, without marking it as read."""
         return name in self.attributes
 
     def _get(self, name: str, kind: type[_Kind], default: _Kind | None) -> _Kind:
@@ -126,19 +126,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order."""
+    """Nodes in topological order, with inputs, outputs and constants."""
 
     name: str
     inputs: tuple[GraphInput, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, Tensor]
-    """Values that are known from the start (initializers)."""
+    """Initializers by name."""
     arguments: tuple[str, ...] = ()
-    """Names of the arguments of a subgraph."""
+    """Argument names of a subgraph."""
 
     def reads(self) -> Iterator[str]:
-        """Yield outer names that are read here or in nested graphs."""
+        """Yield the names that this graph and its subgraphs read from enclosing graphs."""
         defined = {*self.arguments, *self.constants}
         for node in self.nodes:
             yield from (name for name in reads_of(node) if name not in defined)
@@ -146,21 +146,21 @@ class Graph:
         yield from (name for name in self.outputs if name not in defined)
 
     def size(self) -> int:
-        """Return the number of its nodes, nested ones too."""
+        """Return the number of nodes, including those of subgraphs."""
         return len(self.nodes) + sum(
             graph.size() for node in self.nodes for graph in subgraphs(node)
         )
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names of the values that a node reads, and its graphs from outside of them."""
+    """Yield the names that a node reads, including what its subgraphs capture."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()
 
 
 def needed(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
-    """Return the nodes that the outputs depend on, without the outputs that nothing reads."""
+    """Return the nodes that the outputs depend on, with unread outputs removed."""
     wanted = set(outputs)
     kept = []
     for node in reversed(nodes):
@@ -180,9 +180,9 @@ def subgraphs(node: Node) -> Iterator[Graph]:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as it was read."""
+    """A graph and the metadata of its file."""
 
     graph: Graph
     opset: int
-    """Opset of the operators of ONNX itself, as the file has it."""
+    """Opset version of the standard ONNX operators in the file."""
     producer: str

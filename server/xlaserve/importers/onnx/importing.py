@@ -1,4 +1,4 @@
-"""Imports an ONNX file as a version directory, and compares the answers."""
+"""Imports an ONNX file as a version directory, and compares it with onnxruntime."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,44 +34,42 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the one after the highest."""
+    """None for the version after the highest one."""
     max_batch_size: int | None = None
-    """Largest batch. None means 32 where every input has an open first dimension, else 0. With 0,
-    such inputs take any number of rows, and requests are never batched.
-    """
+    """Largest batch. None means 32 if every input has an open first dimension, otherwise 0. With 0,
+    inputs with an open first dimension take any number of rows, but requests are never batched."""
     dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sizes of open dimensions, by the names that the model has for them; the model is compiled for
-    each of several."""
+    """Sizes of open dimensions, by dimension name; with several sizes a program is compiled for
+    each."""
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """Input shapes that override the model's; -1 is the batch, and names refer to `dimensions`."""
     constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Values of inputs that become constants, as text."""
+    """Values, as text, of inputs that become constants."""
     batch_axes: Mapping[str, int] = field(default_factory=dict)
-    """The dimension that is the batch, of inputs and outputs that do not have it first."""
+    """Batch axis of inputs and outputs whose first dimension is not the batch."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Input shapes of a configuration, -1 for an open size; they only fill what the model leaves
-    open.
-    """
+    """Input shapes from config.pbtxt, -1 for an open size; used only for sizes that the model
+    leaves open."""
     outputs: Sequence[str] = ()
-    """Kept outputs; empty for all."""
+    """Outputs to keep; empty for all."""
     platforms: Sequence[str] | None = None
-    """None for those with every kernel, of the CPU, CUDA and TPUs."""
+    """Platforms to export for; None for all of CPU, CUDA and TPU that have every kernel."""
     check: bool = True
     """Whether to compare with onnxruntime, if it is installed."""
     tolerance: float = DEFAULT_TOLERANCE
-    """Tolerance of an output, relative to its largest number."""
+    """Accepted difference relative to an output's largest absolute value."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
-    """Most bytes of the model and its external data together."""
+    """Size limit of the model including its external data."""
     labels: Sequence[str] = ()
-    """The classes of the output that has a number for each."""
+    """Class labels for the output that has a score per class."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the configuration written beside the versions."""
+    """Parameters to write to the model's config.pbtxt."""
     batch_independent: bool | None = None
-    """Declared row independence; None to rely on the proof."""
+    """Declares whether rows are independent; None to prove it."""
     with_texts: bool = False
-    """Whether texts at the edges of the graph are read and written by who loads it."""
+    """Whether the caller converts text inputs and outputs on the host."""
     roots: Roots = ANYWHERE
-    """Directories that the file may lie in, wherever links lead."""
+    """Directories that the file must be in after symlinks are resolved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +81,16 @@ class Imported:
     producer: str
     opset: int
     nodes: int
-    """Operators that are left once everything known is computed."""
+    """Number of nodes after constant folding."""
     checked: Checked | None
-    """Result of the comparison; None where nothing was compared."""
+    """Result of the comparison with onnxruntime; None if it was skipped."""
     notice: str = ""
-    """Why requests will not be batched, and unsupported platforms; empty for neither."""
+    """Why requests cannot be batched, and unsupported platforms; empty if there is nothing to
+    report."""
     texts: Texts = field(default_factory=Texts)
-    """Tensors that are numbers here and texts in the model."""
+    """Tensors that are text in the model and numbers in the version directory."""
     labels: str = ""
-    """Label files written next to the versions, with the configuration they need; empty for none.
-    """
+    """Message about the label file and config.pbtxt; empty if there are none."""
 
 
 def import_model(
@@ -103,8 +101,8 @@ def import_model(
 ) -> Imported:
     """Convert a model to a version directory of `directory` (REPOSITORY/NAME) and return it.
 
-    It is there with all its files, after it was compared with onnxruntime, or not at all. Raises
-    InvalidModel, or FileExistsError where the version is there already.
+    The version directory is published atomically, after the comparison with onnxruntime. Raises
+    InvalidModel, and FileExistsError if the version exists.
     """
     options = options or Options()
     read = _reader()
@@ -144,7 +142,7 @@ def import_model(
     with TemporaryDirectory.beside(directory) as staging:
         written = made.write(staging.path / target.name, on_notice=notices.append)
         checked = None
-        if options.check and not texts:  # onnxruntime would have to be given them
+        if options.check and not texts:  # onnxruntime would need the inputs as text
             checked = checking.check(
                 path,
                 written,
@@ -202,7 +200,7 @@ def exportable(
         plan.outputs,
         inputs.max_batch_size,
         platforms,
-        # ONNX has 64-bit integers everywhere, in the answers too.
+        # ONNX uses 64-bit integers everywhere, also in outputs.
         x64=True,
         batch_independent=batch_independent,
         compiled_shapes=inputs.compiled or None,
@@ -210,7 +208,7 @@ def exportable(
 
 
 def _check_counted(plan: Plan, inputs: Inputs) -> None:
-    """Raise InvalidModel if data-dependent rows are counted over a batch."""
+    """Raise InvalidModel if a plan has both an open batch and data-dependent row counts."""
     if plan.counted and inputs.is_open:
         raise InvalidModel(
             f"output '{next(iter(plan.counted))}' has a number of rows that depends on the data, "
@@ -229,7 +227,7 @@ def _check_axes(graph: Graph, axes: Mapping[str, int]) -> None:
 
 
 def _reader() -> Callable[[Path, int, Roots], Model]:
-    """Return what reads a file; raises InvalidModel where the package onnx is not installed."""
+    """Return the function that reads a file; raises InvalidModel if onnx is not installed."""
     try:
         from xlaserve.importers.onnx import reading
     except ImportError as error:

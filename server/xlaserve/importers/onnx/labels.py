@@ -1,7 +1,7 @@
-"""Text labels as numbers of a list, since XLA has no texts.
+"""Replaces text labels by class indices, since XLA has no strings.
 
-A classifier whose classes are texts gives the number of the class instead, and the list goes with
-the model, from which clients read the name of a class.
+A classifier with text classes returns the index of the class instead. The labels are stored with
+the model, so that clients can look up the name of a class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from xlaserve.importers.onnx.graph import ML_DOMAIN, Attribute, Graph, Node, rea
 from xlaserve.tensors import Tensor
 
 Labels: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Texts by output, each at its number."""
+"""Labels by output; the index in the tuple is the class number."""
 
 _NUMBERS_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -42,17 +42,17 @@ _MOVES: Mapping[tuple[str, str], frozenset[int] | None] = MappingProxyType(
         ("", "Where"): frozenset({1, 2}),
     }
 )
-"""Operators that move texts, and the inputs allowed to be texts; None for all."""
+"""Operators that only move texts, with the input positions that may be text; None for all."""
 
 _PASSES = frozenset({(ML_DOMAIN, "ZipMap"), ("", "Identity")})
 """Operators that keep the order of class scores."""
 
 
 def with_numbers(graph: Graph) -> tuple[Graph, Labels]:
-    """Replace text labels by numbers; return the graph, and the texts by output.
+    """Replace text labels by class indices; return the graph, and the labels by output.
 
-    The graph is as it was where its texts are not the classes of one list that are only moved: who
-    converts it says what is in the way.
+    The graph is returned unchanged if its texts are not the labels of a single list, or if a node
+    does more than move them; the conversion then reports the node.
     """
     lists = {found for node in graph.nodes if (found := _classes(node, graph))}
     if len(lists) != 1:
@@ -71,7 +71,7 @@ def with_numbers(graph: Graph) -> tuple[Graph, Labels]:
 
 
 def _breaks(text: str) -> bool:
-    """Tell whether a text takes more than one line of a file, or none."""
+    """Tell whether a label cannot be stored as one line of a text file."""
     return text.encode().splitlines() != [text.encode()]
 
 
@@ -80,7 +80,7 @@ def _is_text(value: Tensor | None) -> bool:
 
 
 def _classes(node: Node, graph: Graph) -> tuple[str, ...]:
-    """Return the label texts of a node; empty for none."""
+    """Return the labels that a node has; empty if it has none."""
     if node.domain == ML_DOMAIN and node.operator in _NUMBERS_OF and node.needs(0):
         return replace(node, _read=set()).texts(_TEXTS)
     if (node.domain, node.operator) in _MOVES and node.operator in (
@@ -95,19 +95,19 @@ def _classes(node: Node, graph: Graph) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Coding:
-    """Replaces texts by numbers, node by node."""
+    """Replaces label texts by class indices, node by node."""
 
     graph: Graph
     classes: Sequence[str]
     numbers: set[str] = field(default_factory=set)
-    """Values that are numbers of classes now."""
+    """Names of values that are class indices now."""
     scores: set[str] = field(default_factory=set)
-    """Values with a column for each class."""
+    """Names of values with a column per class."""
     constants: dict[str, Tensor] = field(default_factory=dict)
     failed: bool = False
 
     def coded(self, node: Node) -> Node:
-        """Return a node that gives numbers where it gave texts."""
+        """Return a node that produces class indices where it produced texts."""
         kind = (node.domain, node.operator)
         if kind in _PASSES and node.inputs[0] in self.scores:
             self.scores.update(node.outputs)
@@ -122,7 +122,7 @@ class _Coding:
             for place, name in enumerate(node.inputs)
             if self._stands_for_text(name) and (places is None or place in places)
         ]
-        # Any other place, and a graph within the node, looks at texts.
+        # Other inputs, and subgraphs, use the texts themselves.
         if len(moved) != len(texts):
             self.failed = True
             return node
@@ -133,7 +133,7 @@ class _Coding:
         return name in self.numbers or _is_text(self.graph.constants.get(name))
 
     def _number(self, name: str) -> str:
-        """Return the name of a constant of numbers in place of one of texts."""
+        """Return the name of the constant with the indices of a text constant's labels."""
         texts = self.graph.constants.get(name)
         if texts is None or not _is_text(texts):
             return name
@@ -154,6 +154,6 @@ class _Coding:
         attributes[_NUMBERS_OF[node.operator]] = tuple(range(len(self.classes)))
         self.numbers.add(node.outputs[0])
         if node.operator == "SVMClassifier" and not node.attributes.get("prob_a"):
-            return replace(node, attributes=attributes, _read=set())  # its scores are of pairs
+            return replace(node, attributes=attributes, _read=set())  # SVM scores are pairwise
         self.scores.update(name for name in node.outputs[1:] if name)
         return replace(node, attributes=attributes, _read=set())

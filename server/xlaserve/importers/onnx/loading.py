@@ -1,4 +1,4 @@
-"""ONNX models of a repository, converted at their first load, and loaded like any other."""
+"""Loads ONNX models of a repository, which are converted at their first load."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,15 +25,15 @@ Convert: TypeAlias = Callable[[OnnxSource, Path, LoadContext], None]
 
 
 def load(directory: Path, context: LoadContext) -> LoadedModel:
-    """Convert the ONNX model of a version directory, unless that was kept, and load it. Blocks.
+    """Load the ONNX model of a version directory, converting it unless a conversion is cached.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Blocks. Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
     return load_with(converted, directory, context)
 
 
 def load_with(converted: Convert, directory: Path, context: LoadContext) -> LoadedModel:
-    """Convert a model by this function, unless that was kept, and load it; else as `load`."""
+    """Load a model like `load`, with `converted` as the conversion function."""
     source = found(directory, context.config)
     conversions = context.compilation.conversions
     before = onnx_source.marks(source)
@@ -55,7 +55,8 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
                 try:
                     return _loaded(version, replace(context, roots=Roots.of((version,))))
                 except InvalidModel:
-                    # What another process evicts, or a disk damages, is converted again, once.
+                    # Convert again, once, if another process evicted the cached files or they are
+                    # damaged.
                     if _is_intact(version):
                         raise
                     conversions.drop(name)
@@ -100,7 +101,7 @@ def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
 
 @contextmanager
 def named(source: OnnxSource, context: LoadContext) -> Iterator[None]:
-    """Have whatever a conversion raises name the file, as InvalidModel."""
+    """Turn errors of a conversion into InvalidModel with the file's name."""
     problem = f"{source.path.name} cannot be converted"
     try:
         yield
@@ -108,7 +109,7 @@ def named(source: OnnxSource, context: LoadContext) -> Iterator[None]:
         raise InvalidModel(f"{problem}: {error}") from error.__cause__
     except (XlaserveError, OSError):
         raise
-    # What a model meets on its way through JAX has no class of its own.
+    # JAX may raise anything for a model that it cannot convert.
     except Exception as error:
         raise_if_exhausted(context.model, error)
         lines = str(error).strip().splitlines() or [""]
@@ -129,7 +130,7 @@ def _loaded(version: Path, context: LoadContext) -> LoadedModel:
 
 
 def _is_intact(directory: Path) -> bool:
-    """Tell whether each file of a version directory is the one that its manifest describes."""
+    """Tell whether the files of a version directory match its manifest."""
     try:
         described = manifest.read(directory)
         for name, record in described.files.items():

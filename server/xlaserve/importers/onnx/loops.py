@@ -1,6 +1,6 @@
-"""Loop and Scan, unrolled if small, else as loops of XLA."""
+"""Loop and Scan: unrolled if small, otherwise compiled to XLA loops."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ from xlaserve.importers.onnx.sequences import NO_TENSORS, Absent, AnyValue, tens
 from xlaserve.importers.onnx.values import Value, axis_of, is_host, is_open, on_device, scalar_of
 
 UNROLLED = 4_096
-"""Most nodes that unrolled loops make of one node, loops within loops together: a small file could
-ask for any number."""
+"""Limit on the nodes that one node's loops unroll to, including nested loops, because a small file
+could ask for any number of iterations."""
 
 _SPARED = 64
-"""Part of the allowance that a loop may take that need not be unrolled, as one must be that carries
-a sequence."""
+"""A loop that need not be unrolled is unrolled only if it takes at most this fraction (1/64) of the
+allowance. Loops that carry a sequence must be unrolled."""
 
 Run: TypeAlias = Callable[[Graph, Sequence[AnyValue], Mapping[str, AnyValue], int], list[AnyValue]]
 """Computes a graph's outputs from its arguments, captured values and an allowance."""
@@ -35,7 +35,7 @@ class Body:
     graph: Graph
     values: Mapping[str, AnyValue]
     allowance: int
-    """Nodes that loops in it may be unrolled to."""
+    """Number of nodes to which loops in the subgraph may be unrolled."""
     run: Run
 
     def __call__(self, arguments: Sequence[AnyValue]) -> list[AnyValue]:
@@ -47,7 +47,10 @@ class Body:
         return self.run(self.graph, arguments, self.values, self.allowance)
 
     def unrolled(self, trips: int) -> "Body":
-        """Unroll within the node budget; raises InvalidModel beyond it."""
+        """Return the body with its allowance divided by `trips`.
+
+        Raises InvalidModel if unrolling exceeds the allowance.
+        """
         cost = trips * max(1, self.graph.size())
         if cost > self.allowance:
             raise InvalidModel(
@@ -64,18 +67,18 @@ class Body:
 
 
 def as_array(value: AnyValue, subject: str) -> jax.Array:
-    """Return a tensor as an array of its own datatype that XLA can carry; raises InvalidModel."""
+    """Return a tensor as a JAX array with a strong dtype; raises InvalidModel for text."""
     tensor = tensor_of(value, subject)
     if is_host(tensor) and tensor.dtype.kind not in "biufVO":
         raise InvalidModel(f"{subject} is text")
     array = on_device(tensor)
-    # A number of Python made it weakly typed, and what is carried may not change its type.
+    # Python scalars give weakly typed arrays, but the dtype of a carry must not change.
     fixed: jax.Array = jax.lax.convert_element_type(array, array.dtype)
     return fixed
 
 
 def described(value: AnyValue) -> str:
-    """Return datatype and shape of a tensor as errors show them."""
+    """Return datatype and shape of a tensor for error messages."""
     if isinstance(value, NO_TENSORS):
         return "no tensor"
     return f"{value.dtype}{list(value.shape)}"
@@ -85,7 +88,7 @@ def described(value: AnyValue) -> str:
 
 
 def loop(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyValue]:
-    """Compute a Loop: at most this many trips, for as long as its condition holds."""
+    """Compute a Loop: up to the trip count, while the condition holds."""
     trips, condition = (*given, None, None)[:2]
     state = [_present(value, place) for place, value in enumerate(given[2:], start=2)]
     made = _Loop(node, body, _limit(trips), _condition(condition, "its condition"), state)
@@ -125,12 +128,12 @@ class _Loop:
     node: Node
     body: Body
     limit: "int | jax.Array | None"
-    """Most trips: a number, which may be symbolic, or data; None for any number."""
+    """Maximum number of trips: an integer, a symbolic size, or an array; None if unlimited."""
     going_on: "bool | jax.Array"
-    """Whether the first trip is made."""
+    """Whether to run the first trip."""
     state: list[AnyValue]
     stacked: list[int] = field(default_factory=list)
-    """Places among the node's outputs that have a row of each trip, if something reads them."""
+    """Indices of the outputs that stack a row per trip and are read."""
 
     def computed(self) -> list[AnyValue]:
         count = len(self.state)
@@ -151,7 +154,7 @@ class _Loop:
         return self._while()
 
     def _unrolled(self) -> list[AnyValue] | None:
-        """Unroll; None if that is too large, or data ends the loop."""
+        """Unroll; return None if the loop is too large or its condition depends on the data."""
         limit, cost = self.limit, max(1, self.body.graph.size())
         if not isinstance(limit, int) or is_open(limit) or limit <= 0:
             return None
@@ -173,7 +176,7 @@ class _Loop:
         return self._results(state, [stack(row) for row in rows])
 
     def _counted(self) -> list[AnyValue] | None:
-        """Compute a known number of trips; None if data ends the loop."""
+        """Compute a known number of trips; return None if data may end the loop earlier."""
         if isinstance(self.limit, int) and self.limit <= 0 and not self.stacked:
             return self._results(self.state, [])
         is_none = isinstance(self.limit, int) and self.limit <= 0
@@ -198,7 +201,7 @@ class _Loop:
         return self._results(carry.merged(last), rows)
 
     def _while(self, *, is_counted: bool = False) -> list[AnyValue]:
-        """Compute trips until the condition, which may be data, or their number ends it."""
+        """Run trips as a `while_loop` until the condition or the trip count ends it."""
         if self.stacked:
             raise InvalidModel(
                 f"its output '{self.node.outputs[self.stacked[0]]}' has a row of each trip, and "
@@ -234,7 +237,7 @@ class _Loop:
         return self._results(carry.merged(last), [])
 
     def _goes_on(self) -> bool | None:
-        """Tell whether a trip is always followed by another; None where data or trips say so."""
+        """Return the condition's value if it is constant, None if it depends on data or trips."""
         graph = self.body.keeping([0]).graph
         before = graph.arguments[1] if len(graph.arguments) > 1 else ""
         alone = replace(graph, arguments=(before,))
@@ -258,7 +261,7 @@ def _least(limit: "int | jax.Array | None") -> "int | jax.Array":
 
 
 def stack(values: Sequence[AnyValue]) -> Value:
-    """Return tensors of one shape as rows of one tensor; raises InvalidModel where they differ."""
+    """Stack tensors of equal shape along a new first axis; raises InvalidModel if shapes differ."""
     rows = [tensor_of(value, "what it stacks") for value in values]
     if any(described(row) != described(rows[0]) for row in rows):
         shown = ", ".join(dict.fromkeys(map(described, rows)))
@@ -268,13 +271,15 @@ def stack(values: Sequence[AnyValue]) -> Value:
     return jnp.stack([on_device(row) for row in rows])
 
 
-# --- what a loop carries -----------------------------------------------------------------------
+# --- Loop carry --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Carry:
-    """The values that a loop hands on from trip to trip, without those that it hands on as they
-    are: what is known of these stays known."""
+    """The loop-carried values that change.
+
+    The others stay outside the carry, so that their elements remain known during tracing.
+    """
 
     state: tuple[AnyValue, ...]
     names: tuple[str, ...]
@@ -282,7 +287,7 @@ class _Carry:
 
     @classmethod
     def of(cls, state: Sequence[AnyValue], body: Graph, *, first: int, returned: int) -> "_Carry":
-        """`first` and `returned` are the places of the first among arguments and outputs."""
+        """`first` and `returned` are the positions of the first carried argument and output."""
         names = body.arguments[first : first + len(state)]
         after = body.outputs[returned : returned + len(state)]
         changed = [
@@ -300,7 +305,7 @@ class _Carry:
         return state
 
     def checked(self, found: Sequence[AnyValue]) -> list[jax.Array]:
-        """Return the carry after a trip; raises InvalidModel for a changed shape."""
+        """Return the carry after a trip; raises InvalidModel if a shape or dtype changed."""
         after = [as_array(found[place], self._named(place)) for place in self.changed]
         for place, array, before in zip(self.changed, after, self.initial(), strict=True):
             if (array.shape, array.dtype) != (before.shape, before.dtype):

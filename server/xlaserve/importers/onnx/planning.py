@@ -1,6 +1,6 @@
-"""The constant folding of a graph: nodes, parameters and constants that are left."""
+"""Folds the constants of a graph; the rest becomes nodes, parameters and constants."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections import deque
@@ -26,17 +26,17 @@ from xlaserve.importers.onnx.values import dimensions_of, is_host
 from xlaserve.tensors import Tensor
 
 OnNode: TypeAlias = Callable[[int, int], None]
-"""Told which node is being converted, of how many."""
+"""Called with the number of the node being converted, and the number of nodes."""
 
 _SMALL_BYTES = 1024
 _FOLDED_BYTES = 2**20
-"""Most bytes of a constant that is computed beforehand, if that is more than its inputs."""
+"""Size up to which results are folded even if they are larger than their inputs."""
 
 
-# JAX keeps weak references to what it traces.
+# JAX keeps weak references to functions that it traces.
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
-    """The computation of a graph's outputs from its inputs."""
+    """A computation of outputs from parameters and inputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -44,15 +44,15 @@ class Plan:
     parameters: dict[str, Tensor]
     """Tensors that become parameters of the export."""
     constants: Mapping[str, Tensor]
-    """Tensors that become constants of the program: numbers, shapes, short lists of integers."""
+    """Tensors that become constants of the program: scalars, shapes, short lists of integers."""
     counted: Mapping[str, int] = field(default_factory=dict)
-    """The axes of the rows whose number depends on the data, by output. Each such output is as
-    long as it can be, and followed by one with the count."""
+    """Row axis of each output with a data-dependent number of rows. Such an output is padded to its
+    maximum size and followed by an output with the row count."""
 
     def __call__(
         self, parameters: Mapping[str, jax.Array], inputs: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Compute the outputs. May be traced, with symbolic dimensions too."""
+        """Compute the outputs. Can be traced, also with symbolic dimensions."""
         values: dict[str, AnyValue] = {**self.constants, **parameters, **inputs}
         for node in self.nodes:
             values.update(compute(node, values))
@@ -82,10 +82,10 @@ def plan(
     outputs: Sequence[str] = (),
     on_node: OnNode = lambda step, steps: None,
 ) -> Plan:
-    """Trace a graph once, fold what is known, and return the rest; raises InvalidModel.
+    """Trace a graph once, fold its constants, and return the rest; raises InvalidModel.
 
-    `outputs` are those that are wanted, all if there is none. `arguments` are the inputs with
-    their shapes, some of whose dimensions may be symbolic.
+    `outputs` are the outputs to keep, by default all. `arguments` are the inputs with their shapes,
+    which may have symbolic dimensions.
     """
     for name in outputs:
         if name not in graph.outputs:
@@ -110,7 +110,7 @@ def plan(
 
 
 def _with_counts(outputs: Sequence[str], axes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the outputs, each with counted rows followed by its count."""
+    """Return the outputs, with each padded output followed by its row count."""
     found = [
         item for name in outputs for item in (name, counted.count_name(name))[: 1 + (name in axes)]
     ]
@@ -125,7 +125,7 @@ def _with_counts(outputs: Sequence[str], axes: Mapping[str, int]) -> tuple[str, 
 
 @dataclass(slots=True)
 class _Planner:
-    """Walks the nodes of a graph while JAX traces."""
+    """Processes the nodes of a graph within a JAX trace."""
 
     constants: dict[str, Tensor]
     waiting: deque[Node]
@@ -133,10 +133,10 @@ class _Planner:
     wanted: Sequence[str]
     kept: list[Node] = field(default_factory=list)
     parameters: dict[str, None] = field(default_factory=dict)
-    """The names of constants that become arguments, in order."""
+    """Names of constants that become parameters, in order."""
     values: dict[str, AnyValue] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
-    """The axes of counted rows, by output."""
+    """Row axis of each output with a data-dependent number of rows."""
 
     def run(self, inputs: Mapping[str, jax.Array]) -> None:
         self.values.update(inputs)
@@ -151,11 +151,11 @@ class _Planner:
                 self._traced(self._for_any_batch(node))
         found = {name: self.values.get(name) for name in self.wanted}
         self.counted = {n: value.axis for n, value in found.items() if isinstance(value, Counted)}
-        # Nothing that was traced may outlive its trace.
+        # Tracers must not outlive their trace.
         self.values.clear()
 
     def _controlled(self, node: Node) -> None:
-        """Replace an If by its known branch; else trace the node."""
+        """Inline the taken branch of an If with a known condition; otherwise trace the node."""
         name = node.inputs[0] if node.inputs else ""
         condition = self.constants.get(name, self.values.get(name))
         if node.operator == "If" and isinstance(condition, np.ndarray) and condition.size == 1:
@@ -169,7 +169,10 @@ class _Planner:
         self._traced(outside)
 
     def _folded(self, node: Node) -> bool:
-        """Compute a node whose inputs are constants, unless the result would be too large."""
+        """Compute a node whose inputs are constants; return False if it cannot be folded.
+
+        Results that are too large are not folded.
+        """
         if operators.find(node).takes_sequences:
             return False
         if not all(name in self.constants for name in filter(None, node.inputs)):
@@ -187,7 +190,7 @@ class _Planner:
         return True
 
     def _for_any_batch(self, node: Node) -> Node:
-        """Let a Reshape that was written for a batch of 1 keep the open batch."""
+        """Make a Reshape that was exported for batch 1 keep an open batch."""
         if node.operator != "Reshape" or node.domain or len(node.inputs) != 2:
             return node
         x, asked = self.values.get(node.inputs[0]), self.constants.get(node.inputs[1])
@@ -222,17 +225,17 @@ class _Planner:
         if static or is_small(constant):
             return constant
         self.parameters[name] = None
-        # Only its shape matters as yet.
+        # During planning only the shape matters.
         return jnp.zeros(constant.shape, constant.dtype)
 
 
 def _numbers(values: Sequence[AnyValue]) -> list[jax.Array]:
-    """Leave out what JAX has no arrays of; it is small."""
+    """Return the JAX arrays among the values; the others are small."""
     arrays = [value.rows if isinstance(value, Counted) else value for value in values]
     return [value for value in arrays if isinstance(value, jax.Array)]
 
 
 def is_small(constant: Tensor) -> bool:
-    """Tell whether a constant is rather part of the program than one of its parameters."""
+    """Tell whether a constant is embedded in the program instead of becoming a parameter."""
     integral = constant.dtype.kind not in "fV"
     return constant.size <= 1 or (integral and constant.nbytes <= _SMALL_BYTES)

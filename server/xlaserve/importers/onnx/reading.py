@@ -1,4 +1,4 @@
-"""Reads ONNX files into plain graphs, within limits: nothing is executed, nothing escapes."""
+"""Reads ONNX files into plain graphs, with limits on size, nesting and paths."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -31,28 +31,28 @@ from xlaserve.importers.onnx.tables import as_constants
 from xlaserve.tensors import DATATYPES, Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
-"""Opsets of ONNX's own operators; an older model is brought to the oldest by onnx."""
+"""Supported opsets of the standard operators. onnx upgrades older models to the oldest of these."""
 
 _SCAN_CHANGED = 9
-"""Opset before which a Scan had a batch."""
+"""Before this opset Scan had a batch dimension."""
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 _MAX_DEPTH = 16
-"""Most levels of graphs within graphs."""
+"""Maximum nesting depth of graphs."""
 _SHOWN_CHARACTERS = 200
 
 
 def read(path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, roots: Roots = ANYWHERE) -> Model:
-    """Read a model and the external data beside it; raises InvalidModel."""
+    """Read a model and its external data; raises InvalidModel."""
     limit = min(limit_bytes, _PROTOBUF_LIMIT_BYTES)
     data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
     return parse(bytes(data), External(path.parent, limit_bytes - len(data)))
 
 
 def parse(data: bytes, external: "External | None" = None) -> Model:
-    """Return the model of a serialized ModelProto; raises InvalidModel.
+    """Parse a serialized ModelProto; raises InvalidModel.
 
-    Without `external` all tensors must be in it.
+    Without `external`, all tensors must be in the ModelProto.
     """
     proto = ModelProto()
     try:
@@ -89,7 +89,7 @@ def _domain(name: str) -> str:
 
 def _upgraded(proto: ModelProto, opset: int) -> ModelProto:
     if opset < _SCAN_CHANGED and _has_scan(proto.graph):
-        # onnx would call it one of a later opset, which scans another axis.
+        # onnx's converter would relabel it as a later Scan, which scans another axis.
         raise InvalidModel(f"a Scan of opset {opset} is not implemented; export it with 9 or later")
     problem = (
         f"the model has opset {opset}, and onnx cannot bring it to {OLDEST_OPSET}; export it "
@@ -112,17 +112,17 @@ def _by_onnx(
 ) -> ModelProto:
     try:
         return change(proto)
-    # onnx raises what its C++ side raises, of several kinds.
+    # onnx's C++ code raises various exception classes.
     except Exception as error:
         raise InvalidModel(f"{problem}: {str(error)[:_SHOWN_CHARACTERS]}") from error
 
 
-# --- graphs ------------------------------------------------------------------------------------
+# --- Graphs ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Turns protobuf into plain data."""
+    """Converts protobuf messages to plain data."""
 
     opsets: Mapping[str, int]
     external: "External"
@@ -179,7 +179,7 @@ class _Reader:
         return _PLAIN_ATTRIBUTES[proto.type](proto)
 
     def tensor(self, proto: TensorProto) -> Tensor:
-        """Return the elements of a tensor, wherever they are."""
+        """Return a tensor, inline or from external data."""
         if any(size < 0 for size in proto.dims):
             raise InvalidModel(f"tensor '{proto.name}' has the shape {list(proto.dims)}")
         if proto.data_location == TensorProto.EXTERNAL:
@@ -188,7 +188,7 @@ class _Reader:
             array = numpy_helper.to_array(proto)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise InvalidModel(f"tensor '{proto.name}' cannot be read: {error}") from error
-        # Arrays of objects mean something else here.
+        # Object arrays are reserved for symbolic dimensions.
         return array.astype(np.str_) if proto.data_type == STRING else array
 
 
@@ -215,7 +215,7 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
         )
     described = proto.type.tensor_type
     try:
-        # Text is refused, or read on the host, once it is known what reads it.
+        # Text inputs are rejected or converted on the host later, when their readers are known.
         is_text = described.elem_type == STRING
         dtype = None if is_text else any_dtype_of(described.elem_type)
         datatype = DATATYPES["BYTES"] if dtype is None else datatype_of(edge_of(dtype))
@@ -237,21 +237,21 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
     )
 
 
-# --- external data -----------------------------------------------------------------------------
+# --- External data -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class External:
-    """The files beside a model that hold its large tensors."""
+    """Files next to a model that hold its large tensors."""
 
     directory: Path | None
     """None if external data is not allowed."""
     limit_bytes: int
     read_bytes: int = field(default=0)
-    """So far."""
+    """Total bytes read."""
 
     def tensor(self, proto: TensorProto) -> Tensor:
-        """Read one tensor; raises InvalidModel for a path that leaves the directory."""
+        """Read one tensor; raises InvalidModel for a path outside the directory."""
         said = {item.key: item.value for item in proto.external_data}
         dtype = dtype_of(proto.data_type)
         size = math.prod(proto.dims) * dtype.itemsize
@@ -280,7 +280,7 @@ class External:
             return files.read_exactly(file, size, location)
 
     def _confined(self, what: str, location: str) -> tuple[Path, Path]:
-        """Return the path of a location and the directory, which no link leads out of."""
+        """Return the resolved path of a file in the model's directory, and that directory."""
         if self.directory is None:
             raise InvalidModel(f"{what} is in another file, but only one was given")
         parts = Path(location).parts

@@ -1,6 +1,6 @@
-"""Values that are no plain tensors while a graph is traced.
+"""Values during tracing that are not plain tensors: sequences, optionals, padded rows.
 
-The lengths of sequences and optionals are known; the rows of a counted tensor have a bound.
+The lengths of sequences and optionals are known; the number of a Counted's rows is bounded.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.importers.onnx.values import Value
 
 MAX_ITEMS = 4_096
-"""Most tensors of a sequence: a small file could ask for any number."""
+"""Limit on the tensors in a sequence, because a small file could ask for any number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,19 +28,19 @@ class Sequenced:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """An optional without an element. One that has an element is that element."""
+    """An optional without an element; one with an element is represented by the element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """A tensor whose number of rows depends on the data (`counted.py`)."""
+    """A tensor with a data-dependent number of rows (see `counted.py`)."""
 
     rows: jax.Array
-    """Static capacity; rows beyond the count are padding."""
+    """The padded tensor; rows beyond the count are padding."""
     count: jax.Array
-    """INT64 without dimensions."""
+    """Number of rows, an INT64 scalar."""
     axis: int
-    """The dimension that the rows are counted along."""
+    """The axis of the rows."""
 
 
 AnyValue: TypeAlias = Value | Sequenced | Absent | Counted
@@ -50,7 +50,7 @@ NO_TENSORS = (Sequenced, Absent, Counted)
 
 
 def tensor_of(value: AnyValue, subject: str) -> Value:
-    """Return a tensor; raises InvalidModel, naming the subject, for another value."""
+    """Return the value if it is a tensor; otherwise raise InvalidModel with the subject."""
     if isinstance(value, Sequenced):
         raise InvalidModel(f"{subject} is a sequence of {len(value.items)} tensors, no tensor")
     if isinstance(value, Absent):

@@ -1,6 +1,6 @@
-"""The input shapes of an import, and whether their first dimension is open."""
+"""Resolves the input shapes of an import and its batch dimension."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import re
@@ -17,7 +17,7 @@ from xlaserve.importers.onnx.graph import GraphInput
 from xlaserve.tensors import Tensor, TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 32
-"""Largest batch by default, where all inputs have an open first dimension."""
+"""Default batch limit, if all inputs have an open first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class Inputs:
     """The inputs of the imported model."""
 
     specs: tuple[TensorSpec, ...]
-    """Specifications, with -1 for open dimensions."""
+    """Input specifications, with -1 for open dimensions."""
     max_batch_size: int
-    """The largest batch; 0 without a batch dimension."""
+    """Largest batch; 0 without a batch dimension."""
     named: tuple[tuple[int | str, ...], ...] = ()
-    """The shapes, with a name for each dimension besides the batch that stays open; empty where
-    none does."""
+    """The input shapes with names for open dimensions other than the batch; empty if there are
+    none."""
     compiled: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """The sizes to compile of those, by name."""
+    """Sizes to compile programs for, by name of the open dimension."""
     batch_axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The dimension that is the batch of an input or an output, where that is not the first. A
-    client has it first, and so have `specs`."""
+    """Batch axis in the model, for inputs and outputs where it is not 0. Clients, and `specs`,
+    always have the batch first."""
     constants: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """Inputs of the model that became constants."""
 
@@ -56,7 +56,7 @@ class Inputs:
         }
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
-        """Return the inputs with these sizes for what is open besides the batch."""
+        """Return the inputs with these sizes for open dimensions other than the batch."""
         return tuple(
             replace(
                 spec,
@@ -70,7 +70,7 @@ class Inputs:
         )
 
     def exported(self) -> Mapping[str, tuple[str, Sequence[int | str]]] | tuple[TensorSpec, ...]:
-        """Return the inputs as `Exportable` takes them."""
+        """Return the inputs in the form that `Exportable` takes."""
         if not self.compiled:
             return self.specs
         return {
@@ -80,7 +80,7 @@ class Inputs:
 
     def _moved(self, name: str, shape: tuple[object, ...]) -> tuple[object, ...]:
         axis = self.batch_axes.get(name, 0)
-        if not axis:  # a number has no dimension to move
+        if not axis:  # scalars have no batch axis
             return shape
         return (*shape[1 : axis + 1], shape[0], *shape[axis + 1 :])
 
@@ -94,13 +94,11 @@ def resolve(
     sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     batch_axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Inputs:
-    """Settle every dimension but the first; raises InvalidModel that says what is missing.
+    """Resolve all dimensions except the batch; raises InvalidModel that names an open one.
 
-    `shapes` replaces those of the model by the names of inputs, with -1 for the batch;
-    `dimensions` gives a size to open dimensions by the names that the model, or `shapes`, has for
-    them, or several, for each of which the model is compiled; `sizes` gives them by their inputs
-    and places, where the model leaves them open. `batch_axes` says which dimension of an input is
-    the batch, where that is not the first.
+    `shapes` replaces input shapes, with -1 for the batch. `dimensions` gives named open dimensions
+    a size, or several sizes to compile programs for. `sizes` are input shapes that fill in what is
+    still open. `batch_axes` gives the batch axis of inputs where it is not 0.
     """
     _check_known("input", shapes, [item.name for item in inputs])
     items = [
@@ -126,7 +124,7 @@ def resolve(
 
 
 def _given(item: GraphInput, given: Sequence[int | str] | None) -> GraphInput:
-    """Return an input with its new shape."""
+    """Return an input with the requested shape."""
     if given is None:
         return item
     if len(given) != len(item.shape):
@@ -137,7 +135,7 @@ def _given(item: GraphInput, given: Sequence[int | str] | None) -> GraphInput:
 
 
 def _batch_first(item: GraphInput, axis: int) -> GraphInput:
-    """Return an input's specification for clients, with the batch first."""
+    """Return an input with its batch axis moved to the front."""
     if not 0 <= axis < max(1, len(item.shape)):
         raise InvalidModel(
             f"input '{item.name}' has {len(item.shape)} dimensions, and no batch in number {axis}"
@@ -147,15 +145,15 @@ def _batch_first(item: GraphInput, axis: int) -> GraphInput:
 
 
 def _identifier(name: str) -> str:
-    """Return a valid dimension name for JAX, other than the batch's."""
+    """Return a dimension name that is valid in JAX and differs from the batch's."""
     found = re.sub(r"\W", "_", name, flags=re.ASCII)
     return f"_{found}" if not found.isidentifier() or found == BATCH_DIMENSION else found
 
 
 def _closed(item: GraphInput, sizes: Sequence[int]) -> GraphInput:
-    """Return an input with the sizes of a configuration where it is open."""
+    """Fill in open dimensions of an input from config.pbtxt."""
     if len(sizes) != len(item.shape):
-        return item  # the configuration is compared with what is made, and named then
+        return item  # reported when the configuration is compared with the model
     shape = tuple(
         given if isinstance(size, str) and given > 0 else size
         for size, given in zip(item.shape, sizes, strict=True)

@@ -1,7 +1,7 @@
-"""Turns large attributes of nodes into constants that the nodes take as inputs.
+"""Turns large attributes of nodes into constant inputs.
 
-A forest is megabytes of attributes. As constants of the graph they become parameters of what is
-exported, beside the program, and not numbers in it.
+A forest can have megabytes of attributes. As graph constants they become parameters that are stored
+separately, instead of constants in the program.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,13 +24,14 @@ _TABLES: Mapping[str, _Tables] = MappingProxyType(
 """Operators of ai.onnx.ml whose attributes are tables."""
 
 _DOUBLE = 11
-"""TensorProto.DOUBLE"""
+"""TensorProto.DOUBLE."""
 
 
 def as_constants(graph: Graph) -> Graph:
     """Return a graph whose nodes take their tables as inputs.
 
-    A node with invalid attributes is left as it is: its conversion reports them, if needed.
+    Nodes with invalid attributes are left unchanged; their conversion reports the error if they are
+    used.
     """
     wide = _has_doubles(graph)
     nodes: list[Node] = []

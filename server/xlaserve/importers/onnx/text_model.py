@@ -1,4 +1,4 @@
-"""Wraps a model whose inputs or outputs are numbers as text."""
+"""Wraps a model whose inputs or outputs are numbers written as text."""
 
 import math
 import re
@@ -19,13 +19,13 @@ from xlaserve.tensors import Datatype, Tensor, TensorSpec
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SHOWN = 40
 _DIGITS = {2: "%.5g", 4: "%.8g", 8: "%.17g"}
-"""Forms of floating-point numbers by their bytes, as onnxruntime writes them."""
+"""printf formats that match onnxruntime's output, by the size of the float in bytes."""
 
 
 def with_numbers(config: ModelConfig, texts: Texts, described: Manifest) -> ModelConfig:
-    """Return a configuration in which what clients see as text is the number that the graph has.
+    """Return the configuration of the inner model, in which text tensors are numbers.
 
-    Raises InvalidModel for a tensor that it has as a number, and the model as text.
+    Raises InvalidModel if the configuration declares a number where the model has text.
     """
     names = texts.inputs.keys() | texts.outputs
     numbers = {spec.name: spec.datatype for spec in (*described.inputs, *described.outputs)}
@@ -46,9 +46,9 @@ def with_numbers(config: ModelConfig, texts: Texts, described: Manifest) -> Mode
 
 
 class TextModel(AroundModel):
-    """Reads and writes the texts of a model, on the host and in a thread.
+    """Parses and formats a model's text tensors on the host, in a worker thread.
 
-    No request is put together with another: a text that is no number fails its own request alone.
+    Requests are not batched, so that an invalid number fails only its own request.
     """
 
     on_demand = None
@@ -79,7 +79,7 @@ class TextModel(AroundModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Run once; raises InvalidTensor for a text that is no number."""
+        """Execute the model; raises InvalidTensor for a text that is not a number."""
         read = self._texts.inputs
         numbers = {
             name: _numbers(self._model, name, _on_host(value), read[name])
@@ -94,11 +94,11 @@ class TextModel(AroundModel):
         }
 
     def expected_seconds(self, rows: int) -> float:
-        """Return infinity: texts may be long, and the event loop does not read them."""
+        """Return infinity, so that long texts are not parsed on the event loop."""
         return math.inf
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
+        """Return `rows`: texts are not padded."""
         return rows
 
 
@@ -128,7 +128,7 @@ def _numbers(model: str, name: str, texts: Tensor, datatype: Datatype) -> Tensor
 
 
 def _integer(text: bytes) -> int:
-    # What a decimal of more digits is, no datatype can hold; Python would take long to read it.
+    # More digits do not fit any datatype, and Python takes long to parse them.
     if not _INTEGER.fullmatch(text) or len(text) > _SHOWN:
         raise ValueError
     return int(text)

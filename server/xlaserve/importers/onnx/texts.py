@@ -1,7 +1,7 @@
-"""Texts at the edges of a graph, converted to or from numbers by a Cast.
+"""Moves text conversions at the inputs and outputs of a graph to the host.
 
-XLA has no texts. A graph that casts them to numbers before anything else, and numbers to texts as
-the last thing, is converted without these casts: the server makes them, on the host.
+XLA has no strings. If a graph only casts text inputs to numbers, and numbers to text outputs, it is
+converted without these casts, and the server converts the texts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ from xlaserve.importers.onnx.graph import Graph, GraphInput, Node, reads_of
 from xlaserve.tensors import DATATYPES, Datatype, datatype_of
 
 FILE_NAME = "texts.json"
-"""The name of the record in the version directory of a converted model."""
+"""Name of the record in the version directory of a converted model."""
 
 BYTES = DATATYPES["BYTES"]
 
 _KINDS = "iuf"
-"""Kinds of numbers that a text is read as."""
+"""Kinds of numpy dtypes that a text can be parsed as."""
 
 _LIMIT_BYTES = 1 << 20
 
@@ -34,10 +34,10 @@ _Casts: TypeAlias = Mapping[str, Datatype]
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The tensors of a model that clients see as texts, and the graph as numbers."""
+    """Tensors that are text for clients and numbers in the converted graph."""
 
     inputs: _Casts = field(default_factory=lambda: MappingProxyType({}))
-    """Datatypes that texts are read as, by input."""
+    """Datatypes that text inputs are parsed as, by input name."""
     outputs: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def refuse(graph: Graph) -> None:
-    """Raise InvalidModel if an input is of text."""
+    """Raise InvalidModel if an input is text."""
     for item in graph.inputs:
         if item.datatype is BYTES:
             try:
@@ -60,9 +60,9 @@ def refuse(graph: Graph) -> None:
 
 
 def without_casts(graph: Graph) -> tuple[Graph, Texts]:
-    """Return a graph whose edges are numbers, and what was text; raises InvalidModel.
+    """Remove casts of text inputs and outputs; return the graph and the tensors that were text.
 
-    An input of text must be read by casts to one datatype alone.
+    Raises InvalidModel unless each text input is only cast, and to one datatype.
     """
     read = {item.name: _read_as(graph, item) for item in graph.inputs if item.datatype is BYTES}
     written = frozenset(
@@ -97,7 +97,7 @@ def _read_as(graph: Graph, item: GraphInput) -> Datatype:
 
 
 def _casts_to(node: Node) -> int | None:
-    """Return the target datatype of a Cast; None for any other node."""
+    """Return the target datatype of a Cast, or None for other nodes."""
     to = node.attributes.get("to")
     is_cast = node.operator == "Cast" and not node.domain and isinstance(to, int)
     return to if is_cast and isinstance(to, int) else None
@@ -110,14 +110,14 @@ def _plain(node: Node, edges: Iterable[str]) -> Node:
 
 
 def write(directory: Path, texts: Texts) -> None:
-    """Write the text tensors beside a converted model."""
+    """Write the record of text tensors to a converted model's version directory."""
     inputs = {name: datatype.name for name, datatype in texts.inputs.items()}
     record = _Record(inputs, sorted(texts.outputs))
     files.write_atomically(directory / FILE_NAME, [msgspec.json.encode(record)])
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> Texts:
-    """Return a converted model's text tensors; raises InvalidModel for a damaged record."""
+    """Read the record of text tensors; raises InvalidModel if it is damaged."""
     if not (directory / FILE_NAME).exists():
         return Texts()
     data = files.read_checked(directory, FILE_NAME, limit_bytes=_LIMIT_BYTES, roots=roots)

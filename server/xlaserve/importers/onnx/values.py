@@ -1,11 +1,11 @@
-"""Values while a graph is traced: known on the host, or arrays that JAX computes.
+"""Values during tracing: known on the host, or arrays that JAX computes.
 
-Shape arithmetic happens on the host, in numpy arrays. One that holds a symbolic dimension has the
-dtype object, whose elements are Python integers and dimensions of jax.export. So an operator is
-written once, against what numpy and jax.numpy have in common.
+Shape arithmetic runs on the host, in numpy. Arrays with symbolic dimensions have dtype object;
+their elements are Python integers and dimensions of jax.export. Most operators are written once,
+for the API that numpy and jax.numpy share.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -22,23 +22,23 @@ from xlaserve.errors import InvalidModel
 from xlaserve.tensors import Tensor
 
 Value: TypeAlias = jax.Array | np.ndarray[Any, Any]
-"""A host value if it is of numpy, else traced."""
+"""A numpy array if the elements are known, otherwise traced."""
 
 Dimensions: TypeAlias = tuple[int, ...]
-"""Sizes. JAX calls its symbolic dimensions integers as well, and they calculate like them."""
+"""Sizes, which may be symbolic: JAX types symbolic dimensions as int."""
 
 HOST_ELEMENTS = 65_536
-"""More than that is not computed on the host while a graph is traced: a small file could ask for
-any amount."""
+"""Limit for computing a value on the host during tracing, because a small file could ask for any
+amount."""
 
 
 def is_host(value: Value | None) -> TypeGuard[Tensor]:
-    """Tell whether the elements are known while the graph is traced."""
+    """Tell whether the elements are known during tracing."""
     return isinstance(value, np.ndarray | np.generic)
 
 
 def is_open(dimension: Any) -> bool:
-    """Tell whether a dimension is symbolic, though JAX gives it the type of an integer."""
+    """Tell whether a dimension is symbolic, which its type does not show."""
     return jax.export.is_symbolic_dim(dimension)
 
 
@@ -48,16 +48,16 @@ def is_concrete(dimensions: Sequence[object]) -> bool:
 
 
 def host_of(dimensions: Sequence[int]) -> Tensor:
-    """Return dimensions as a value of INT64: an array of objects if one is symbolic."""
+    """Return dimensions as an INT64 array, or an object array if one is symbolic."""
     array = np.empty(len(dimensions), dtype=np.object_)
     array[:] = dimensions
     return array.astype(np.int64) if is_concrete(dimensions) else array
 
 
 def settled(value: object) -> Value:
-    """Return a result as a value: numpy gives an element instead of an array without dimensions.
+    """Normalise a result to an array: numpy returns scalars in place of 0-d arrays.
 
-    It is INT64 once all of its elements are concrete.
+    An object array becomes INT64 if no element is symbolic.
     """
     if isinstance(value, jax.Array):
         return value
@@ -87,7 +87,7 @@ def _dimension(item: Any) -> int:
 
 
 def integers_of(value: Value) -> list[int]:
-    """Return the elements of a host value as integers, none of which is symbolic."""
+    """Return the elements of a host value as integers; raises InvalidModel if one is symbolic."""
     found = dimensions_of(value)
     if not is_concrete(found):
         raise InvalidModel(f"expected integers, got the open dimensions {list(found)}")
@@ -95,7 +95,7 @@ def integers_of(value: Value) -> list[int]:
 
 
 def scalar_of(value: Value) -> int:
-    """Return the only element of a host value, possibly symbolic."""
+    """Return the only element of a host value; it may be symbolic."""
     found = dimensions_of(value)
     if len(found) != 1:
         raise InvalidModel(f"expected one element, got {len(found)}")
@@ -111,9 +111,9 @@ def on_device(value: Value) -> jax.Array:
 
 
 def placed(shape: Sequence[int], *values: Value) -> tuple[ModuleType, list[Value]]:
-    """Return numpy or jax.numpy, and the values as it takes them, for a result of this shape.
+    """Choose numpy or jax.numpy for a result of this shape; return it and the converted values.
 
-    Numpy is for what is known now and small, so that no shape is left to be computed.
+    numpy is used for small results with known inputs, so that shapes are computed during tracing.
     """
     on_host = all(map(is_host, values)) and is_concrete(shape)
     if on_host and math.prod(shape) <= HOST_ELEMENTS:
@@ -122,10 +122,7 @@ def placed(shape: Sequence[int], *values: Value) -> tuple[ModuleType, list[Value
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> Dimensions:
-    """Return the broadcast shape of these shapes, by numpy's rule.
-
-    Raises InvalidModel where two sizes differ and none is 1.
-    """
+    """Return the broadcast shape by numpy's rules; raises InvalidModel if there is none."""
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(_broadcast_size(sizes, shapes) for sizes in zip(*aligned, strict=True))
@@ -139,9 +136,9 @@ def _broadcast_size(sizes: tuple[int, ...], shapes: Sequence[Sequence[int]]) -> 
 
 
 def aligned(*values: Value) -> tuple[ModuleType, list[Value]]:
-    """Return values of one rank, ready for an elementwise operation, and the module to use.
+    """Return the module to use, and the values with equal ranks, for an elementwise operation.
 
-    The ranks are made equal here, because JAX may be configured not to do it.
+    Ranks are made equal explicitly because JAX may be configured to reject rank promotion.
     """
     shape = broadcast_shape(*(value.shape for value in values))
     module, ready = placed(shape, *values)
@@ -149,10 +146,11 @@ def aligned(*values: Value) -> tuple[ModuleType, list[Value]]:
 
 
 def divided(x: jax.Array, divisor: Value) -> jax.Array:
-    """Divide floats, each quotient rounded once as IEEE 754 has it.
+    """Divide floats with correct IEEE 754 rounding.
 
-    XLA multiplies with the reciprocal of a divisor that it knows, so that a number half-way between
-    two levels of a quantisation goes to the other one. What depends on `x` it does not know.
+    XLA replaces division by a constant with multiplication by its reciprocal, which can round a
+    number halfway between two quantisation levels the wrong way. A divisor that depends on `x` is
+    not constant.
     """
     exact: jax.Array = x / jnp.where(x == x, divisor, jnp.ones((), x.dtype))  # noqa: PLR0124
     return exact

@@ -1,4 +1,4 @@
-"""Ends an execution of onnxruntime that takes too long, or too much memory."""
+"""Stops onnxruntime runs that exceed a time or memory limit."""
 
 import threading
 import time
@@ -14,14 +14,14 @@ class _Terminated(Protocol):
 
 
 class Watch:
-    """A context that enforces limits of time and memory on onnxruntime.
+    """Context manager that enforces a time and a memory limit on an onnxruntime run.
 
-    What runs is told to stop, which onnxruntime sees before the next operator, in loops as well.
+    It sets the run's terminate flag, which onnxruntime checks between operators, also within loops.
     """
 
     def __init__(self, options: _Terminated, seconds: float, most_bytes: int) -> None:
         self.reason = ""
-        """Why it was ended; empty where it was not."""
+        """Which limit was exceeded; empty if none."""
         self._options = options
         self._seconds = seconds
         self._most_bytes = most_bytes
@@ -29,13 +29,13 @@ class Watch:
         self._thread = threading.Thread(target=self._look, name="onnxruntime_watch", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Start the watching thread."""
         self._began, self._before = time.monotonic(), resident_bytes() or 0
         self._thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Stop watching."""
+        """Stop the watching thread."""
         self._done.set()
         self._thread.join()
 

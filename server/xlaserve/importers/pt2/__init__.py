@@ -1,1 +1,1 @@
-"""The import of PyTorch programs (.pt2 files of torch.export), without PyTorch."""
+"""Imports PyTorch programs (.pt2 files of torch.export) without PyTorch."""

@@ -1,8 +1,8 @@
-"""Memory that tensors share: what an operator in place changes, every view of it shows.
+"""Memory shared between tensors, so that in-place changes are visible in all views.
 
-A program of torch.export keeps operators in place (`relu_`, `add_`) and views (`slice`, `select`),
-until `run_decompositions` takes them out. Here a storage has a value, and a view is a way from that
-value to its own, and back.
+Programs of torch.export keep in-place operators (`relu_`, `add_`) and views (`slice`, `select`)
+unless `run_decompositions` removed them. Here a storage holds a value, and a view is a chain of
+steps from that value to the view's own value, and back for writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,29 +24,30 @@ _DECOMPOSE = "export it again with ep = ep.run_decompositions({}) before torch.e
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """Memory with a value, which operators in place replace."""
+    """Memory whose value in-place operators replace."""
 
     value: jax.Array
     owner: str = ""
-    """The observer of later changes, or empty."""
+    """Description of the input or parameter that owns the memory; empty if there is none."""
     version: int = 0
     related: list["Storage"] = field(default_factory=list)
-    """Storages that PyTorch may share with this one, depending on strides."""
+    """Storages that may be the same memory in PyTorch, depending on strides."""
     changed_by: str = ""
-    """The node that changed a related one, so that this value may be an old one."""
+    """The node that changed a related storage, so that this value may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One view of a value."""
+    """One view of a base value."""
 
     forward: Callable[[jax.Array], jax.Array]
     write: Callable[[jax.Array, jax.Array], jax.Array] | None
-    """Called with the base and a new view; None if the view cannot be written."""
+    """Returns the base with the view's new value written to it; None if the view is not writable.
+    """
 
 
 class Reference:
-    """A tensor of a program: a storage, and the views that lead to it."""
+    """A tensor of a program: a storage, and the views that lead to the tensor."""
 
     __slots__ = ("_seen", "_value", "steps", "storage")
 
@@ -58,11 +59,11 @@ class Reference:
 
     @classmethod
     def fresh(cls, value: jax.Array, owner: str = "") -> "Reference":
-        """Return a tensor with memory of its own."""
+        """Return a tensor that owns its memory."""
         return cls(Storage(value, owner))
 
     def read(self) -> jax.Array:
-        """Return the current value; raises InvalidModel if it is unknown."""
+        """Return the current value; raises InvalidModel if it may be outdated."""
         if self.storage.changed_by:
             raise InvalidModel(
                 f"it reads a tensor that may share memory with what {self.storage.changed_by} "
@@ -76,13 +77,13 @@ class Reference:
         return self._value
 
     def view(self, step: Step, value: jax.Array) -> "Reference":
-        """Return a view, whose value is known."""
+        """Return a view with a known value."""
         made = Reference(self.storage, (*self.steps, step))
         made._value, made._seen = value, self.storage.version
         return made
 
     def copy(self, value: jax.Array) -> "Reference":
-        """Return a possible copy, which PyTorch makes depending on strides."""
+        """Return a result that is a view or a copy in PyTorch, depending on strides."""
         storage = Storage(value, related=self.storage.related)
         if not self.storage.related:
             self.storage.related.append(self.storage)
@@ -90,7 +91,10 @@ class Reference:
         return Reference(storage)
 
     def write(self, value: jax.Array, node: object) -> None:
-        """Change the tensor in place; raises InvalidModel where somebody would see it later."""
+        """Change the tensor in place.
+
+        Raises InvalidModel for inputs and parameters, and for views that cannot be written.
+        """
         storage = self.storage
         if storage.owner:
             raise InvalidModel(
@@ -111,7 +115,7 @@ class Reference:
                 other.changed_by = str(node)
 
 
-# --- the views ---------------------------------------------------------------------------------
+# --- Views -------------------------------------------------------------------------------------
 
 Arguments = Mapping[str, Any]
 
@@ -188,10 +192,11 @@ _VIEWS: Mapping[str, _Write | None] = MappingProxyType(
         "view_as": _reshaped,
     }
 )
-"""Operators whose result is always a view of their first argument, and how it is written."""
+"""Operators whose result is always a view of their first argument, with the function that writes to
+it; None if the view is not writable."""
 
 _SPLITS = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
-"""Operators whose results are each a part of their first argument."""
+"""Operators whose results are parts of their first argument."""
 
 _MAYBE = frozenset(
     {
@@ -206,7 +211,7 @@ _MAYBE = frozenset(
         "type_as",
     }
 )
-"""Operators whose result is a view, or a copy."""
+"""Operators whose result is either a view or a copy."""
 
 
 def is_in_place(name: str) -> bool:
@@ -221,9 +226,10 @@ def referred(
     result: jax.Array | Sequence[jax.Array],
     compute: Callable[[jax.Array], Any],
 ) -> Reference | list[Reference]:
-    """Return the results of an operator as tensors that share memory as they do in PyTorch.
+    """Wrap the results of an operator as tensors that share memory as in PyTorch.
 
-    `compute` gives the result for another value of the first argument, which `source` is.
+    `source` is the first argument if it is a tensor; `compute` recomputes the result for another
+    value of it.
     """
     if isinstance(result, jax.Array):
         if source is not None and name in _VIEWS:
@@ -262,7 +268,7 @@ def _parts(
 @dataclass(frozen=True, slots=True)
 class _Part:
     is_one: bool
-    """Whether its dimension is left out."""
+    """Whether the dimension is removed, as `unbind` does."""
     dim: int
     start: int
     size: int

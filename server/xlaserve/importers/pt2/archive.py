@@ -1,4 +1,4 @@
-"""The .pt2 archive of torch.export: its program, and tensors as views of the file."""
+"""Reads .pt2 archives of torch.export: the program, and tensors as views of the file."""
 
 import math
 import mmap
@@ -22,15 +22,15 @@ from xlaserve.tensors import Tensor
 
 DEFAULT_LIMIT_BYTES = 8 * 2**30
 MAX_PROGRAM_BYTES = 128 << 20
-"""Most bytes of a program's JSON."""
+"""Size limit of a program's JSON."""
 
 _MAX_CONFIG_BYTES = 64 << 20
 _MAX_MARK_BYTES = 64
 _MAX_DIMENSIONS = 32
 _REPEATED_BYTES = 1 << 20
-"""Most bytes of a tensor that has fewer in the file, as `expand` makes them."""
+"""Tensors up to this size may be larger than their data in the file, as `expand` makes them."""
 _MAX_EMPTY = 2**40
-"""Most elements that a tensor without any would have, were its sizes of 0 left out."""
+"""Limit on the product of the nonzero sizes of an empty tensor."""
 
 _MODELS, _JSON = "models/", ".json"
 _PLACES = {"weights": "data/weights/", "constants": "data/constants/"}
@@ -41,7 +41,7 @@ _FOREIGN = {
     "data.pkl": "it is a checkpoint of torch.save or a program of TorchScript, which are pickles: "
     "export the model with torch.export",
 }
-"""Files of other formats, with advice."""
+"""Files that identify other formats, with advice for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class Archive:
 
     program: Program
     tensors: Mapping[str, Tensor]
-    """The tensors of the module, by the inputs of the graph that they are; views of the file."""
+    """The module's tensors, by name of the graph input; views of the file."""
 
 
 def open_file(
     path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, roots: Roots = ANYWHERE
 ) -> Archive:
-    """Read a .pt2 file whose tensors stay views of it, mapped into memory. Raises InvalidModel.
+    """Read a .pt2 file; its tensors are views of the memory-mapped file. Raises InvalidModel.
 
-    No code of the file is run: what is stored as a pickle is refused by name. Truncating the file
-    while its tensors are in use ends the process (SIGBUS).
+    No code of the file is run: pickled parts are rejected. Truncating the file while its tensors
+    are in use kills the process (SIGBUS).
     """
     with files.opened(path.parent, path.name, limit_bytes=limit_bytes, roots=roots) as (file, size):
         if not size:
@@ -68,14 +68,14 @@ def open_file(
 
 
 def read(data: "mmap.mmap | bytes", limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Archive:
-    """Read an archive that is mapped or in memory; raises InvalidModel."""
+    """Read an archive from a mapping or from bytes; raises InvalidModel."""
     archive = _Reader(ZipFile(data), limit_bytes)
     program = parsing.parse(archive.program())
     return Archive(program, archive.tensors(program))
 
 
 class _Reader:
-    """The files of an archive, below the one directory that they are in."""
+    """Reads the files of an archive, relative to its root directory."""
 
     def __init__(self, zipped: ZipFile, limit_bytes: int) -> None:
         self._zip = zipped
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def _root(names: list[str]) -> str:
-    """Return the directory of all entries, with its slash; empty for none."""
+    """Return the directory that contains all entries, with a trailing slash, or an empty string."""
     first = {name.partition("/")[0] for name in names}
     if len(first) != 1 or not all("/" in name for name in names):
         return ""
@@ -177,7 +177,7 @@ def _check_as_described(stored: Stored, tensor: Tensor, described: object) -> No
 
 
 def _tensor(what: str, payload: schema.Payload, data: memoryview) -> Tensor:
-    """Return a view of an entry's bytes; raises InvalidModel where it would lie outside of them."""
+    """Return a view of an entry's bytes; raises InvalidModel if it is out of bounds."""
     meta = payload.tensor_meta
     assert meta is not None
     if meta.layout != STRIDED:
@@ -201,7 +201,7 @@ def _tensor(what: str, payload: schema.Payload, data: memoryview) -> Tensor:
     if not count:
         return _empty(what, shape, dtype)
     if count * dtype.itemsize > max(len(data), _REPEATED_BYTES):
-        # Strides of 0 repeat elements: a few bytes would become any amount.
+        # Strides of 0 repeat elements, so a few bytes could become a tensor of any size.
         raise InvalidModel(f"{what}: {dtype} {shape} is more than the {len(data)} bytes of it")
     if dtype == np.bool_ and np.frombuffer(data, np.uint8).max() > 1:
         raise InvalidModel(f"{what} is BOOL but has bytes other than 0 and 1")

@@ -1,4 +1,4 @@
-"""The numbers that torch.export has for datatypes and layouts, as numpy has them."""
+"""Maps the datatype and layout numbers of torch.export to numpy dtypes."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,7 +26,7 @@ _DTYPES: Mapping[int, "np.dtype[Any]"] = MappingProxyType(
         35: np.dtype(np.uint64),
     }
 )
-"""Datatypes of the V2 protocol."""
+"""Dtypes of the V2 protocol, by torch.export's ScalarType."""
 
 _OTHERS = MappingProxyType(
     {
@@ -42,7 +42,7 @@ _OTHERS = MappingProxyType(
 )
 
 STRIDED = 7
-"""The layout of a tensor that is neither sparse nor of MKL-DNN."""
+"""The layout of ordinary tensors, which are neither sparse nor MKL-DNN's."""
 
 
 def dtype_of(number: int) -> "np.dtype[Any]":

@@ -1,4 +1,4 @@
-"""Conditions on the sizes of inputs that PyTorch writes as Python, read and never run."""
+"""Evaluates PyTorch's conditions on input sizes without running them as Python."""
 
 import ast
 import operator
@@ -10,7 +10,7 @@ from xlaserve.errors import InvalidModel
 
 MAX_CHARACTERS = 4000
 MAX_BITS = 256
-"""Limit of intermediate numbers: powers of powers grow faster than any text."""
+"""Limit on intermediate results, because short texts of nested powers give huge numbers."""
 _MAX_EXPONENT = 8
 
 _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
@@ -31,10 +31,10 @@ _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
 
 
 def holds(guard: str, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Tell whether a condition holds for these shapes of inputs.
+    """Tell whether a condition holds for these input shapes.
 
-    `L['x'].size()[0]` is the first size of the input x. Raises InvalidModel for what is not made of
-    sizes, integers, sums, products, quotients, comparisons, `and`, `or` and `not`.
+    `L['x'].size()[0]` is the first size of the input x. Raises InvalidModel unless the condition
+    consists of sizes, integers, arithmetic, comparisons, `and`, `or` and `not`.
     """
     refusal = InvalidModel(f"its condition on sizes cannot be read: {guard[:200]}")
     if len(guard) > MAX_CHARACTERS:

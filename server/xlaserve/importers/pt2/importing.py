@@ -1,4 +1,4 @@
-"""The import of a .pt2 file of torch.export as a version directory, without PyTorch."""
+"""Imports a .pt2 file of torch.export as a version directory, without PyTorch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,30 +34,29 @@ class Options:
     """The options of an import."""
 
     version: int | None = None
-    """None for the one after the highest."""
+    """None for the version after the highest one."""
     max_batch_size: int | None = None
-    """None for 32, or fewer where the program says so, if one open dimension is first in every
-    input, else 0."""
+    """Largest batch. None means 32, or the program's maximum if that is lower, if every input
+    starts with the same open dimension, otherwise 0."""
     dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sizes of open dimensions, by the names of their symbols; the model is compiled for each of
-    several."""
+    """Sizes of open dimensions, by symbol; with several sizes a program is compiled for each."""
     outputs: Sequence[str] = ()
-    """Kept outputs; empty for all."""
+    """Outputs to keep; empty for all."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
-    """Most bytes of the file, and of any tensor that the program makes."""
+    """Size limit of the file, and of each tensor that the program computes."""
     labels: Sequence[str] = ()
-    """The classes of the output that has a number for each."""
+    """Class labels for the output that has a score per class."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the configuration written beside the versions."""
+    """Parameters to write to the model's config.pbtxt."""
     batch_independent: bool | None = None
-    """Declared row independence; None to rely on the proof."""
+    """Declares whether rows are independent; None to prove it."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Configured input shapes, -1 for an open size; other inputs are absent."""
+    """Input shapes from config.pbtxt, -1 for an open size; inputs may be missing."""
     is_mapped: bool = True
-    """Whether tensors are views of the file: a server copies, for a file that is truncated while
-    it is mapped ends the process."""
+    """Whether tensors are views of the mapped file. Servers copy instead, because truncating a
+    mapped file kills the process."""
     roots: Roots = ANYWHERE
-    """The directories that the file may lie in."""
+    """Directories that the file must be in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,10 @@ class Imported:
     torch_version: str
     nodes: int
     notice: str = ""
-    """Why requests will not be batched, and unsupported platforms; empty for neither."""
+    """Why requests cannot be batched, and unsupported platforms; empty if there is nothing to
+    report."""
     labels: str = ""
-    """Label files written next to the versions, with the configuration they need; empty for none.
-    """
+    """Message about the label file and config.pbtxt; empty if there are none."""
 
 
 def import_program(
@@ -83,7 +82,7 @@ def import_program(
 ) -> Imported:
     """Convert a program to a version directory of `directory` (REPOSITORY/NAME) and return it.
 
-    Raises InvalidModel, or FileExistsError where the version is there already.
+    Raises InvalidModel, and FileExistsError if the version exists.
     """
     options = options or Options()
     target = version_numbers.target(directory, options.version)
@@ -121,7 +120,7 @@ def _read(path: Path, options: Options) -> Archive:
 
 
 def exportable(read: Archive, inputs: Inputs, options: Options) -> Exportable:
-    """Convert a program to an Exportable whose tensors are arguments."""
+    """Convert a program to an Exportable whose parameters are arguments."""
     program = read.program
     for name in options.outputs:
         if name not in program.outputs:
@@ -150,7 +149,7 @@ def exportable(read: Archive, inputs: Inputs, options: Options) -> Exportable:
         inputs.exported(),
         wanted,
         inputs.max_batch_size,
-        # PyTorch has 64-bit integers everywhere, in the answers too.
+        # PyTorch uses 64-bit integers everywhere, also in outputs.
         x64=True,
         batch_independent=options.batch_independent,
         compiled_shapes=inputs.compiled or None,

@@ -1,4 +1,4 @@
-"""The shapes that an import gives a program's inputs, and whether there is a batch."""
+"""Resolves the input shapes of an import and its batch dimension."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -11,18 +11,18 @@ from xlaserve.importers.pt2.program import Program
 from xlaserve.tensors import TensorSpec, datatype_of
 
 _TRIED_BATCHES = 128
-"""Largest batch that conditions are tried with, where a batch may have any size."""
+"""Number of batch sizes to test guards with, if the batch is not limited."""
 _OF_PYTORCH = 2
-"""The least size that PyTorch itself gives a symbol, whose 1 it treats alike."""
+"""PyTorch's default minimum for symbols; programs with it accept size 1 as well."""
 
 
 def resolve(
     program: Program, dimensions: Mapping[str, Sequence[int]], max_batch_size: int | None
 ) -> Inputs:
-    """Settle every size but that of the batch; raises InvalidModel that says what is missing.
+    """Resolve all sizes except the batch; raises InvalidModel that names an open one.
 
-    The batch is the symbol that is first in every input, and nowhere else. `dimensions` gives a
-    size to symbols by their names, or several, for each of which the model is compiled.
+    The batch is the symbol that is the first dimension of every input and occurs nowhere else.
+    `dimensions` gives a symbol a size, or several sizes to compile programs for.
     """
     shapes = _shapes(program)
     symbols = _symbols(shapes)
@@ -52,10 +52,10 @@ def resolve(
 def said_sizes(
     program: Program, sizes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of open dimensions by symbol, from given input shapes.
+    """Return the sizes of symbols, given input shapes.
 
-    Raises InvalidModel for an input that is not there, another number of dimensions, or two sizes
-    of one symbol. What is fixed in the program is compared where the model is loaded.
+    Raises InvalidModel for an unknown input, a wrong number of dimensions, and a symbol with two
+    sizes. Fixed sizes are compared when the model is loaded.
     """
     shapes, found = _shapes(program), dict[str, tuple[int, ...]]()
     for name, said in sizes.items():
@@ -77,7 +77,7 @@ def said_sizes(
 
 
 def _shapes(program: Program) -> dict[str, tuple[int | str, ...]]:
-    """Return the shape of each input: sizes, and names of symbols."""
+    """Return the shape of each input as integers and symbol names."""
     found = {}
     for name in program.inputs:
         sizes = program.graph.tensors[name].sizes
@@ -101,7 +101,7 @@ def _symbols(shapes: Mapping[str, Sequence[int | str]]) -> list[str]:
 def _batch(
     shapes: Mapping[str, Sequence[int | str]], dimensions: Mapping[str, Sequence[int]]
 ) -> str | None:
-    """Return the symbol of every input's first dimension, or None."""
+    """Return the symbol that is the batch dimension, or None."""
     first = {shape[0] if shape else 1 for shape in shapes.values()}
     if len(first) != 1:
         return None
@@ -156,7 +156,7 @@ def _check_range(program: Program, symbol: str, size: int) -> None:
 
 
 def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
-    """Return the most rows per request, bounded by the export's range."""
+    """Return the largest batch, limited by the range that the program was exported for."""
     if batch is None:
         if asked:
             raise InvalidModel(
@@ -181,7 +181,7 @@ def _max_batch(program: Program, batch: str | None, asked: int | None) -> int:
 
 
 def _check_guards(program: Program, inputs: Inputs) -> None:
-    """Raise InvalidModel if a condition fails for an allowed size."""
+    """Raise InvalidModel if a guard fails for any allowed size."""
     for shapes in _asked(inputs):
         for guard in program.guards:
             if not holds(guard, shapes):

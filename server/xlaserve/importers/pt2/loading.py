@@ -1,4 +1,4 @@
-"""Programs of torch.export in a repository, converted at their first load, as ONNX models are."""
+"""Loads torch.export programs of a repository, which are converted at their first load."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from xlaserve.runtime.loaded import LoadedModel, Stage
 
 
 def load(directory: Path, context: LoadContext) -> LoadedModel:
-    """Convert the .pt2 file of a version directory, unless that was kept, and load it. Blocks.
+    """Load the .pt2 file of a version directory, converting it unless a conversion is cached.
 
-    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    Blocks. Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
     return loading.load_with(converted, directory, context)
 

@@ -1,4 +1,4 @@
-"""Parses the JSON of torch.export; anything it cannot obey is refused by name."""
+"""Parses the JSON of torch.export; unsupported fields and values are errors."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _PREFIX = "torch.ops."
 
 
 def parse(data: bytes | memoryview) -> Program:
-    """Parse a model's JSON to a program; raises InvalidModel that names the fault."""
+    """Parse a model's JSON; raises InvalidModel that names the fault."""
     try:
         read = msgspec.json.decode(data, type=schema.ExportedProgram)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def _range(symbol: str, found: schema.Range) -> tuple[int, int | None]:
     return least, most
 
 
-# --- graphs ------------------------------------------------------------------------------------
+# --- Graphs ------------------------------------------------------------------------------------
 
 
 def _graph(read: schema.Graph) -> Graph:
@@ -103,7 +103,7 @@ def _graph(read: schema.Graph) -> Graph:
 
 
 def _input_name(argument: schema.Argument) -> str:
-    """Return the name of an input; empty for an argument that the export fixed."""
+    """Return the name of an input; empty if the export made it a constant."""
     term = _term("an input", argument)
     return term.name if isinstance(term, Read) else ""
 
@@ -173,7 +173,7 @@ def _size(what: str, size: schema.SymInt) -> int | str:
     return found[1] if found else size.as_expr.expr_str
 
 
-# --- arguments ---------------------------------------------------------------------------------
+# --- Arguments ---------------------------------------------------------------------------------
 
 
 def _term(what: str, argument: schema.Argument) -> Term:
@@ -200,7 +200,7 @@ def _number(what: str, value: float | str) -> float:
 
 
 def _symbolic(what: str, value: Any) -> Term:
-    """Return a number that is known or read."""
+    """Return a constant, or a reference to a computed number."""
     kind = _kind(what, value)
     found: Term = getattr(value, kind)
     return Read(str(found)) if kind == "as_name" else found
@@ -265,10 +265,10 @@ _TERMS: Mapping[str, Callable[[str, Any], Term]] = MappingProxyType(
         "as_float_lists": _listed(_listed(_plain)),
     }
 )
-"""Parsers by kind of argument; C++ objects, complex numbers and operators have none."""
+"""Parsers by kind of argument; C++ objects, complex numbers and operators are not supported."""
 
 
-# --- the signature -----------------------------------------------------------------------------
+# --- Signature ---------------------------------------------------------------------------------
 
 _STORED = MappingProxyType(
     {
@@ -282,7 +282,7 @@ _STORED = MappingProxyType(
 def _inputs(
     signature: schema.Signature, graph: Graph
 ) -> tuple[Mapping[str, Stored], tuple[str, ...]]:
-    """Return the tensors of the module and the inputs of callers, by the graph's inputs."""
+    """Return the module's tensors by graph input, and the names of the caller's inputs."""
     specs = signature.input_specs
     if len(specs) != len(graph.inputs):
         raise InvalidModel(
@@ -308,7 +308,7 @@ def _check_given(argument: schema.Argument, name: str, graph: Graph, given: list
     term = _term("an input", argument)
     if not isinstance(term, Read):
         if isinstance(term, int | float | str | None):
-            return  # the export fixed it, and the graph reads it nowhere
+            return  # a constant argument, which the graph does not read
         raise InvalidModel("an input is a list, expected a tensor")
     if term.name != name or term.name not in graph.tensors:
         raise InvalidModel(

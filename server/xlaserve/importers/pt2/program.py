@@ -9,30 +9,30 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The value of that name, a tensor or a number that is computed."""
+    """A reference to a computed value, a tensor or a number, by name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFormat:
-    """The order of a tensor in memory, which changes no number."""
+    """The memory layout of a tensor, which does not affect results."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device of the export; a program runs on whichever device serves it."""
+    """A device argument; it is ignored, as programs run on the device that serves them."""
 
     name: str
 
 
 Known: TypeAlias = np.dtype[Any] | bool | int | float | str
-"""An argument that the export fixed."""
+"""An argument with a constant value."""
 
 Term: TypeAlias = "Read | MemoryFormat | Device | Graph | Known | tuple[Term, ...] | None"
-"""An argument of a node: known, or read from the values."""
+"""An argument of a node: a constant, or references to values."""
 
 Names: TypeAlias = "str | tuple[Names, ...] | None"
 """The names of one result or of several; None for no result."""
@@ -40,11 +40,11 @@ Names: TypeAlias = "str | tuple[Names, ...] | None"
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The dtype and the sizes that PyTorch saw a tensor have."""
+    """The dtype and sizes of a tensor that PyTorch recorded."""
 
     dtype: "np.dtype[Any]"
     sizes: tuple[int | str, ...]
-    """A text for a symbol or an expression."""
+    """Integers, or the text of a symbol or an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +54,34 @@ class Node:
     target: str
     """Qualified name of the operator, such as `aten.add.Tensor`."""
     arguments: tuple[tuple[str, Term], ...]
-    """Arguments with their names in the operator's schema; positional ones have an empty name."""
+    """Arguments by schema name; positional ones have an empty name."""
     results: Names
     name: str
 
     def __str__(self) -> str:
-        """Return what an error calls it."""
+        """Return the node's description in error messages."""
         return f"node '{self.name}' ({self.target})"
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in an order in which they can be computed."""
+    """Nodes in topological order."""
 
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Term, ...]
     tensors: Mapping[str, Described]
     is_single: bool = False
-    """Whether it gives its one output itself, and no list of it."""
+    """Whether the graph returns its single output directly, instead of a list."""
 
     def reads(self) -> set[str]:
-        """Return the names of all values that a node reads, or that are outputs."""
+        """Return the names of all values that are read by nodes or returned."""
         terms = [term for node in self.nodes for _, term in node.arguments]
         return set(reads_of([*terms, *self.outputs]))
 
 
 def reads_of(terms: Iterable[Term]) -> Iterator[str]:
-    """Yield the names of values that arguments read, but for those within graphs."""
+    """Yield the names of the values that arguments refer to, except in subgraphs."""
     for term in terms:
         if isinstance(term, Read):
             yield term.name
@@ -97,7 +97,7 @@ class Stored:
     name: str
 
     def __str__(self) -> str:
-        """Return what an error calls it."""
+        """Return the tensor's description in error messages."""
         return f"{self.kind} '{self.name}'"
 
 
@@ -107,13 +107,13 @@ class Program:
 
     graph: Graph
     stored: Mapping[str, Stored]
-    """Tensors of the module, by the inputs of the graph that they are."""
+    """The module's tensors, by name of the graph input."""
     inputs: tuple[str, ...]
-    """Inputs of the graph that callers give."""
+    """Graph inputs that the caller passes."""
     outputs: Mapping[str, Term]
-    """Outputs of callers, by the names that the module's result gives."""
+    """Outputs by their name in the module's result."""
     ranges: Mapping[str, tuple[int, int | None]]
-    """The sizes that symbols may have, both included."""
+    """Minimum and maximum size of each symbol, inclusive; None for no maximum."""
     guards: tuple[str, ...]
-    """Conditions on the sizes of inputs, in Python."""
+    """Conditions on input sizes, as Python expressions."""
     torch_version: str

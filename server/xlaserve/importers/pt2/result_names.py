@@ -1,4 +1,4 @@
-"""Names of a program's outputs, from PyTorch's tree of the module's result."""
+"""Names a program's outputs after the structure of the module's result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,8 @@ class _Tree(msgspec.Struct):
 def result_names(spec: str, fields: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a name for each leaf of a result: keys and indices, `output` for a lone tensor.
 
-    `fields` are those of named tuples. Raises InvalidModel for a text that is no such tree.
+    `spec` is PyTorch's JSON of the result's structure, `fields` has the fields of named tuples.
+    Raises InvalidModel for an invalid or unsupported spec.
     """
     try:
         version, tree = msgspec.json.decode(spec, type=tuple[int, _Tree])
@@ -64,7 +65,7 @@ def _leaves(
 
 
 def _keys(tree: _Tree, fields: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Return the keys of a dict or the fields of a named tuple; None for other trees."""
+    """Return the keys of a dict or the fields of a named tuple, or None for other types."""
     if not tree.context:
         return None
     try:
@@ -74,7 +75,7 @@ def _keys(tree: _Tree, fields: Mapping[str, Sequence[str]]) -> list[str] | None:
     if isinstance(context, str):
         return list(fields.get(context, ())) or None
     if isinstance(context, list) and context and isinstance(context[0], list):
-        context = context[0]  # as transformers has it: keys, and no more
+        context = context[0]  # in transformers' ModelOutput the keys come first
     if not isinstance(context, list) or not all(isinstance(key, str | int) for key in context):
         return None
     return [str(key) for key in context]

@@ -1,6 +1,6 @@
-"""Runs a program's nodes in order, on arrays that JAX traces; errors name the node."""
+"""Runs a program's nodes on traced JAX arrays; errors name the node."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import inspect
@@ -32,7 +32,7 @@ from xlaserve.importers.pt2.values import NotComputed, as_array, is_open
 _UNSEEN = frozenset(
     {"copy", "device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"}
 )
-"""Arguments about memory and gradients, which change no number."""
+"""Arguments about memory and gradients, which do not affect results."""
 
 _ENABLED = "higher_order.wrap_with_set_grad_enabled"
 _AUTOCAST = "higher_order.wrap_with_autocast"
@@ -40,19 +40,19 @@ _AUTOCAST = "higher_order.wrap_with_autocast"
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Computes graphs; a value may not be larger than the limit."""
+    """Computes graphs, with a size limit for each value."""
 
     limit_bytes: int
 
     def run(self, graph: Graph, given: Mapping[str, Reference]) -> dict[str, Any]:
-        """Return every value of a graph whose inputs are given, by name. May be traced."""
+        """Return all values of a graph by name, given its inputs. Can be traced."""
         values: dict[str, Any] = dict(given)
         for node in graph.nodes:
             try:
                 self._compute(node, values, graph.tensors)
             except InvalidModel as error:
                 raise InvalidModel(f"{node}: {error}") from error
-            # Whatever JAX or numpy find wrong with a node, the author needs to know with which.
+            # JAX and numpy may raise anything; the model's author needs to know which node it was.
             except Exception as error:
                 text = str(error).strip().partition("\n")[0][:300]
                 raise InvalidModel(f"{node}: {type(error).__name__}: {text}") from error
@@ -86,7 +86,7 @@ class Runner:
     def _in_place(
         self, node: Node, name: str, overload: str, arguments: dict[str, Any]
     ) -> Reference:
-        """Compute the operator without its trailing `_`, and write to the first argument."""
+        """Compute the operator without its trailing `_`; write the result to the first argument."""
         target = next(iter(arguments.values()), None)
         if not isinstance(target, Reference):
             raise InvalidModel("it changes no tensor")
@@ -95,7 +95,7 @@ class Runner:
         pure = f"{operators.ATEN}{name[:-1]}{overload.removeprefix(name)}"
         operation = operators.find(pure)
         before, *others = _plain(list(arguments.values()))
-        # It has another name for its first argument than the one that is not in place: `dropout_`.
+        # In-place variants may name their first argument differently, for example `dropout_`.
         names = [next(iter(_parameters(operation))), *list(arguments)[1:]]
         found = _called(operation, dict(zip(names, [before, *others], strict=True)))
         if not isinstance(found, jax.Array) or str(found.shape) != str(before.shape):
@@ -104,7 +104,7 @@ class Runner:
         return target
 
     def _nested(self, node: Node, arguments: list[Any]) -> Any:
-        """Run a graph within a graph, whose settings change no number."""
+        """Run the subgraph of a wrapper that sets grad or autocast modes."""
         if node.target == _AUTOCAST and (len(arguments) < 4 or arguments[2] is not False):
             raise InvalidModel("autocast chooses datatypes: export the model in the one it has")
         place = next((i for i, a in enumerate(arguments) if isinstance(a, Graph)), None)
@@ -155,7 +155,7 @@ def _read(node: Node, values: Mapping[str, Any]) -> list[tuple[int, tuple[str, A
 
 
 def _plain(value: Any) -> Any:
-    """Convert tensors in an argument to arrays."""
+    """Convert the tensors in an argument to arrays."""
     if isinstance(value, Reference):
         return value.read()
     if isinstance(value, NotComputed):
@@ -208,7 +208,7 @@ def _called(operation: Operation, arguments: Mapping[str, Any]) -> Any:
 
 
 def _paired(names: Names, found: Any) -> list[tuple[str, Any]]:
-    """Return each name with its value; raises InvalidModel for unequal counts."""
+    """Return (name, value) pairs of results; raises InvalidModel if their numbers differ."""
     if names is None or names == ():
         return []
     if isinstance(names, str):
@@ -222,7 +222,7 @@ def _paired(names: Names, found: Any) -> list[tuple[str, Any]]:
     return [pair for name, value in zip(names, found, strict=True) for pair in _paired(name, value)]
 
 
-# --- checks of the program itself --------------------------------------------------------------
+# --- Assertions and sizes ----------------------------------------------------------------------
 
 
 def _assert_metadata(arguments: Mapping[str, Any]) -> None:
@@ -250,13 +250,13 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "sym_numel": lambda arguments: symbolic.elements(**arguments),
     "sym_size": lambda arguments: symbolic.size(**arguments),
 }
-"""Nodes that compute no tensor."""
+"""Nodes that check sizes, or return them as numbers."""
 
 
 def outputs(
     values: Mapping[str, Any], named: Mapping[str, Term], wanted: Sequence[str]
 ) -> dict[str, jax.Array]:
-    """Return a program's outputs; raises InvalidModel for one that is no tensor."""
+    """Return a program's outputs; raises InvalidModel for an output that is not a tensor."""
     found = {}
     for name in wanted:
         value = resolved(named[name], values)

@@ -1,7 +1,7 @@
-"""The JSON of torch.export (schema 8) for msgspec: unlisted fields are refused.
+"""Schema 8 of torch.export's JSON as msgspec structs; unknown fields are errors.
 
-Names are those of `torch/_export/serde/schema.py`. What PyTorch writes as a union, an object with
-one of many keys, is a struct whose fields are all left out but one.
+The names are those of `torch/_export/serde/schema.py`. PyTorch's unions, objects with one of many
+keys, are structs in which exactly one field is set.
 """
 
 from typing import Annotated, Any, TypeAlias
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 MAJOR = 8
-"""Major version of the schema; a change of the minor one adds fields, which are refused by name."""
+"""Major version of the schema. New minor versions add fields, which are rejected as unknown."""
 
 Size: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -20,14 +20,14 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Device(_Strict):
-    """Device of a tensor at the export; ignored here."""
+    """Device of a tensor at export; ignored."""
 
     type: str
     index: int | None = None
 
 
 class Hint(_Strict):
-    """The value that a symbol had in the example."""
+    """The value of a symbol for the example inputs."""
 
     as_int: Size | UnsetType = UNSET
     as_bool: bool | UnsetType = UNSET
@@ -35,35 +35,35 @@ class Hint(_Strict):
 
 
 class Expression(_Strict):
-    """An expression of symbols, in the text that sympy prints."""
+    """An expression of symbols, as printed by sympy."""
 
     expr_str: str
     hint: Hint | None = None
 
 
 class SymInt(_Strict):
-    """One size: a number or an expression."""
+    """A size: an integer or an expression."""
 
     as_expr: Expression | UnsetType = UNSET
     as_int: Size | UnsetType = UNSET
 
 
 class SymFloat(_Strict):
-    """One real number: known or an expression."""
+    """A real number: a constant or an expression."""
 
     as_expr: Expression | UnsetType = UNSET
     as_float: float | UnsetType = UNSET
 
 
 class SymBool(_Strict):
-    """One truth: known or an expression."""
+    """A boolean: a constant or an expression."""
 
     as_expr: Expression | UnsetType = UNSET
     as_bool: bool | UnsetType = UNSET
 
 
 class TensorMeta(_Strict):
-    """The description of one tensor."""
+    """The metadata of a tensor."""
 
     dtype: int
     sizes: list[SymInt]
@@ -75,27 +75,27 @@ class TensorMeta(_Strict):
 
 
 class Named(_Strict):
-    """The name of a tensor of the graph."""
+    """A reference to a tensor of the graph."""
 
     name: str
 
 
 class SymIntArgument(_Strict):
-    """One integer, or the name of one that is computed."""
+    """An integer, or the name of a computed one."""
 
     as_name: str | UnsetType = UNSET
     as_int: Size | UnsetType = UNSET
 
 
 class SymFloatArgument(_Strict):
-    """One real number, or the name of one that is computed."""
+    """A real number, or the name of a computed one."""
 
     as_name: str | UnsetType = UNSET
     as_float: float | UnsetType = UNSET
 
 
 class SymBoolArgument(_Strict):
-    """One truth, or the name of one that is computed."""
+    """A boolean, or the name of a computed one."""
 
     as_name: str | UnsetType = UNSET
     as_bool: bool | UnsetType = UNSET
@@ -109,21 +109,21 @@ class OptionalTensor(_Strict):
 
 
 class GraphArgument(_Strict):
-    """A graph within a graph."""
+    """A subgraph."""
 
     name: str
     graph: "Graph"
 
 
 class Complex(_Strict):
-    """One complex number."""
+    """A complex number."""
 
     real: float
     imag: float
 
 
 class CustomObject(_Strict):
-    """An object of C++, which is a pickle elsewhere."""
+    """A C++ object, which is stored elsewhere as a pickle."""
 
     name: str
     class_fqn: str
@@ -166,7 +166,7 @@ class Argument(_Strict):
 
 
 class NamedArgument(_Strict):
-    """One argument of a call, by its name in the operator's schema."""
+    """An argument of a call, by its name in the operator's schema."""
 
     name: str
     arg: Argument
@@ -185,7 +185,7 @@ class Node(_Strict):
 
 
 class Graph(_Strict):
-    """A graph, with a description of every value in it."""
+    """A graph with the metadata of all its values."""
 
     inputs: list[Argument]
     outputs: list[Argument]
@@ -199,7 +199,7 @@ class Graph(_Strict):
 
 
 class UserInput(_Strict):
-    """An input that a caller gives."""
+    """An input that the caller passes."""
 
     arg: Argument
 
@@ -227,20 +227,20 @@ class ConstantTensorInput(_Strict):
 
 
 class CustomObjectInput(_Strict):
-    """An input that is an object of C++."""
+    """An input that is a C++ object."""
 
     arg: CustomObject
     custom_obj_name: str
 
 
 class TokenInput(_Strict):
-    """An input that orders effects."""
+    """An input that orders side effects."""
 
     arg: Named
 
 
 class ConstantValue(_Strict):
-    """The value of an argument that was no tensor at the export, and is fixed by it."""
+    """The constant value of an argument that was not a tensor at export."""
 
     as_none: bool | UnsetType = UNSET
     as_int: Size | UnsetType = UNSET
@@ -250,7 +250,7 @@ class ConstantValue(_Strict):
 
 
 class ConstantInput(_Strict):
-    """An argument that the export fixed."""
+    """An argument that the export made a constant."""
 
     name: str
     value: ConstantValue
@@ -269,7 +269,7 @@ class InputSpec(_Strict):
 
 
 class UserOutput(_Strict):
-    """An output that a caller gets."""
+    """An output that is returned to the caller."""
 
     arg: Argument
 
@@ -289,7 +289,7 @@ class ParameterMutation(_Strict):
 
 
 class InputMutation(_Strict):
-    """An output that updates a caller's tensor, or is its gradient."""
+    """An output that updates an input tensor, or is its gradient."""
 
     arg: Named
     user_input_name: str
@@ -309,21 +309,21 @@ class OutputSpec(_Strict):
 
 
 class Signature(_Strict):
-    """The meanings of all inputs and outputs, in their order."""
+    """The meanings of all inputs and outputs, in order."""
 
     input_specs: list[InputSpec]
     output_specs: list[OutputSpec]
 
 
 class Range(_Strict):
-    """The sizes that a symbol may have; None for no bound."""
+    """The allowed sizes of a symbol; None for no bound."""
 
     min_val: int | None
     max_val: int | None
 
 
 class ModuleSignature(_Strict):
-    """How a module is called: its trees of arguments and results, as JSON in a text."""
+    """The structure of a module's arguments and results; the specs are JSON texts."""
 
     inputs: list[Argument]
     outputs: list[Argument]
@@ -333,7 +333,7 @@ class ModuleSignature(_Strict):
 
 
 class ModuleEntry(_Strict):
-    """One module that was called; the first is the program itself."""
+    """A module that was called; the first entry is the program itself."""
 
     fqn: str
     signature: ModuleSignature | None = None
@@ -346,7 +346,7 @@ class NamedTuple(_Strict):
 
 
 class GraphModule(_Strict):
-    """The graph and its meaning."""
+    """A graph and its signature."""
 
     graph: Graph
     signature: Signature
@@ -356,7 +356,7 @@ class GraphModule(_Strict):
 
 
 class SchemaVersion(_Strict):
-    """The version of all this."""
+    """The version of this schema."""
 
     major: int
     minor: int
@@ -375,7 +375,7 @@ class ExportedProgram(_Strict):
 
 
 class Payload(_Strict):
-    """Storage of one tensor of a module."""
+    """The file that stores a tensor of the module."""
 
     path_name: str
     is_param: bool
@@ -384,13 +384,13 @@ class Payload(_Strict):
 
 
 class PayloadConfig(_Strict):
-    """The tensors of a module by name."""
+    """The module's tensors by name."""
 
     config: dict[str, Payload]
 
 
 def present(union: msgspec.Struct) -> list[str]:
-    """Return the fields set in a union; one, in PyTorch's files."""
+    """Return the names of the fields that are set in a union; valid files have one."""
     return [
         name for name in union.__struct_fields__ if not isinstance(getattr(union, name), UnsetType)
     ]

@@ -1,4 +1,4 @@
-"""Arithmetic of sizes: numbers that are known, and symbolic dimensions of jax.export."""
+"""Arithmetic on sizes: integers and symbolic dimensions of jax.export."""
 
 import math
 import operator
@@ -87,11 +87,11 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "torch.sym_sum": sum,
     }
 )
-"""Functions of sizes, called with arguments by their places."""
+"""Functions on sizes, which are called with positional arguments."""
 
 
 def size(self: jax.Array, dim: int) -> Any:
-    """Return one size of a tensor."""
+    """Return the size of one dimension of a tensor."""
     return self.shape[axis_of(dim, self.ndim)]
 
 

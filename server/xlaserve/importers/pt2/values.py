@@ -1,10 +1,10 @@
 """Values during tracing: JAX arrays, and numbers that may be symbolic.
 
-What two operands of different dtypes give is the rule of PyTorch: a number counts for less than a
-tensor without dimensions, and that for less than one with some, unless its kind is higher.
+Dtypes are promoted by PyTorch's rules: tensors with dimensions take precedence over 0-d tensors,
+and those over Python numbers, unless the lower one is of a higher kind (bool < integer < float).
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 
 Number: TypeAlias = bool | int | float
-"""A known number, or a symbolic dimension."""
+"""A Python number, or a symbolic dimension."""
 
 Operand: TypeAlias = jax.Array | Number
 Dtype: TypeAlias = np.dtype[Any]
 
 _KINDS = "bif"
-"""Kinds of numbers, the lower first; unsigned integers are integers, and bfloat16 is a float."""
+"""Kinds of dtypes in ascending order; unsigned integers are integers, and bfloat16 is a float."""
 
 FLOAT = np.dtype(np.float32)
 _INTEGER = np.dtype(np.int64)
 
 
 class NotComputed:
-    """A result that only a backward pass needs, and that no node may read."""
+    """A placeholder for a result that only a backward pass needs; reading it is an error."""
 
 
 NOT_COMPUTED = NotComputed()
@@ -43,7 +43,7 @@ def is_open(value: Any) -> bool:
 
 
 def is_floating(dtype: Dtype) -> bool:
-    """Tell whether a dtype has fractions."""
+    """Tell whether a dtype is a floating-point type."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
@@ -54,7 +54,7 @@ def _rank(dtype: Dtype) -> int:
 
 
 def number_dtype(value: Number) -> Dtype:
-    """Return the dtype that PyTorch makes a tensor of this number of."""
+    """Return the dtype of the tensor that PyTorch makes of this number."""
     if isinstance(value, bool | np.bool_):
         return np.dtype(np.bool_)
     if isinstance(value, float):
@@ -63,7 +63,7 @@ def number_dtype(value: Number) -> Dtype:
 
 
 def common_dtype(*operands: Operand) -> Dtype:
-    """Return the dtype that an operator computes with."""
+    """Return the dtype to which an operator promotes its operands."""
     with_dimensions, without, numbers = None, None, None
     for operand in operands:
         if not isinstance(operand, jax.Array):
@@ -78,27 +78,27 @@ def common_dtype(*operands: Operand) -> Dtype:
 
 
 def _joined(one: Dtype | None, other: Dtype) -> Dtype:
-    # JAX may be configured to refuse what PyTorch promotes.
+    # JAX may be configured to reject promotions that PyTorch makes.
     with jax.numpy_dtype_promotion("standard"):
         return other if one is None else np.dtype(jnp.promote_types(one, other))
 
 
 def _over(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
-    """Return the higher-priority dtype, unless the other one is of a higher kind."""
+    """Return the dtype with precedence, unless the other one is of a higher kind."""
     if higher is None or lower is None:
         return lower if higher is None else higher
     return _joined(higher, lower) if _rank(lower) > _rank(higher) else higher
 
 
 def as_array(value: Operand, dtype: Dtype | None = None) -> jax.Array:
-    """Return an array of a dtype, by default its own or that of a number."""
+    """Return an array of a dtype, by default the value's own."""
     if isinstance(value, jax.Array):
         return value if dtype in (None, value.dtype) else value.astype(dtype)
     return jnp.asarray(value, dtype=dtype or number_dtype(value))
 
 
 def aligned(*arrays: jax.Array) -> list[jax.Array]:
-    """Return arrays of one rank, because JAX may be configured not to make it so."""
+    """Return arrays of equal rank; JAX may be configured to reject rank promotion."""
     rank = max(array.ndim for array in arrays)
     return [
         array if array.ndim == rank else array.reshape((1,) * (rank - array.ndim) + array.shape)
@@ -107,13 +107,13 @@ def aligned(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def promoted(*operands: Operand, dtype: Dtype | None = None) -> list[jax.Array]:
-    """Return operands as arrays of one rank and of one dtype, the common one if None."""
+    """Return operands as arrays of equal rank and dtype; by default the common dtype."""
     common = dtype or common_dtype(*operands)
     return aligned(*(as_array(operand, common) for operand in operands))
 
 
 def fractional(*operands: Operand) -> list[jax.Array]:
-    """Return operands of one rank and dtype, which has fractions."""
+    """Return operands as arrays of equal rank and a common floating-point dtype."""
     dtype = common_dtype(*operands)
     return promoted(*operands, dtype=dtype if is_floating(dtype) else FLOAT)
 
@@ -126,7 +126,7 @@ def axis_of(dim: int, rank: int) -> int:
 
 
 def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front; all of them for none."""
+    """Return axes counted from the front; all axes if `dims` is None or empty."""
     if dims is None or (not isinstance(dims, int) and not len(dims)):
         return tuple(range(rank))
     listed = (dims,) if isinstance(dims, int) else dims
@@ -134,7 +134,7 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def spread(values: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return one number per dimension, repeating a single one."""
+    """Return one number per dimension; a single number is repeated."""
     listed = (values,) if isinstance(values, int) else tuple(values)
     if len(listed) == 1:
         return listed * count

@@ -1,4 +1,4 @@
-"""Reads zip files strictly: ambiguous entries and false sizes are refused."""
+"""Reads zip files strictly: ambiguous entries and false sizes are errors."""
 
 import mmap
 import struct
@@ -20,13 +20,13 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _MAX_COMMENT = 0xFFFF
 _MAX32 = 0xFFFFFFFF
 _SATURATED = (0xFFFF, 0xFFFF, _MAX32, _MAX32)
-"""Marks a directory whose 64-bit record must be read."""
+"""Field values that refer to the 64-bit record of the directory."""
 _ZIP64_FIELD = 1
 
 _STORED, _DEFLATED = 0, 8
 _REFUSED_FLAGS = {1: "is encrypted", 1 << 5: "is a patch", 1 << 6: "is encrypted"}
 _MAX_RATIO = 1032
-"""Most that deflate can shrink anything (zlib's documentation); more is a lie."""
+"""Highest compression ratio of deflate (zlib's documentation); a higher one is an error."""
 _MAX_NAME_BYTES = 4096
 _SHOWN = 100
 _CRC_BYTES = 1 << 20
@@ -38,33 +38,32 @@ class Entry:
 
     name: str
     size: int
-    """Bytes, uncompressed."""
+    """Uncompressed size in bytes."""
     compressed_size: int
     crc: int
     is_deflated: bool
     start: int
-    """Offset of its local header."""
+    """Offset of the local header."""
 
 
 class ZipFile:
     """The entries of a zip file in memory or mapped, read without copies."""
 
     def __init__(self, data: "mmap.mmap | bytes") -> None:
-        """Read the central directory; raises InvalidModel for anything that is ambiguous."""
+        """Read the central directory; raises InvalidModel if anything is ambiguous."""
         self._data = data
         self._directory_start, count, size = _end(data)
         entries = _entries(data[self._directory_start : self._directory_start + size], count)
         self.entries: Mapping[str, Entry] = MappingProxyType(
             {entry.name: entry for entry in entries}
         )
-        """The files by their paths; directories are left out."""
+        """Files by path; directories are omitted."""
         self._starts = self._checked_starts(entries)
 
     def read(self, name: str, limit_bytes: int) -> memoryview:
-        """Return the bytes of an entry, a view of the file where it is stored as it is.
+        """Return the bytes of an entry; uncompressed entries are views of the file.
 
-        Raises InvalidModel where it is larger than the limit, damaged or cut, and where its own
-        header says something else than the directory.
+        Raises InvalidModel if the entry is larger than the limit, damaged or truncated.
         """
         entry = self.entries[name]
         if entry.size > limit_bytes:
@@ -83,7 +82,7 @@ class ZipFile:
         return data
 
     def _checked_starts(self, entries: list[Entry]) -> dict[str, int]:
-        """Return each entry's data offset; overlapping entries are refused."""
+        """Return the offset of each entry's data; raises InvalidModel if entries overlap."""
         starts: dict[str, int] = {}
         free = 0
         for entry in sorted(entries, key=lambda entry: entry.start):
@@ -117,7 +116,7 @@ def _inflated(entry: Entry, data: memoryview) -> memoryview:
     """Inflate an entry, up to the size in the directory."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        # One byte more than expected shows that there would be more.
+        # Request one extra byte to detect an entry that is larger than declared.
         found = inflater.decompress(data, entry.size + 1)
     except zlib.error as error:
         raise InvalidModel(f"entry '{entry.name}' cannot be inflated: {error}") from None
@@ -126,11 +125,11 @@ def _inflated(entry: Entry, data: memoryview) -> memoryview:
     return memoryview(found)
 
 
-# --- the directory -----------------------------------------------------------------------------
+# --- Directory ---------------------------------------------------------------------------------
 
 
 def _end(data: "mmap.mmap | bytes") -> tuple[int, int, int]:
-    """Return the start, the number of entries and the bytes of the central directory."""
+    """Return the offset, the number of entries and the size in bytes of the central directory."""
     length = len(data)
     end = data.rfind(b"PK\x05\x06", max(0, length - _END.size - _MAX_COMMENT))
     if end < 0 or end + _END.size > length:
@@ -225,7 +224,7 @@ def _check_sizes(name: str, method: int, size: int, compressed: int) -> None:
 
 
 def _wide(name: str, extra: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return sizes and offset, from the field of 64-bit numbers where the header has no place."""
+    """Return sizes and offset; saturated ones are read from the ZIP64 extra field."""
     lacking = narrow.count(_MAX32)
     if not lacking:
         return narrow

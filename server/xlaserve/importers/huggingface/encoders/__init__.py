@@ -1,1 +1,1 @@
-"""Encoders out of directories of transformers and sentence-transformers, for embeddings."""
+"""Imports embedding models from transformers and sentence-transformers checkpoints."""

@@ -1,4 +1,4 @@
-"""The form of an encoder from config.json; every key is obeyed or refused by name."""
+"""Reads an encoder's form from config.json; unsupported keys and values are errors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,8 @@ _OBEYED = (
     *("intermediate_size", "hidden_act", "max_position_embeddings", "pad_token_id"),
 )
 _WITHOUT_EFFECT = keys_of(
-    # Training, heads that are left out, and what a server decides itself.
+    # Keys without effect: training options, heads that are not imported, and settings that the
+    # server replaces.
     "model_type dtype torch_dtype transformers_version use_cache bos_token_id eos_token_id "
     "sep_token_id cls_token_id mask_token_id decoder_start_token_id initializer_range "
     "attention_probs_dropout_prob hidden_dropout_prob classifier_dropout dropout attention_dropout "
@@ -43,7 +44,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "embedding_size": (None,),
 }
-"""Keys that are obeyed by refusing all values but these."""
+"""Keys that must have one of these values, if present."""
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -59,7 +60,7 @@ def is_encoder(directory: Path) -> bool:
 
 
 def read(directory: Path) -> tuple[EncoderForm, EncoderFamily]:
-    """Return the form of the encoder of a directory, and its family. Raises InvalidModel."""
+    """Return the form and the family of the encoder in a directory. Raises InvalidModel."""
     config = config_json.read(directory)
     family = ENCODERS[str(config["architectures"][0])]  # type: ignore[index]
     check_keys(config, {*map(family.key, _OBEYED), *family.more, *_WITHOUT_EFFECT}, _ONLY)

@@ -1,4 +1,4 @@
-"""The differences between families of encoders, a table by the name of the architecture."""
+"""Differences between encoder families, keyed by the name in `architectures`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ def _norm(role: str, name: str) -> tuple[Stored, ...]:
 
 
 def _layer(*names: str) -> tuple[Stored, ...]:
-    """Return the tensors of a layer by the names of q, k, v, o, up, down and both norms."""
+    """Return the tensors of a layer, given the names of q, k, v, o, up, down and both norms."""
     q, k, v, o, up, down, first, second = names
     return (
         *_pair("q", q, "hidden", "hidden"),
@@ -69,28 +69,28 @@ _DISTIL_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """One kind of encoder, with the heads that checkpoints have beside it."""
+    """The keys and tensor names of one encoder architecture."""
 
     prefix: str
-    """The beginning of the names where the encoder is a part of a model."""
+    """Prefix of the encoder's tensor names in checkpoints that include a head."""
     ends: tuple[Stored, ...]
     layer: tuple[Stored, ...]
     layer_name: str = "encoder.layer"
     heads: tuple[str, ...] = ("pooler.", "cls.", "lm_head.", "vocab_")
     """Name prefixes of heads, which do not contribute to embeddings."""
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Renamed keys of config.json."""
+    """The family's names for keys of config.json, by the common name."""
     is_offset: bool = False
-    """Whether positions start after that of padding."""
+    """Whether position ids start after the padding position, as in RoBERTa."""
     padding_position: int | None = None
-    """That position, if it is not the token id of padding."""
+    """The padding position; by default `pad_token_id`."""
     epsilon: float | None = None
-    """The epsilon of norms, where config.json does not say it."""
+    """The epsilon of norms, for families whose config.json has none."""
     more: frozenset[str] = frozenset()
-    """Keys of config.json that only it has, and that are obeyed."""
+    """Additional keys of config.json that this family supports."""
 
     def key(self, name: str) -> str:
-        """Return the name that config.json has for a key."""
+        """Return this family's name for a key of config.json."""
         return self.keys.get(name, name)
 
 
@@ -134,4 +134,4 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
         for kind in ("Model", "ForMaskedLM")
     }
 )
-"""Families of encoders by their name in `architectures`."""
+"""Encoder families by their name in `architectures`."""

@@ -1,4 +1,4 @@
-"""The form of an encoder: the sizes and switches that its arithmetic needs."""
+"""The form of an encoder: its sizes and switches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from xlaserve.importers.huggingface.form import Stored
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""Ways to make one vector of those of all tokens, in the order in which several are joined."""
+"""Supported pooling modes. If a model has several, their results are concatenated in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderForm:
-    """The computation of `forward.embed`, without its numbers."""
+    """The sizes and switches that `forward.embed` needs besides the parameters."""
 
     vocab: int
     hidden: int
@@ -19,41 +19,41 @@ class EncoderForm:
     intermediate: int
     layers: int
     positions: int
-    """Rows of the table of learned positions."""
+    """Rows of the position embedding table."""
     first_position: int
-    """Row of the first token: RoBERTa's start after that of padding."""
+    """Row of the first token's position; RoBERTa's positions start after the padding position."""
     types: int
-    """Rows of the table of types, of which the first is taken; 0 for no table."""
+    """Rows of the token type table, of which only the first is used; 0 if there is no table."""
     relative: int
-    """Buckets of the distances that attention is biased by; 0 for none."""
+    """Number of relative position buckets for the attention bias; 0 if there is no bias."""
     norm_epsilon: float
     activation: str
     poolings: tuple[str, ...]
-    """Some of POOLINGS, in their order."""
+    """Pooling modes, in the order of POOLINGS."""
     is_normalised: bool
-    """Whether an embedding has the length 1."""
+    """Whether embeddings are normalised to length 1."""
     max_tokens: int
     pad: int
     prompt: str
-    """The beginning of every text."""
+    """Text to prepend to every input."""
     ends: tuple[Stored, ...]
     layer: tuple[Stored, ...]
     layer_name: str
-    """The name of a layer, before its number."""
+    """Prefix of a layer's tensor names, before the layer number."""
 
     @property
     def head_dim(self) -> int:
-        """Return the elements of one head of attention."""
+        """Return the dimension of one attention head."""
         return self.hidden // self.heads
 
     @property
     def size(self) -> int:
-        """Return the elements of one embedding."""
+        """Return the dimension of an embedding."""
         return self.hidden * len(self.poolings)
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Return the sizes that shapes of tensors name."""
+        """Return the sizes that `Stored.shape` refers to, by name."""
         return {
             "vocab": self.vocab,
             "positions": self.positions,

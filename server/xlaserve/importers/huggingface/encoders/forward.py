@@ -1,4 +1,4 @@
-"""The arithmetic of encoders as pure functions: tokens and mask in, embeddings out."""
+"""The forward pass of encoders as pure functions: tokens and mask in, embeddings out."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ _ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
 }
 _FAR = 128
-"""Distances from here on are in one bucket."""
+"""Distances from this one on share a bucket."""
 _LOWEST = -1e30
-"""Stands for minus infinity: a row without a token is then no NaN."""
+"""Used instead of minus infinity, so that a row without tokens gives no NaN."""
 
 
 def embed(form: EncoderForm, params: Parameters, ids: jax.Array, mask: jax.Array) -> jax.Array:
-    """Return embeddings [b, size] FP32 of token ids [b, s], of which the mask [b, s] says 1.
+    """Return embeddings [b, size] FP32 of token ids [b, s]; the mask [b, s] is 0 for padding.
 
-    Real tokens come first in each row; what is behind them changes nothing.
+    Padding must follow the tokens of its row; it does not affect the result.
     """
     real = mask != 0
     states = hidden_states(form, params, ids, real).astype(jnp.float32)
@@ -42,9 +42,9 @@ def embed(form: EncoderForm, params: Parameters, ids: jax.Array, mask: jax.Array
 def hidden_states(
     form: EncoderForm, params: Parameters, ids: jax.Array, real: jax.Array
 ) -> jax.Array:
-    """Return the states [b, s, hidden] of all tokens after the last layer."""
+    """Return the hidden states [b, s, hidden] after the last layer."""
     positions = jnp.arange(ids.shape[1], dtype=jnp.int32)
-    # NaN beyond the table: a row that is longer than the model was made for is no embedding.
+    # Positions beyond the table give NaN, so a row that is too long has no valid embedding.
     places = params["positions"].at[positions + form.first_position].get(mode="fill")
     x = params["embedding"].at[ids].get(mode="fill") + places[None]
     if "types" in params:
@@ -71,8 +71,11 @@ def _attention(form: EncoderForm, layer: Parameters, x: jax.Array, bias: jax.Arr
 
 
 def _distances(form: EncoderForm, table: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return a bias [1, heads, s, s] by the distance of two tokens: near ones exactly, far ones by
-    the logarithm, half of the buckets for each direction."""
+    """Return the relative position bias [1, heads, s, s].
+
+    Near distances have a bucket each, far ones share logarithmic buckets. Each direction has half
+    of the buckets.
+    """
     half = form.relative // 2
     near = half // 2
     distance = positions[:, None] - positions[None, :]
@@ -99,7 +102,7 @@ def _norm(form: EncoderForm, x: jax.Array, among: Parameters, role: str) -> jax.
     return found
 
 
-# --- pooling -----------------------------------------------------------------------------------
+# --- Pooling -----------------------------------------------------------------------------------
 
 
 def _first(states: jax.Array, real: jax.Array) -> jax.Array:

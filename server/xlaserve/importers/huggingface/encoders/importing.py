@@ -1,4 +1,4 @@
-"""Writes a directory with an encoder as a version directory: an ordinary model, of embeddings."""
+"""Imports a Hugging Face encoder directory as a version directory."""
 
 import shutil
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from xlaserve.runtime.embedding import declared
 from xlaserve.runtime.embedding.declared import Declaration
 
 TOKENS = "tokens"
-"""The name of the dimension that stays open."""
+"""Name of the sequence dimension, which stays open."""
 DEFAULT_ROWS = 16
 _LEAST_TOKENS = 32
 _OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -29,18 +29,18 @@ _OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 
 @dataclass(frozen=True, slots=True)
 class ImportedEncoder:
-    """An encoder that was imported."""
+    """The result of importing an encoder."""
 
     path: Path
     """The version directory."""
     form: EncoderForm
     lengths: Sequence[int]
-    """Numbers of tokens that its programs are compiled for."""
+    """Numbers of tokens for which programs are compiled."""
     dtype: str
     parameters_bytes: int
     files: Sequence[str]
     left_out: Sequence[str]
-    """Tensors of the checkpoint that stand behind the encoder."""
+    """Names of checkpoint tensors that belong to heads and were not imported."""
 
 
 def import_encoder(
@@ -50,10 +50,11 @@ def import_encoder(
     max_batch_size: int | None = None,
     lengths: Sequence[int] | None = None,
 ) -> ImportedEncoder:
-    """Import an encoder to a version of the model's directory, the next one if not given.
+    """Import an encoder as a version of the model, by default the next version.
 
-    Parameters keep their datatype. `lengths` are the numbers of tokens to compile, else powers of
-    two. Raises InvalidModel for what is not supported, by its name, and FileExistsError.
+    Parameters keep their datatype. `lengths` are the numbers of tokens to compile programs for, by
+    default powers of two. Raises InvalidModel for an unsupported model, and FileExistsError if the
+    version exists.
     """
     target = version_numbers.target(directory, version)
     form, family = configuration.read(source)
@@ -89,7 +90,7 @@ def _embed(
 
 
 def _lengths(form: EncoderForm, asked: Sequence[int] | None) -> list[int]:
-    """Return the numbers of tokens to compile, ascending; raises InvalidModel."""
+    """Return the numbers of tokens to compile programs for, ascending; raises InvalidModel."""
     if asked is None:
         found = {form.max_tokens}
         power = _LEAST_TOKENS

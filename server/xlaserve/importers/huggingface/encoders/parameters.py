@@ -1,4 +1,4 @@
-"""Parameters of an encoder out of the safetensors of a directory, mapped and never copied."""
+"""Reads an encoder's parameters from memory-mapped safetensors files, without copies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,16 @@ from xlaserve.tensors import Tensor, describe
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _DERIVED = ("position_ids", "token_type_ids")
-"""Ends of names of what config.json says already: older checkpoints store it too."""
+"""Suffixes of tensors in older checkpoints that can be derived from config.json."""
 
 
 def read(
     directory: Path, form: EncoderForm, family: EncoderFamily
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the parameters that `forward` takes, and the names of tensors that it has no use for.
+    """Return the parameters that `forward` takes, and the names of unused tensors.
 
-    Those are of heads behind the encoder. Raises InvalidModel for others, and for what is missing.
+    The unused tensors are those of heads. Raises InvalidModel for other unknown tensors and for
+    missing ones.
     """
     tensors = {
         name.removeprefix(family.prefix): array
@@ -62,7 +63,7 @@ def _taken(tensors: dict[str, Tensor], stored: Stored, name: str, form: EncoderF
 
 
 def _check_dtypes(params: dict[str, Any]) -> None:
-    """Refuse a checkpoint of several dtypes: nothing would say in which one to compute."""
+    """Raise InvalidModel unless all parameters have the dtype of the embedding."""
     wanted = params["embedding"].dtype
     ends = {role: array for role, array in params.items() if role != "layers"}
     for among in (ends, *params["layers"]):

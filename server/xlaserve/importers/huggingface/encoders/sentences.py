@@ -1,4 +1,4 @@
-"""The files of sentence-transformers beside an encoder, obeyed or refused."""
+"""Reads the sentence-transformers files of an encoder; unsupported settings are errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ _OF_TRANSFORMER: Mapping[str, tuple[object, ...]] = {
     "tokenizer_args": ({},),
     "config_args": ({},),
 }
-"""Keys that are obeyed by refusing all values but these."""
+"""Keys that must have one of these values, if present."""
 _OF_NORMALIZE: Mapping[str, tuple[object, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding",),
 }
 _OF_TOKENS = 2
-"""Modules before the one that normalises."""
+"""Index of the Normalize module, if there is one."""
 _OF_MODEL: Mapping[str, tuple[object, ...]] = {
     "similarity_fn_name": ("cosine", "dot", "euclidean", "manhattan", None),
     "model_type": ("SentenceTransformer",),
@@ -56,7 +56,7 @@ _OF_MODEL: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """The way from the vectors of tokens to an embedding: the mean where no file says another."""
+    """How token vectors become an embedding; by default their mean."""
 
     poolings: tuple[str, ...] = ("mean",)
     is_normalised: bool = False
@@ -71,7 +71,7 @@ class _Module(msgspec.Struct):
 
 
 def read(directory: Path, hidden: int) -> Sentences:
-    """Return what the files of a directory say; raises InvalidModel."""
+    """Return the settings in a model directory; raises InvalidModel."""
     if not (directory / MODULES).exists():
         return Sentences(max_tokens=_of_tokenizer(directory))
     modules = _read(directory, MODULES, list[_Module])
@@ -123,7 +123,7 @@ def _poolings(folder: Path, path: str, hidden: int) -> tuple[str, ...]:
 
 
 def _max_tokens(directory: Path) -> int | None:
-    """Return the most tokens of a text: of the encoder, else of its tokenizer."""
+    """Return the encoder's max_seq_length, or else the tokenizer's model_max_length."""
     most: object = None
     if (directory / TRANSFORMER).exists():
         found = _read(directory, TRANSFORMER, dict[str, object])
@@ -137,7 +137,7 @@ def _max_tokens(directory: Path) -> int | None:
 
 
 def _of_tokenizer(directory: Path) -> int | None:
-    """Return `model_max_length`; None for the number that stands for no limit, or another."""
+    """Return `model_max_length`, or None if it is missing or too large to be a real limit."""
     if not (directory / TOKENIZER).exists():
         return None
     most = _read(directory, TOKENIZER, dict[str, object]).get("model_max_length")
@@ -145,7 +145,7 @@ def _of_tokenizer(directory: Path) -> int | None:
 
 
 def _prompt(directory: Path) -> str:
-    """Return the prompt that sentence-transformers puts before every text."""
+    """Return the default prompt, which sentence-transformers prepends to every text."""
     if not (directory / MODEL).exists():
         return ""
     found = _read(directory, MODEL, dict[str, object])

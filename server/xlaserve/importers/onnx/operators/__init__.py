@@ -1,4 +1,4 @@
-"""Every operator that is converted, by its name, and why some never are."""
+"""Table of the supported operators, and why others are not supported."""
 
 import difflib
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ OPERATORS: Mapping[str, Family] = MappingProxyType(
         DOMAIN: MappingProxyType({**FUSED, **GROUP_QUERY, **MICROSOFT_RECURRENT, **QUANTISED}),
     }
 )
-"""Operators by domain and name, but for those with graphs of their own, which `control.py` has."""
+"""Operators by domain and name, except those with subgraphs (`control.py`)."""
 
 _IMAGE = "it decodes files of images; decode them before the model"
 _TEXT = "it computes with texts, which JAX does not have"
@@ -95,13 +95,13 @@ REFUSED = MappingProxyType(
         "TfIdfVectorizer": _TEXT,
     }
 )
-"""Operators that will not be there, and why."""
+"""Operators that are unsupported by design, with the reason."""
 
 _NEARBY = 5
 
 
 def find(node: Node) -> Operator:
-    """Return the row of a node's operator, or raise InvalidModel that names node and neighbours."""
+    """Return a node's table entry; raises InvalidModel that suggests similar operators."""
     row = OPERATORS.get(node.domain, {}).get(node.operator)
     if row is None:
         raise InvalidModel(_missing(node))

@@ -1,6 +1,6 @@
 """Activation functions."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def plain(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function without attributes."""
+    """Wrap a function of one array as an operation without attributes."""
 
     def compute(_: Node, x: Value) -> Value:
         return function(on_device(x))
@@ -98,7 +98,8 @@ def _gelu(node: Node, x: Value) -> Value:
 
 def _prelu(_: Node, x: Value, slope: Value) -> Value:
     if x.ndim > 2 and slope.shape == (x.shape[1],) and x.shape[1] != x.shape[-1]:
-        # One for each channel, as before opset 7, which onnx leaves as it was when it converts.
+        # Before opset 7 there was a slope per channel, which onnx's version converter does not
+        # change.
         slope = slope.reshape(slope.shape + (1,) * (x.ndim - 2))
     module, (x, slope) = aligned(x, slope)
     chosen: Value = module.where(x >= 0, x, x * slope)

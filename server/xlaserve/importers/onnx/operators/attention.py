@@ -1,6 +1,6 @@
-"""Attention: queries, keys and values in heads, positions that rotate, and caches of keys."""
+"""Attention operators, rotary embeddings and key-value caches."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -15,7 +15,7 @@ from xlaserve.importers.onnx.graph import Node
 from xlaserve.importers.onnx.operators.table import Family, operator
 from xlaserve.importers.onnx.values import Value, on_device, with_rank
 
-# --- what the families of both domains share ---------------------------------------------------
+# --- Shared by ONNX and com.microsoft ----------------------------------------------------------
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
@@ -33,7 +33,7 @@ def joined_heads(x: jax.Array) -> jax.Array:
 
 
 def repeated_heads(x: jax.Array, heads: int) -> jax.Array:
-    """Repeat the shared keys or values for each group of query heads."""
+    """Repeat the shared keys or values for each query head of their group."""
     batch, own, steps, size = x.shape
     if own == heads:
         return x
@@ -44,12 +44,12 @@ def repeated_heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 def capped(scores: jax.Array, limit: float) -> jax.Array:
-    """Return scores that stay between minus and plus a limit; 0 is no limit."""
+    """Limit scores smoothly to between -limit and limit; 0 for no limit."""
     return jnp.tanh(scores / limit) * limit if limit else scores
 
 
 def probabilities(scores: jax.Array) -> jax.Array:
-    """Return the softmax over the last dimension; nothing but -inf gives zeros, not NaN."""
+    """Return the softmax over the last dimension; a row of -inf gives zeros, not NaN."""
     top = jnp.max(scores, axis=-1, keepdims=True)
     powers = jnp.exp(scores - jnp.where(jnp.isneginf(top), 0, top).astype(scores.dtype))
     total = jnp.sum(powers, axis=-1, keepdims=True)
@@ -57,9 +57,10 @@ def probabilities(scores: jax.Array) -> jax.Array:
 
 
 def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """Rotate pairs of the last dimension by angles in a shape that is broadcast over the pairs.
+    """Rotate pairs of elements of the last dimension; angles are broadcast over x.
 
-    The pairs are neighbours, or one of each half. What is beyond the angles stays as it is.
+    Pairs are adjacent elements if `interleaved`, otherwise elements of the first and second half.
+    Elements beyond the angles are unchanged.
     """
     turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     if interleaved:
@@ -79,13 +80,13 @@ def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The keys before and behind its own position that a query sees; -1 is all."""
+    """How many keys before and after its own position a query attends to; -1 for no limit."""
 
     before: int
     behind: int
 
     def allows(self, position: jax.Array, key: jax.Array) -> jax.Array:
-        """Tell for each query, by its position, and each key whether it is seen."""
+        """Tell whether queries at `position` attend to `key`."""
         seen = jnp.ones((), jnp.bool_)
         if self.before >= 0:
             seen = seen & (key >= position - self.before)
@@ -113,7 +114,7 @@ def _attention(
         keys = jnp.concatenate([on_device(past_key), keys], axis=2)
         values = jnp.concatenate([on_device(past_value), values], axis=2)
     scale = node.real("scale", 1 / math.sqrt(queries.shape[-1]))
-    # Each gets the root of the scale, so that FP16 does not overflow.
+    # Scale both operands by the square root, so that FP16 does not overflow.
     root = math.sqrt(abs(scale))
     every = repeated_heads(keys, queries.shape[1]) * math.copysign(root, scale)
     raw = jnp.einsum("bhqd,bhkd->bhqk", queries * root, every).astype(queries.dtype)
@@ -135,7 +136,7 @@ def _heads(
     node: Node, q: jax.Array, k: jax.Array, v: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if q.ndim == 4:
-        node.obeyed(("q_num_heads", "kv_num_heads"))  # they are dimensions of the inputs
+        node.obeyed(("q_num_heads", "kv_num_heads"))  # the inputs are split into heads already
         return q, k, v
     heads, shared = node.integer("q_num_heads"), node.integer("kv_num_heads")
     return split_heads(q, heads), split_heads(k, shared), split_heads(v, shared)
@@ -144,7 +145,7 @@ def _heads(
 def _masked(
     node: Node, scores: jax.Array, mask: Value | None, past: int, lengths: Value | None
 ) -> jax.Array:
-    """Add the mask, and -inf where a query does not see a key."""
+    """Add the mask, and set scores of keys that a query must not see to -inf."""
     steps, total = scores.shape[-2:]
     behind = node.integer("right_window_size", -1)
     reach = _Reach(
@@ -217,7 +218,7 @@ _RULES = {
     "delta": (False, True),
     "gated_delta": (True, True),
 }
-"""Whether the state decays, and whether it is corrected, by the attribute `update_rule`."""
+"""Whether the state decays, and whether it is corrected (delta rule), by `update_rule`."""
 
 
 def _linear_attention(
@@ -229,7 +230,7 @@ def _linear_attention(
     decay: Value | None = None,
     beta: Value | None = None,
 ) -> tuple[Value, ...]:
-    node.integer("chunk_size", 64)  # how to compute it, not what
+    node.integer("chunk_size", 64)  # chunk_size affects performance only
     rule = node.text("update_rule", "gated_delta")
     if rule not in _RULES:
         raise InvalidModel(f"update_rule: expected {', '.join(_RULES)}, got {rule}")

@@ -1,6 +1,6 @@
-"""Operators that change datatypes, and ONNX's rules for numbers that do not fit."""
+"""Datatype conversions, with ONNX's overflow rules."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from typing import Any
@@ -31,15 +31,15 @@ _EIGHT_BITS = frozenset(
 _POWERS = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 _NO_NUMBER = 0xFF
-"""Exponent of NaN and the infinities of FP32, and NaN as FLOAT8E8M0."""
+"""Biased exponent of FP32 infinities and NaN; also the NaN of FLOAT8E8M0."""
 
 _FRACTION = 0x7FFFFF
 _NAN = 0x7FC00000
 _HALF = 1 << 22
 _NEVER = _FRACTION + 1
 _ROUNDED_UP = {"up": (1, 1), "down": (_NEVER, _NEVER), "nearest": (_HALF + 1, _HALF)}
-"""Least fractions of FP32 that are rounded up, of numbers below the normal ones and of the others,
-by the attribute `round_mode` (onnx, Cast)."""
+"""Smallest fractions that round up, for subnormal and normal FP32 numbers, by `round_mode` (onnx,
+Cast)."""
 
 
 def _cast(node: Node, x: Value) -> Value:
@@ -47,7 +47,7 @@ def _cast(node: Node, x: Value) -> Value:
 
 
 def _cast_like(node: Node, x: Value, like: Value) -> Value:
-    """Convert to another tensor's datatype, possibly a constant's."""
+    """Convert to the datatype of another tensor."""
     return _to(x, np.dtype(np.int64) if like.dtype == np.object_ else like.dtype, node)
 
 
@@ -63,9 +63,9 @@ def _to(x: Value, dtype: "np.dtype[Any]", node: Node) -> Value:
 
 
 def _power(x: Value, mode: str, *, saturate: bool) -> Value:
-    """Round FP32 to FLOAT8E8M0, a power of two without a sign, which is the exponent of FP32.
+    """Round FP32 to FLOAT8E8M0, an unsigned power of two that stores only FP32's exponent.
 
-    It is done on the bits, because backends of XLA have no such conversion, or flush the least.
+    This works on the bits because some XLA backends lack the conversion or flush subnormals.
     """
     if mode not in _ROUNDED_UP:
         raise InvalidModel(f"round_mode: expected {', '.join(_ROUNDED_UP)}, got {mode}")
@@ -79,7 +79,7 @@ def _power(x: Value, mode: str, *, saturate: bool) -> Value:
 
 
 def _of_power(x: Value) -> Value:
-    """Return FLOAT8E8M0 as FP32, of which the least is a number below the normal ones."""
+    """Convert FLOAT8E8M0 to FP32; the smallest value becomes a subnormal."""
     module, (x,) = placed(x.shape, x)
     exponent = x.view(np.uint8).astype(np.uint32)
     least = module.where(exponent == 0, np.uint32(_HALF), exponent << 23)
@@ -99,10 +99,10 @@ def _bit_cast(node: Node, x: Value) -> Value:
 
 
 def fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
-    """Apply ONNX's overflow rules before a conversion to few bits; XLA's differ.
+    """Apply ONNX's overflow rules, which differ from XLA's, before a narrowing conversion.
 
-    What is beyond the range of an 8-bit float is its largest, unless `saturate` is off; of a number
-    for 4 or 2 bits the low bits count (onnx, Cast).
+    Conversions to 8-bit floats saturate unless `saturate` is off; conversions to integers of 4 or 2
+    bits keep the low bits (onnx, Cast).
     """
     if x.dtype.kind in "iub" or x.dtype == dtype:
         return x
@@ -118,9 +118,9 @@ def fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
 
 
 def converted(x: Value, dtype: "np.dtype[np.generic]") -> Value:
-    """Return a value in another dtype, as numpy and XLA convert."""
+    """Convert a value with the rules of numpy or XLA."""
     if is_host(x) and x.dtype == np.object_ and dtype in (np.int64, np.int32):
-        return x  # the size of a dimension fits both, and remains known
+        return x  # symbolic dimensions fit both datatypes
     if x.dtype == dtype:
         return x
     if x.dtype == _POWERS:

@@ -1,6 +1,6 @@
-"""Convolutions."""
+"""Convolution operators."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -27,7 +27,7 @@ def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Val
 def convolved(
     node: Node, x: jax.Array, weight: jax.Array, *, precision: lax.Precision | None = None
 ) -> jax.Array:
-    """Convolve [N,C,...] with [M,C/group,...] as the attributes of a node say.
+    """Convolve [N,C,...] with [M,C/group,...] as specified by a node's attributes.
 
     Integers are summed in INT32.
     """
@@ -45,7 +45,7 @@ def convolved(
 
 
 def with_bias(x: jax.Array, bias: Value | None) -> jax.Array:
-    """Add one number for each channel."""
+    """Add one number per channel, if there is a bias."""
     return x if bias is None else x + per_channel(bias, x.ndim)
 
 
@@ -73,7 +73,7 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = No
 
 
 def _transposed(filters: jax.Array, groups: int) -> jax.Array:
-    """Turn [C,M/group,...] into the [M,C/group,...] of a convolution, mirrored."""
+    """Flip a kernel [C,M/group,...] and return it as [M,C/group,...], for a plain convolution."""
     channels, outputs, *kernel = filters.shape
     split = filters.reshape((groups, channels // groups, outputs, *kernel))
     swapped = jnp.swapaxes(split, 1, 2).reshape((-1, channels // groups, *kernel))
@@ -101,7 +101,7 @@ def _transposed_window(
         )
     ]
     pads = tuple(halves(max(total, 0), more_behind=automatic == "SAME_UPPER") for total in totals)
-    # What is asked for beyond what there would be stays empty, behind it.
+    # If `output_shape` is larger than the computed size, the rest is padding at the end.
     extra = tuple(more + max(-total, 0) for more, total in zip(extra, totals, strict=True))
     return Window(window.kernel, window.strides, window.dilations, pads), extra
 
@@ -130,7 +130,7 @@ def _columns_to_image(node: Node, x: Value, image_shape: Value, block_shape: Val
 def _places_of_columns(
     window: Window, sizes: Sequence[int], steps: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the image position of each column element, and whether it is inside."""
+    """Return the flat image position of each column element, and whether it is in the image."""
     rank = len(sizes)
     taps = np.indices(window.kernel).reshape((rank, -1, 1))
     starts = np.indices(steps).reshape((rank, 1, -1))

@@ -1,6 +1,6 @@
-"""Operators that work element by element: arithmetic, comparison, logic."""
+"""Elementwise operators: arithmetic, comparison, logic."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from functools import reduce
@@ -17,7 +17,7 @@ from xlaserve.importers.onnx.values import Value, aligned, divided, is_host, on_
 
 
 def unary(name: str) -> Operation:
-    """Return the operation that numpy and jax.numpy call by this name."""
+    """Return an operation that calls the numpy or jax.numpy function of this name."""
 
     def compute(_: Node, x: Value) -> Value:
         module, (x,) = placed(x.shape, x)
@@ -28,7 +28,7 @@ def unary(name: str) -> Operation:
 
 
 def binary(name: str) -> Operation:
-    """Return the operation on two values, broadcast, that numpy and jax.numpy call by this name."""
+    """Return an operation that calls the numpy or jax.numpy function of two broadcast values."""
 
     def compute(_: Node, x: Value, y: Value) -> Value:
         return _apply(name, x, y)
@@ -37,7 +37,7 @@ def binary(name: str) -> Operation:
 
 
 def variadic(name: str) -> Operation:
-    """Return the operation that combines any number of values two by two."""
+    """Return an operation that folds a binary function over any number of values."""
 
     def compute(_: Node, *values: Value) -> Value:
         return reduce(lambda x, y: _apply(name, x, y), values)
@@ -53,7 +53,7 @@ def _apply(name: str, x: Value, y: Value) -> Value:
     return found
 
 
-# Which of two open sizes is larger is only known once they are.
+# numpy cannot compare symbolic sizes; these functions return symbolic results.
 _OF_DIMENSIONS = {
     "maximum": np.frompyfunc(jax.core.max_dim, 2, 1),
     "minimum": np.frompyfunc(jax.core.min_dim, 2, 1),
@@ -78,12 +78,12 @@ def _divide(_: Node, x: Value, y: Value) -> Value:
     is_constant = is_host(y)
     module, (x, y) = aligned(x, y)
     if x.dtype.kind in "iu":
-        # Towards zero, where Python and numpy go down.
+        # ONNX rounds towards zero, numpy towards negative infinity.
         quotient = module.abs(x) // module.abs(y)
         rounded: Value = quotient * module.sign(x) * module.sign(y)
         return rounded if x.dtype.kind == "i" else x // y
     if x.dtype == np.object_:
-        return x // y  # sizes, which are not negative
+        return x // y  # sizes are not negative, so rounding does not differ
     if is_constant and module is jnp:
         return divided(on_device(x), y)
     return x / y
@@ -99,7 +99,7 @@ def _power(_: Node, x: Value, y: Value) -> Value:
     module, (x, y) = aligned(x, y)
     if x.dtype == y.dtype:
         return _apply("power", x, y)
-    # The result has the type of the base.
+    # The result has the dtype of the base.
     wide = module.float64 if y.dtype.kind == "f" else x.dtype
     computed: Value = module.power(x.astype(wide), y.astype(wide)).astype(x.dtype)
     return computed
@@ -170,7 +170,7 @@ _UNARY = {
     "Tan": "tan",
     "Tanh": "tanh",
 }
-"""The operators of one input, by the name that numpy and jax.numpy have for them."""
+"""Unary operators with the names of their numpy and jax.numpy functions."""
 
 _BINARY = {
     "Add": "add",

@@ -1,10 +1,10 @@
-"""Decision forests as tables: each node compares one column with a threshold.
+"""Decision forests as tables in which each node compares one column with a threshold.
 
-A node compares a column with a threshold, `column <= threshold`, as integers. The integers are in
-the order of the floats that they stand for, so that each comparison of floats is exact, denormals
-included, and any other test is one or several of these: `x < t` is `x <= t - 1`, `x == t` is two. A
-missing value has two columns: one in which it is the largest integer, one in which it is the
-smallest, and the node that sends it to its true branch reads the second one.
+All comparisons are `column <= threshold` on integers. The integers have the order of the floats
+that they represent, so comparisons are exact, including denormals, and other tests can be reduced
+to this one: `x < t` is `x <= t - 1`, and `x == t` takes two comparisons. If any node sends missing
+values to its true branch, each column is stored twice: a missing value is the largest integer in
+the first copy and the smallest in the second, which such nodes read.
 """
 
 from dataclasses import dataclass, replace
@@ -18,29 +18,29 @@ from xlaserve.tensors import Tensor
 Integers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
-"""Modes of nodes, by the numbers that TreeEnsemble gives them."""
+"""Comparison modes, with the numbers of TreeEnsemble."""
 
 MAX_DEPTH = 1000
-"""Most nodes on the way to a leaf."""
+"""Maximum number of nodes on the path to a leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Nodes and leaves as a model has them, those of all trees one after another.
+    """The nodes and leaves of all trees, concatenated, as read from a model.
 
-    A child from the number of nodes on is a leaf, counted from there.
+    A child index from the number of nodes on is a leaf, counted from there.
     """
 
     columns: Integers
     thresholds: Tensor
-    """Values of the dtype in which they are compared."""
+    """Thresholds, in the dtype of the comparison."""
     modes: Integers
     sends_missing: Integers
-    """Whether a missing value goes to the true branch, by node."""
+    """Whether each node sends missing values to its true branch."""
     true: Integers
     false: Integers
     sets: tuple[Tensor, ...]
-    """Values of the nodes whose mode is MEMBER, in their order."""
+    """The sets of values of the MEMBER nodes, in order."""
     roots: Integers
     leaves: int
     targets: int
@@ -50,25 +50,25 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Tables of a forest, walked from the roots for a number of steps."""
+    """Tables of a forest; a traversal takes `depth` steps from the roots."""
 
     depth: int
     columns: int
-    """Columns that are read, at least."""
+    """Minimum number of input columns."""
     reads_missing: bool
-    """Whether a node sends missing values to its true branch, so that columns are there twice."""
+    """Whether some node sends missing values to its true branch, so that columns are duplicated."""
     trees: int
     targets: int
     has_score: tuple[int, ...]
-    """Per target 1 if every row has a score, 0 if none has, -1 if it depends on the leaf."""
+    """For each target: 1 if every row has a score, 0 if none has, -1 if it depends on the leaf."""
     grouped: bool
-    """Whether each tree adds to one target alone, and the trees lie in groups of one size, a group
-    for each target."""
+    """Whether each tree contributes to one target only, with the trees in equal-sized groups, one
+    per target."""
     tables: dict[str, Tensor]
 
 
 def keys_of(values: Tensor) -> Integers:
-    """Return integers in the order of floats; NaN is above all others, and -0.0 equals 0.0."""
+    """Return integers in the order of the floats; NaN is above all others, -0.0 equals 0.0."""
     signed = np.dtype(f"int{8 * values.dtype.itemsize}")
     bits = np.ascontiguousarray(values).view(signed)
     largest = np.iinfo(signed).max
@@ -77,12 +77,12 @@ def keys_of(values: Tensor) -> Integers:
     return np.where(np.isnan(values), largest, ordered).astype(signed)
 
 
-# --- tests -------------------------------------------------------------------------------------
+# --- Comparisons -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Nodes:
-    """Nodes whose only test is `<=`."""
+    """Nodes that all test `<=`."""
 
     columns: Integers
     thresholds: Integers
@@ -92,13 +92,16 @@ class _Nodes:
 
 
 def _uniform(trees: Trees) -> tuple[_Nodes, Integers]:
-    """Return nodes with one test, and the roots. Children below 0 are leaves: -1 is the first."""
+    """Reduce all tests to `<=`; return the nodes and the roots.
+
+    Leaves have negative indices from -1.
+    """
     nodes = len(trees.columns)
     true, false = (np.where(c >= nodes, nodes - 1 - c, c) for c in (trees.true, trees.false))
     roots = np.where(trees.roots >= nodes, nodes - 1 - trees.roots, trees.roots)
     keys = keys_of(trees.thresholds)
     lowest = _below_all(trees.thresholds.dtype)
-    # Nothing is less than, greater than or equal to NaN; everything differs from it.
+    # Comparisons with NaN are false, except `!=`.
     modes, never = trees.modes, np.isnan(trees.thresholds) & (trees.modes != MEMBER)
     swapped = np.isin(modes, (GT, GTE)) & ~never | (modes == NEQ)
     missing = np.where(swapped, ~trees.sends_missing & (modes != NEQ), trees.sends_missing)
@@ -115,12 +118,12 @@ def _uniform(trees: Trees) -> tuple[_Nodes, Integers]:
 
 
 def _below_all(dtype: "np.dtype[Any]") -> Any:
-    """Return an integer below that of every number, and above the one for a missing value."""
+    """Return a key below that of -inf, but above the smallest key of a missing value."""
     return keys_of(np.asarray([-np.inf], dtype))[0] - 1
 
 
 def _with_sets(nodes: _Nodes, several: list[tuple[int, Integers]], lowest: Any) -> _Nodes:
-    """Give nodes that ask for a set of keys a search tree instead."""
+    """Replace each node that tests for a set of keys by a search tree."""
     added: list[tuple[int, int, bool, int, int]] = []
     first = len(nodes.columns)
     changed: dict[int, tuple[int, int, bool, int, int]] = {}
@@ -136,7 +139,7 @@ def _with_sets(nodes: _Nodes, several: list[tuple[int, Integers]], lowest: Any) 
             column: int = column,
             missing: bool = missing,
         ) -> int:
-            """Return the node of the parts from low to high."""
+            """Return the root of a subtree for the intervals from low to high."""
             if low == high:
                 return parts[low][1]
             middle = (low + high) // 2
@@ -147,7 +150,7 @@ def _with_sets(nodes: _Nodes, several: list[tuple[int, Integers]], lowest: Any) 
             return at
 
         top = build(0, len(parts) - 1)
-        # The node itself becomes the first one of its tree.
+        # The root of the search tree replaces the node.
         changed[at] = added[top - first]
     if not several:
         return nodes
@@ -174,9 +177,10 @@ def _joined(
 
 
 def _parts(keys: Integers, true: int, false: int, *, lowest: int | None) -> list[tuple[int, int]]:
-    """Return the parts of all integers by their last one, with the child that each leads to.
+    """Split the integers into intervals; return the end of each and the child it leads to.
 
-    A missing value that goes to the true branch is below `lowest`, any other above all keys.
+    With `lowest`, missing values are below it and lead to the true branch; otherwise they are above
+    all keys.
     """
     parts = [] if lowest is None else [(lowest, true)]
     for key in map(int, np.unique(keys[keys != np.iinfo(keys.dtype).max])):
@@ -186,20 +190,20 @@ def _parts(keys: Integers, true: int, false: int, *, lowest: int | None) -> list
     return [*parts, (np.iinfo(keys.dtype).max, false)]
 
 
-# --- tables ------------------------------------------------------------------------------------
+# --- Tables ------------------------------------------------------------------------------------
 
 
 def forest_of(trees: Trees, *, groups: bool) -> Forest:
-    """Return the tables of a forest; raises InvalidModel where its nodes make no trees.
+    """Return the tables of a forest; raises InvalidModel if its nodes form no trees.
 
-    With `groups` trees may be put into another order, and more of them that add nothing.
+    With `groups`, trees may be reordered and empty trees added.
     """
     nodes, roots = _uniform(trees)
     depth = _depth(nodes, roots)
     count = len(nodes.columns)
     reads_missing = bool(nodes.sends_missing.any())
     columns = nodes.columns * 2 + nodes.sends_missing if reads_missing else nodes.columns
-    # A leaf leads to itself, whatever it reads.
+    # Leaves are their own children, so further steps stay there.
     leaves = np.arange(count, count + trees.leaves)
     true, false = (
         np.concatenate([np.where(c < 0, count - 1 - c, c), leaves])
@@ -228,7 +232,7 @@ def forest_of(trees: Trees, *, groups: bool) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Table of nodes followed by leaves, which lead to themselves; a walk reads it."""
+    """The nodes and then the leaves, which are their own children."""
 
     columns: Integers
     thresholds: Integers
@@ -237,16 +241,16 @@ class _Walk:
     roots: Integers
 
     def with_nothing(self, roots: Integers) -> "_Walk":
-        """Return it from other roots, and with one more leaf."""
+        """Return the walk with other roots and an additional leaf, which contributes nothing."""
         place = len(self.columns)
         ways = np.append(self.true, place), np.append(self.false, place)
         return _Walk(np.append(self.columns, 0), np.pad(self.thresholds, (0, 1)), *ways, roots)
 
     def tables(self, leaves: int) -> dict[str, Tensor]:
-        """Return the tables of a walk, the last places of which are so many leaves.
+        """Return the tables of the walk, whose last `leaves` entries are leaves.
 
-        One table where the children of each node lie side by side and its numbers fit into 64 bits,
-        else two or three of them.
+        There is one table if siblings can be adjacent and a node's numbers fit into 64 bits,
+        otherwise two or three.
         """
         side_by_side = self._side_by_side(leaves)
         if side_by_side is not None:
@@ -259,9 +263,10 @@ class _Walk:
         return {**tests, "children": children, "roots": self.roots.astype(np.int32)}
 
     def _side_by_side(self, leaves: int) -> dict[str, Tensor] | None:
-        """Return one table of thresholds, columns and true children, and which leaf a place is.
+        """Return a table of packed nodes with adjacent siblings, and the leaf number of each entry.
 
-        None for other thresholds than FP32's, and for nodes that several lead to.
+        Return None for FP64 thresholds, for nodes with several parents, and if a node does not fit
+        into 64 bits.
         """
         order = self._order(leaves)
         if order is None or self.thresholds.dtype != np.int32 or not order.size:
@@ -272,7 +277,7 @@ class _Walk:
         bits = child_bits(len(order))
         if bits + int(self.columns.max()).bit_length() > _HALF:
             return None
-        # No key is above the threshold of a leaf.
+        # A leaf's threshold is the largest key, so that the comparison is always true.
         thresholds = np.where(order < nodes, self.thresholds[order], np.iinfo(np.int32).max)
         below = self.columns[order] << bits | places[self.true[order]]
         return {
@@ -282,15 +287,15 @@ class _Walk:
         }
 
     def _order(self, leaves: int) -> Integers | None:
-        """Return all that a walk can reach with the false child of each node behind the true one.
+        """Return all reachable nodes in an order in which a false child follows its true sibling.
 
-        None where several nodes lead to one: it cannot lie beside two others.
+        Return None if a node has several parents, as it cannot be next to two siblings.
         """
         nodes = len(self.columns) - leaves
         level = np.unique(self.roots)
         levels, reached = [level], np.zeros(len(self.columns), np.bool_)
         while level.size:
-            # Where nodes share what is below them, ways double from level to level.
+            # With shared children the number of paths could double at each level.
             if reached[level].any() or len(np.unique(level)) < len(level):
                 return None
             reached[level] = True
@@ -301,22 +306,22 @@ class _Walk:
 
 
 _HALF = 32
-"""The bits of the column and the child of a node."""
+"""Number of bits for a node's column and child together."""
 
 
 def child_bits(nodes: int) -> int:
-    """Return how many of the lowest bits of a node are its true child."""
+    """Return the number of low bits of a node that hold its true child."""
     return (nodes - 1).bit_length()
 
 
 def _packed(high: Integers, low: Integers) -> Integers:
-    """Return two integers of 32 bits as one of 64: a walk looks up both at once."""
+    """Pack two 32-bit integers into one of 64 bits, so that one lookup reads both."""
     found: Integers = (high.astype(np.int64) << 32) | (low.astype(np.int64) & 0xFFFFFFFF)
     return found
 
 
 def _depth(nodes: _Nodes, roots: Integers) -> int:
-    """Return the most nodes on the way to a leaf; raises InvalidModel for a way without an end."""
+    """Return the number of nodes on the longest path; raises InvalidModel for a cycle."""
     level = np.unique(roots[roots >= 0])
     depth = 0
     while level.size:
@@ -331,7 +336,7 @@ def _depth(nodes: _Nodes, roots: Integers) -> int:
 
 
 def _trees_of(nodes: _Nodes, roots: Integers, leaves: int) -> Integers:
-    """Return the number of the tree of each leaf; -1 for none."""
+    """Return the tree number of each leaf; -1 if unreachable."""
     count = len(nodes.columns)
     found = np.full(count + leaves, -1)
     level = np.where(roots < 0, count - 1 - roots, roots)
@@ -366,7 +371,8 @@ def _with_weights(
     values = np.zeros((trees.leaves, trees.targets), weight.dtype)
     np.add.at(values, (leaf, target), weight)
     tables = walk.tables(trees.leaves) | {"weights": values}
-    # A sum needs it to know who has a score, an extreme to know what is there.
+    # Sums need this table to tell which targets have a score; minimum and maximum need it to skip
+    # the rest.
     if (has_score < 0).any() or not (groups or present.all()):
         tables["present"] = present
     return replace(forest, has_score=tuple(map(int, has_score)), tables=tables)
@@ -374,7 +380,7 @@ def _with_weights(
 
 @dataclass(frozen=True, slots=True)
 class _ByTree:
-    """Whether leaves of a tree add to a target."""
+    """Whether any, and whether all, leaves of a tree contribute to a target."""
 
     any_of: Integers
     all_of: Integers
@@ -390,9 +396,10 @@ def _alike(present: Integers, owners: Integers, trees: int) -> _ByTree:
 
 
 def _groups(adds: Integers, starts: Integers, *, nothing: int) -> Integers | None:
-    """Return the roots by target, each of which has as many; None unless that is worth it.
+    """Return the roots grouped by target, in groups of equal size.
 
-    Groups are filled up with a leaf that adds nothing.
+    Smaller groups are filled with a leaf that adds nothing. Return None if a tree adds to several
+    targets, or if filling would more than double the number of trees.
     """
     if (adds.sum(axis=1) != 1).any():
         return None

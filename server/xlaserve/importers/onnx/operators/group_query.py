@@ -1,11 +1,11 @@
-"""GroupQueryAttention of com.microsoft: groups of queries share keys and values in a cache.
+"""GroupQueryAttention of com.microsoft: query heads in groups share cached keys and values.
 
-Called T is what an entry of the batch has in its cache afterwards (`seqlens_k` + 1), and P what it
-had before. With S steps in the call P is T - S, or 0 where a first prompt is padded behind T. What
-onnxruntime leaves unspecified, the answers of padding and what is in the cache beyond T, is finite.
+For each batch entry, T is the length of its cache after the call (`seqlens_k` + 1), and P its
+length before. With S steps, P is T - S, or 0 for a first prompt that is padded beyond T. Values
+that onnxruntime leaves unspecified (outputs of padding, the cache beyond T) are finite.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -29,12 +29,12 @@ _QUANTISATIONS = ("k_quant_type", "v_quant_type")
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Positions of one call; those per batch entry are [batch, 1]."""
+    """Positions of one call; `before` and `after` are [batch, 1]."""
 
     before: jax.Array
-    """P, in INT32."""
+    """Length of the cache before the call (P), INT32."""
     after: jax.Array
-    """T, in INT32."""
+    """Length of the cache after the call (T), INT32."""
     steps: int
     total: int
     """Size of the returned cache."""
@@ -46,7 +46,7 @@ class _Places:
 
     @property
     def fit(self) -> jax.Array:
-        """Tell which entries say lengths that the cache has room for, [batch, 1]."""
+        """Tell which entries have lengths that fit the cache, [batch, 1]."""
         return (self.after >= 1) & (self.before + self.steps <= self.total)
 
 
@@ -75,7 +75,7 @@ def _group_query(
     if node.integer("do_rotary", 0):
         q, k = _turned(node, (q, k), (cos, sin), places, positions)
     else:
-        node.integer("rotary_interleaved", 0)  # of a rotation that is not asked for
+        node.integer("rotary_interleaved", 0)  # it has no effect without rotation
     keys = _appended(past, k, places)
     values = _appended(None if past_value is None else on_device(past_value), v, places)
     found = _found(node, q, keys, values, places, added, sink)
@@ -101,7 +101,7 @@ def _check_refused(node: Node, rest: tuple[Value | None, ...]) -> None:
 def _heads(
     node: Node, query: Value, key: Value | None, value: Value | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return queries, keys and values in heads, [batch, heads, steps, size]."""
+    """Return queries, keys and values split into heads, [batch, heads, steps, size]."""
     heads, shared = node.integer("num_heads"), node.integer("kv_num_heads")
     if heads < 1 or shared < 1 or heads % shared:
         raise InvalidModel(f"its {heads} query heads are no multiple of its {shared} key heads")
@@ -137,9 +137,9 @@ def _places(lengths: Value, total: Value, *, steps: int, past: jax.Array | None)
 
 
 def _room(total: Any, steps: int, past: jax.Array | None) -> Any:
-    """Return the size of the returned cache; raises InvalidModel where the steps do not fit.
+    """Return the size of the returned cache; raises InvalidModel if the steps do not fit.
 
-    Sizes are integers, or expressions of dimensions that are open.
+    Sizes are integers or symbolic expressions.
     """
     if past is None:
         if total != steps:
@@ -170,7 +170,7 @@ def _turned(
     places: _Places,
     positions: Value | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return rotated queries and keys."""
+    """Return queries and keys with rotary positions applied."""
     cos, sin = tables
     if cos is None or sin is None:
         raise InvalidModel("do_rotary: expected cos_cache and sin_cache, got none")
@@ -186,7 +186,7 @@ def _turned(
 
 
 def _appended(past: jax.Array | None, new: jax.Array, places: _Places) -> jax.Array:
-    """Append new entries to a cache [batch, heads, total, size] at P."""
+    """Write new entries to a cache [batch, heads, total, size] from position P on."""
     if past is None:
         return new
     lacking = places.total - past.shape[2]
@@ -224,14 +224,14 @@ def _found(
 
 
 def _fitted(added: jax.Array, total: int) -> jax.Array:
-    """Return a bias with a column for each place of the cache; what lies beyond it is not seen."""
+    """Crop or pad a bias to the size of the cache; padding is masked anyway."""
     columns = added.shape[-1]
     cut = added[..., :total].astype(jnp.float32)
     return jnp.pad(cut, ((0, 0),) * 3 + ((0, max(total - columns, 0)),))
 
 
 def _seen(node: Node, places: _Places) -> jax.Array:
-    """Tell for each step which places of the cache it looks at, [batch, steps, total]."""
+    """Return the mask [batch, steps, total] of cache positions that each step attends to."""
     key = jnp.arange(places.total, dtype=jnp.int32)[None, None, :]
     seen = key < places.after[:, :, None]
     window = node.integer("local_window_size", -1)
@@ -241,12 +241,12 @@ def _seen(node: Node, places: _Places) -> jax.Array:
         return jnp.broadcast_to(seen, (seen.shape[0], places.steps, places.total))
     own = places.of_steps[:, :, None]
     seen = seen & (key <= own)
-    # Its own place is one of the window's.
+    # The window includes the step's own position.
     return seen & (key > own - window) if window >= 0 else seen
 
 
 def _weights(node: Node, scores: jax.Array, sink: Value | None) -> jax.Array:
-    """Return the softmax over the last dimension, with a sink of each head in its sum."""
+    """Return the softmax over the last dimension; an attention sink adds to the denominator."""
     is_smooth = bool(node.integer("smooth_softmax", 0))
     top = jnp.max(scores, axis=-1, keepdims=True)
     if sink is None and not is_smooth:

@@ -1,6 +1,6 @@
-"""Operators that pick elements by position, or put them there."""
+"""Operators that gather or scatter elements by index."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -25,11 +25,12 @@ from xlaserve.importers.onnx.values import (
 )
 
 _FAR = 10**9
-"""Least bound of a slice that means the end of an open dimension; exporters write different large
-numbers, and no batch has so many rows."""
+"""Slice bounds from this size on mean the end of an open dimension: exporters use various large
+numbers, and no batch has that many rows."""
 
 _OUT_OF_BOUNDS = "fill"
-"""Mode of reads outside of a tensor: NaN, or the lowest integer, instead of a wrong element."""
+"""Gather mode in which out-of-bounds reads give NaN, or the lowest integer, instead of a wrong
+element."""
 
 
 def _gather(node: Node, x: Value, indices: Value) -> Value:
@@ -46,7 +47,7 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
 
 
 def _wrapped(indices: jax.Array, size: int) -> jax.Array:
-    """Count negative indices from the end."""
+    """Resolve negative indices, which count from the end."""
     indices = indices.astype(jnp.int64)
     return jnp.where(indices < 0, indices + size, indices)
 
@@ -55,7 +56,8 @@ def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
     axis = axis_of(node.integer("axis", 0), x.ndim)
     array, picked = on_device(x), on_device(indices)
     if _without(array.shape, axis) == _without(picked.shape, axis):
-        # A row is read as a row, and not found by its number: so it is seen to be independent.
+        # `take_along_axis` keeps rows aligned, so that they can be proven independent; explicit row
+        # indices would prevent that.
         wrapped = _wrapped(picked, array.shape[axis])
         return jnp.take_along_axis(array, wrapped, axis, mode=_OUT_OF_BOUNDS)
     positions = _positions(picked, array.shape[axis], axis)
@@ -67,7 +69,7 @@ def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _positions(indices: jax.Array, size: int, axis: int) -> tuple[jax.Array, ...]:
-    """Return each element's own position, replaced along `axis` by `indices`."""
+    """Return the index of each element, with `indices` in place of its position along `axis`."""
     grid = [jax.lax.broadcasted_iota(jnp.int64, indices.shape, a) for a in range(indices.ndim)]
     grid[axis] = _wrapped(indices, size)
     return tuple(grid)
@@ -90,7 +92,7 @@ def _columns(indices: jax.Array, shape: Sequence[int]) -> tuple[jax.Array, ...]:
 
 
 _SCATTERS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
-"""JAX's names of scatters, by the attribute `reduction`."""
+"""Names of JAX scatter methods, by the attribute `reduction`."""
 
 
 def _scattered(
@@ -141,15 +143,16 @@ def _sliced(x: Value, axis: int, start: int, end: int, step: int) -> Value:
     picked = slice_of(size, start, end, step)
     if is_concrete([size, start, end]) or not (is_open(start) or is_open(end)):
         return x[(slice(None),) * axis + (picked,)]
-    # JAX would want to know that open bounds lie inside; a position outside of it reads NaN.
+    # JAX cannot slice unless it can prove that symbolic bounds are in range; `take` reads NaN
+    # outside.
     first, last = picked.start or 0, size if picked.stop is None else picked.stop
     return jnp.take(on_device(x), jnp.arange(first, last, step), axis, mode=_OUT_OF_BOUNDS)
 
 
 def slice_of(size: int, start: int, end: int, step: int) -> slice:
-    """Return the slice of a dimension; bounds beyond it mean its ends, negative ones count back.
+    """Return the slice of a dimension, with bounds clamped and negative ones counted from the end.
 
-    Of symbolic bounds nothing is known but that they are meant to lie inside.
+    Symbolic bounds are assumed to be in range.
     """
     if step == 0:
         raise InvalidModel("the step of a slice is 0")

@@ -1,6 +1,6 @@
 """Operators that join, split, repeat, pad or create tensors."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -61,7 +61,7 @@ def _range(_: Node, start: Value, limit: Value, delta: Value) -> Value:
 
 def _float_range(start: float, limit: float, delta: float, dtype: "np.dtype[Any]") -> Value:
     count = max(math.ceil((limit - start) / delta), 0)
-    # Not by jnp.arange, which would compute it on the host, however long it is.
+    # jnp.arange would compute a range of any length on the host.
     steps = jax.lax.iota(np.dtype(np.int64), count).astype(dtype)
     return steps * np.asarray(delta, dtype) + np.asarray(start, dtype)
 
@@ -92,7 +92,7 @@ def _split(node: Node, x: Value, given: Value | None = None) -> tuple[Value, ...
 
 
 def even_parts(size: int, count: int) -> tuple[int, ...]:
-    """Return equal sizes, the last one smaller if needed."""
+    """Split a size into `count` equal parts, the last one smaller if needed."""
     part = -(-size // count)
     return (*[part] * (count - 1), size - part * (count - 1))
 
@@ -108,7 +108,7 @@ def _tile(_: Node, x: Value, repeats: Value) -> Value:
     if len(counts) != x.ndim:
         raise InvalidModel(f"{len(counts)} repeats for {x.ndim} dimensions")
     shape = [size * count for size, count in zip(x.shape, counts, strict=True)]
-    # Each dimension is preceded by one of 1, which is spread: that works with symbolic counts.
+    # Insert a dimension of size 1 before each one, and broadcast it. This supports symbolic counts.
     pairs = [part for size in x.shape for part in (1, size)]
     spread = [part for pair in zip(counts, x.shape, strict=True) for part in pair]
     module, (x,) = placed(shape, x)
@@ -130,7 +130,7 @@ def _pad(
     array = on_device(x)
     if mode == "constant":
         fill = jnp.zeros((), x.dtype) if value is None else on_device(value).reshape(())
-        # Unlike numpy's, it takes negative widths, which cut.
+        # Unlike jnp.pad, lax.pad accepts negative widths, which crop.
         return jax.lax.pad(array, fill, [(low, high, 0) for low, high in widths])
     return jnp.pad(_cut(array, widths), _positive(widths), mode=mode)
 
@@ -156,7 +156,7 @@ def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
             continue
         if not is_concrete([size, x.shape[axis]]):
             raise InvalidModel(f"its axis {axis} is open, and cannot become {size}")
-        # An odd element is padded behind, and cut behind too.
+        # If the difference is odd, the extra element is padded or cropped at the end.
         more = abs(size - x.shape[axis]) // 2
         low = more if size > x.shape[axis] else -more
         widths[axis] = (low, size - x.shape[axis] - low, 0)

@@ -1,11 +1,11 @@
-"""Exact sums of products of 8-bit integers less a zero point.
+"""Exact sums of products of 8-bit quantised tensors minus their zero points.
 
-XLA's CPU backend multiplies matrices of INT8 in machine instructions for them, and convolves FP32
-as quickly as it can; INT32 it does in plain loops, 20 times slower. So matrices stay INT8, with the
-zero points taken off the result, and convolutions are FP32, in parts that are exact.
+XLA's CPU backend has fast matrix products of INT8 and convolutions of FP32, but computes INT32 in
+plain loops, 20 times slower. So matrices stay INT8, with the zero points subtracted from the
+result, and convolutions use FP32, split into parts whose sums are exact.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from functools import partial, reduce
@@ -26,14 +26,13 @@ from xlaserve.importers.onnx.values import Value, on_device, with_rank
 
 _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _EXACT = 1 << 24
-"""The largest integer up to which FP32 represents all: sums below it in absolute value are exact.
-"""
+"""FP32 represents all integers up to this one, so sums with a smaller absolute value are exact."""
 
 
 def matrix_levels(a: Value, a_zero: Value | None, b: Value, b_zero: Value | None) -> jax.Array:
-    """Multiply matrices of levels: [...,M,K] by [...,K,N] in INT32.
+    """Multiply quantised matrices [...,M,K] and [...,K,N]; return INT32.
 
-    The zero point of `a` is one for all or one for each row, that of `b` one for each column.
+    `a_zero` is a scalar or has one zero point per row, `b_zero` a scalar or one per column.
     """
     if a.dtype not in _BYTES or b.dtype not in _BYTES or min(a.ndim, b.ndim) < 2:
         return matrix_product(centred(a, a_zero, last=False), centred(b, b_zero, last=True))
@@ -57,7 +56,7 @@ def matrix_levels(a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
 def _signed(
     x: Value, zero: Value | None, rank: int, *, last: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return levels as INT8 with their zero point; None if it is 0."""
+    """Return a quantised tensor as INT8 with its adjusted zero point, which is None if it is 0."""
     array = on_device(x)
     point = None if zero is None else _point(zero, rank, last=last)
     if array.dtype == np.int8:
@@ -74,7 +73,7 @@ def _point(zero: Value, rank: int, *, last: bool) -> jax.Array:
 
 
 def centred(x: Value, zero: Value | None, *, last: bool) -> jax.Array:
-    """Return integers less their zero point, one for all or one for each row or column."""
+    """Subtract the zero point: a scalar, or one per row, or one per column if `last`."""
     array = on_device(x).astype(jnp.int32)
     return array if zero is None else array - _point(zero, array.ndim, last=last)
 
@@ -82,9 +81,9 @@ def centred(x: Value, zero: Value | None, *, last: bool) -> jax.Array:
 def convolved_levels(
     node: Node, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None
 ) -> jax.Array:
-    """Convolve levels [N,C,...] with levels [M,C/group,...], in INT32.
+    """Convolve quantised tensors [N,C,...] and [M,C/group,...]; return INT32.
 
-    Padding stands for the zero point: it is added to what is centred already.
+    Padding is added after the zero point is subtracted, and so represents the zero point.
     """
     image, kernel = centred(x, x_zero, last=True), _by_filter(w, w_zero)
     channels, *places = kernel.shape[1:]
@@ -96,7 +95,7 @@ def convolved_levels(
         return convolved(node, image, kernel)
     edges = [*range(0, channels, step), channels]
     image, kernel = image.astype(jnp.float32), kernel.astype(jnp.float32)
-    # Of several groups there is one part; of one group each part has some of the channels.
+    # With several groups there is one part; otherwise each part has some of the channels.
     parts = (
         (image, kernel)
         if len(edges) == 2
@@ -106,14 +105,14 @@ def convolved_levels(
         )
         for low, high in pairwise(edges)
     )
-    # Beyond the default, so that products are added up as they are: Winograd's form multiplies sums
-    # of levels, which are too large. A device may do so all the same, and be off by a little.
+    # HIGHEST keeps backends from using Winograd's algorithm, which multiplies sums of elements that
+    # are too large to be exact. A device may use it anyway, with slightly inexact results.
     exactly = partial(convolved, node, precision=lax.Precision.HIGHEST)
     return reduce(add, (jnp.rint(exactly(*part)).astype(jnp.int32) for part in parts))
 
 
 def _most(dtype: "np.dtype[Any]", zero: Value | None) -> int:
-    """Return the largest absolute difference of a level and its zero point."""
+    """Return the largest absolute difference between an element and its zero point."""
     return 255 if zero is not None or dtype == np.uint8 else 128
 
 

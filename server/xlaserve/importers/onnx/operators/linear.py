@@ -1,6 +1,6 @@
-"""Products of matrices."""
+"""Matrix products."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from typing import Any
@@ -20,9 +20,9 @@ def _matmul(_: Node, x: Value, y: Value) -> Value:
 
 
 def matrix_product(x: jax.Array, y: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiply matrices, with any number of dimensions before them, which are broadcast.
+    """Multiply matrices; dimensions before the last two are broadcast.
 
-    `dtype` is that of the sums, where it is not theirs.
+    `dtype` is the dtype of the sums, by default that of the operands.
     """
     rank = max(x.ndim, y.ndim)
     if min(x.ndim, y.ndim) > 1 and y.ndim not in (x.ndim, 2):
@@ -31,7 +31,7 @@ def matrix_product(x: jax.Array, y: jax.Array, dtype: Any = None) -> jax.Array:
 
 
 def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
-    """Multiply two matrices, scaled and transposed as the node says, and add a third."""
+    """Multiply two matrices, scaled and transposed as the node specifies, and add a third."""
     alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
     left, right = on_device(a), on_device(b)
     met = int(not node.integer("transA", 0)), int(bool(node.integer("transB", 0)))

@@ -1,6 +1,6 @@
-"""The operators of classical machine learning (ai.onnx.ml), without trees."""
+"""Operators of ai.onnx.ml, except trees and support vector machines."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _NORMS: MappingProxyType[str, Callable[[jax.Array], jax.Array]] = MappingProxyTy
     {
         "L1": lambda x: jnp.sum(jnp.abs(x), axis=-1, keepdims=True),
         "L2": lambda x: jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True)),
-        # What is NaN is not the largest, as onnxruntime compares.
+        # NaN is never the maximum, as in onnxruntime.
         "MAX": lambda x: jnp.max(jnp.where(jnp.isnan(x), -jnp.inf, x), axis=-1, keepdims=True),
     }
 )
@@ -59,10 +59,10 @@ def _scores(node: Node, x: Value, rows: int) -> jax.Array:
 
 
 def _coefficients(node: Node, rows: int, features: int) -> Tensor:
-    """Return as many rows of FP32 as there are scores, a number in them for each feature.
+    """Return the coefficients [rows, features] in FP32.
 
-    Raises InvalidModel where there are too few. What is beyond them is not read, as onnxruntime
-    has it, whose own example of irises was trained on four features and takes two.
+    Raises InvalidModel if there are too few. Like onnxruntime, ignore extra coefficients; its own
+    iris example was trained on four features and takes two.
     """
     given = np.asarray(node.reals("coefficients"), np.float32)
     if is_open(features):
@@ -79,20 +79,20 @@ def _coefficients(node: Node, rows: int, features: int) -> Tensor:
 def _linear_regressor(node: Node, x: Value) -> Value:
     name, targets = post_transform.name_of(node), node.integer("targets", 1)
     scores = _scores(node, x, targets)
-    # onnxruntime transforms a single target by PROBIT alone.
+    # A single target gets no transform except PROBIT, as in onnxruntime.
     return scores if targets == 1 and name != "PROBIT" else post_transform.NAMES[name](scores)
 
 
 def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
     labels, names = node.integers("classlabels_ints"), node.texts("classlabels_strings")
-    node.integer("multi_class", 0)  # the scores are transformed alike
+    node.integer("multi_class", 0)  # multi_class does not change the result
     name = post_transform.name_of(node)
     classes = len(labels or names)
     intercepts = len(node.reals("intercepts")) or classes
     scores = _scores(node, x, intercepts)
     if names and node.needs(0):
         raise InvalidModel("its labels are texts; keep the other outputs alone")
-    # The classes stay numbers: JAX has no tensors of text.
+    # Text classes are returned as indices, because JAX has no string tensors.
     known = jnp.asarray(np.asarray(labels or range(classes), np.int64))
     if intercepts == 1 and classes == 2:
         return jnp.take(known, (scores[:, 0] > 0).astype(jnp.int64)), post_transform.of_two(
@@ -114,7 +114,7 @@ def _array_feature_extractor(_: Node, x: Value, indices: Value) -> Value:
 
 
 def _keyed(node: Node, prefix: str) -> Tensor:
-    """Return the keys or values of a LabelEncoder, in whichever attribute they are."""
+    """Return the keys or values of a LabelEncoder from the attribute that has them."""
     if node.has(f"{prefix}_strings"):
         raise InvalidModel(
             f"its {prefix} are texts, which JAX has no tensors of; encode them before the request, "
@@ -154,18 +154,18 @@ def _imputer(node: Node, x: Value) -> Value:
     absent = jnp.isnan(array) if np.isnan(lost) else array == lost
     if not values.size:
         raise InvalidModel("it has no values to put in")
-    # One for each column, else the first for all, as onnxruntime has it.
+    # One value per column, otherwise the first one for all columns, as in onnxruntime.
     shared = values if values.size == array.shape[-1] else values[:1]
     return jnp.where(absent, shared.reshape((1,) * (array.ndim - 1) + (-1,)), array)
 
 
 def _one_hot_encoder(node: Node, x: Value) -> Value:
-    node.integer("zeros", 1)  # with 0 an unknown category is an error, which JAX cannot raise
+    node.integer("zeros", 1)  # zeros=0 makes unknown categories an error, which JAX cannot raise
     categories = np.asarray(node.integers("cats_int64s"), np.int64)
     given = on_device(x)
     array = given.astype(jnp.int64)
     same = array[..., None] == categories.reshape((1,) * array.ndim + (-1,))
-    # A missing value is no category, though XLA makes it 0.
+    # NaN matches no category, although XLA converts it to 0.
     return (same & (given == given)[..., None]).astype(jnp.float32)  # noqa: PLR0124
 
 
@@ -191,6 +191,6 @@ MACHINE_LEARNING: Family = {
     "Normalizer": operator(_normalizer),
     "OneHotEncoder": operator(_one_hot_encoder),
     "Scaler": operator(_scaler),
-    # Its output is the tensor of scores: a list of maps has no place in the V2 protocol.
+    # Returns the score tensor, because the V2 protocol has no lists of maps.
     "ZipMap": operator(_zip_map),
 }

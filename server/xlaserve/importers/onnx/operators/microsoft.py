@@ -1,6 +1,6 @@
-"""Operators of com.microsoft that onnxruntime's optimiser puts in place of several of ONNX's."""
+"""Fused operators of com.microsoft, which onnxruntime's optimizer produces."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -71,7 +71,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., jax.Array], int]] = {
     "Sigmoid": (jax.nn.sigmoid, 0),
     "Tanh": (jnp.tanh, 0),
 }
-"""Activations that may follow a fused operator, each with its number of parameters."""
+"""Activations that may follow a fused operator, with their numbers of parameters."""
 
 
 def _activated(x: jax.Array, name: str, parameters: Sequence[float]) -> jax.Array:
@@ -135,7 +135,7 @@ def _matmul_bits(
     group: Value | None = None,
     bias: Value | None = None,
 ) -> Value:
-    node.integer("accuracy_level", 0)  # the least, and more is computed
+    node.integer("accuracy_level", 0)  # the required accuracy is always met
     bits, block = node.integer("bits", 4), node.integer("block_size")
     columns, rows = node.integer("N"), node.integer("K")
     if group is not None or node.integer("weight_prepacked", 0):
@@ -157,7 +157,7 @@ def _matmul_bits(
 
 
 def _unpacked(x: jax.Array, bits: int) -> jax.Array:
-    """Return the numbers of few bits in bytes of the last dimension, the lowest bits first."""
+    """Unpack the bytes of the last dimension into integers of `bits` bits, lowest bits first."""
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8).reshape((1,) * x.ndim + (-1,))
     parts = (x[..., None] >> shifts) & np.uint8(2**bits - 1)
     return parts.reshape((*x.shape[:-1], -1))
@@ -209,7 +209,7 @@ def _embedding(
     mask: Value | None = None,
     positions: Value | None = None,
 ) -> tuple[Value, ...]:
-    node.integer("mask_index_type", 0)  # of the inference of shapes
+    node.integer("mask_index_type", 0)  # this only affects shape inference
     tokens = on_device(ids)
     where = jnp.arange(tokens.shape[1])[None, :] if positions is None else on_device(positions)
     total = jnp.take(on_device(words), tokens, axis=0, mode="fill")
@@ -311,7 +311,7 @@ def _attended(
     added: Value | None,
     past: Sequence[jax.Array | None],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the attention's output, and keys and values with the past prepended."""
+    """Return the attention output, and keys and values with the past prepended."""
     q, k, v = heads
     if past[0] is not None and past[1] is not None:
         k, v = jnp.concatenate([past[0], k], axis=2), jnp.concatenate([past[1], v], axis=2)

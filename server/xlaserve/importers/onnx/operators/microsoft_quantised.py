@@ -1,9 +1,9 @@
-"""Operators of com.microsoft on numbers of few bits with a scale and a zero point.
+"""Quantised operators of com.microsoft.
 
-Those between two quantised tensors compute in FP32 between them, and round once.
+Operators with quantised inputs and outputs dequantise to FP32, compute, and requantise once.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def _softmax(node: Node, x: jax.Array) -> jax.Array:
 def _channels_first(
     node: Node, x: jax.Array, function: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Apply what expects the channels in front where the node has them last."""
+    """Apply a channels-first function; transpose if the node has `channels_last`."""
     if not node.integer("channels_last", 0):
         return function(x)
     return jnp.moveaxis(function(jnp.moveaxis(x, -1, 1)), 1, -1)

@@ -1,6 +1,6 @@
 """Normalisation over batches, layers, groups and channels."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -16,15 +16,15 @@ from xlaserve.importers.onnx.operators.table import Family, operator
 from xlaserve.importers.onnx.values import Value, axis_of, on_device, with_rank
 
 _GROUPS_BY_CHANNEL = 21
-"""The opset from which GroupNormalization scales channels; before it scaled groups."""
+"""Opset since which GroupNormalization has scales per channel; before, it had them per group."""
 
 
 def _batch(node: Node, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
     epsilon = node.real("epsilon", 1e-5)
-    node.real("momentum", 0.9)  # of training
+    node.real("momentum", 0.9)  # momentum is for training only
     if node.integer("training_mode", 0):
         raise InvalidModel("training_mode is on, but a model that is served does not train")
-    # Computed for the channels first: two operations for each element are left.
+    # Compute factor and offset per channel, which leaves two operations per element.
     spread = on_device(variance)
     factor = on_device(scale).astype(spread.dtype) / jnp.sqrt(spread + epsilon)
     offset = on_device(bias).astype(spread.dtype) - on_device(mean) * factor
@@ -36,7 +36,7 @@ def _batch(node: Node, x: Value, scale: Value, bias: Value, mean: Value, varianc
 def standardised(
     x: jax.Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return x with mean 0 and variance 1, its mean, and one over its standard deviation."""
+    """Normalise over axes; return the result, the mean and the reciprocal standard deviation."""
     mean = jnp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
@@ -55,7 +55,7 @@ def _layer(node: Node, x: Value, scale: Value, bias: Value | None = None) -> tup
 
 
 def _widened(node: Node, x: Value) -> jax.Array:
-    """Return x in the first stage's type: at least FP32."""
+    """Return x in the precision of the first stage, which is at least FP32."""
     array = on_device(x)
     stash = node.integer("stash_type", 1)
     return array.astype(jnp.float32) if stash == 1 and array.dtype.itemsize < 4 else array

@@ -1,6 +1,6 @@
-"""Pooling: one number for each window."""
+"""Pooling operators."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -19,7 +19,7 @@ from xlaserve.tensors import Tensor
 
 
 def _window(node: Node, x: Value) -> tuple[Window, Window]:
-    """Return the node's window, and the window extended by ceil_mode."""
+    """Return the node's window, and the window with padding for `ceil_mode`."""
     window = window_of(node, x.shape[2:], node.integers("kernel_shape"))
     extended = rounded_up(window, x.shape[2:]) if node.integer("ceil_mode", 0) else window
     return window, extended
@@ -38,7 +38,7 @@ def _max_pool(node: Node, x: Value) -> Value | tuple[Value, Value]:
 
 
 def _places(x: jax.Array) -> jax.Array:
-    """Return the number of each element in the whole tensor, batch and channels included."""
+    """Return the flat index of each element in the tensor, including batch and channels."""
     count = math.prod(x.shape[2:])
     spatial = jnp.arange(count, dtype=np.int64).reshape((1, 1, *x.shape[2:]))
     images = jnp.arange(x.shape[0] * x.shape[1], dtype=np.int64)
@@ -46,7 +46,7 @@ def _places(x: jax.Array) -> jax.Array:
 
 
 def _by_columns(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
-    """Number the elements of an image with the first dimension as the one that changes first."""
+    """Convert the indices within an image to column-major order."""
     count = math.prod(sizes)
     spatial = places % count
     found, step = places - spatial, 1
@@ -59,7 +59,7 @@ def _by_columns(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
 def _greatest(
     x: jax.Array, places: jax.Array, start: Tensor, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """Return each window's maximum and its first position."""
+    """Return the maximum of each window and its lowest index."""
 
     def combine(
         one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]
@@ -107,7 +107,7 @@ def average_pool(node: Node, x: Value) -> Value:
     plain, window = _window(node, x)
     counted = jnp.ones((1, 1, *array.shape[2:]), array.dtype)
     if node.integer("count_include_pad", 0):
-        # What ceil_mode adds behind does not count, what the node pads does.
+        # The node's padding counts towards the mean; padding for `ceil_mode` does not.
         counted = jnp.pad(counted, ((0, 0), (0, 0), *plain.pads), constant_values=1)
         left = [
             (0, extended[1] - pads[1])
@@ -154,7 +154,7 @@ def _max_unpool(node: Node, x: Value, indices: Value, shape: Value | None = None
             x.shape[2:], window.strides, window.kernel, window.pads, strict=True
         )
     ]
-    # The positions count the elements of the whole tensor, batch and channels included.
+    # The indices are flat indices of the whole tensor, including batch and channels.
     whole = (*x.shape[:2], *inferred)
     zeros = jnp.zeros(whole, array.dtype).reshape(-1)
     places = on_device(indices).reshape(-1)

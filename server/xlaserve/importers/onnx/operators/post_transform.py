@@ -1,6 +1,6 @@
-"""The functions that classifiers and regressors of ai.onnx.ml apply to their scores."""
+"""Post-transforms that classifiers and regressors of ai.onnx.ml apply to their scores."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -56,11 +56,11 @@ NAMES: MappingProxyType[str, Transform] = MappingProxyType(
         "PROBIT": probit,
     }
 )
-"""Post-transforms in TreeEnsemble's order."""
+"""Post-transforms by name, in TreeEnsemble's numbering."""
 
 
 def name_of(node: Node) -> str:
-    """Return the name of a node's post_transform; raises InvalidModel for an unknown one."""
+    """Return the post_transform of a node; raises InvalidModel if it is unknown."""
     name = node.text("post_transform", "NONE")
     if name not in NAMES:
         raise InvalidModel(f"post_transform: expected {', '.join(NAMES)}, got {name}")
@@ -68,9 +68,9 @@ def name_of(node: Node) -> str:
 
 
 def of_two(score: jax.Array, name: str) -> jax.Array:
-    """Return scores of two classes from that of the second one, a column, as onnxruntime has them.
+    """Return the scores of two classes, given the second one's [rows, 1], as onnxruntime does.
 
-    Raises InvalidModel for PROBIT, of which it gives one alone.
+    Raises InvalidModel for PROBIT, for which onnxruntime returns one score only.
     """
     if name == "PROBIT":
         raise InvalidModel("PROBIT of one score for two classes: nothing says what it is")

@@ -1,6 +1,6 @@
-"""Numbers of few bits with a scale and a zero point."""
+"""Quantisation and dequantisation, and operators on quantised tensors."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from typing import Any
@@ -23,7 +23,7 @@ _UINT8 = 2
 
 
 def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
-    """Give scales or zero points a shape that is broadcast over x: one, by axis, or by block."""
+    """Reshape scales or zero points to broadcast over x: per tensor, per axis, or per block."""
     axis, block = node.integer("axis", 1), node.integer("block_size", 0)
     array = on_device(value)
     if array.size == 1:
@@ -36,7 +36,7 @@ def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
 
 
 def quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
-    """Return the levels of numbers, as the node and the scales say."""
+    """Quantise a tensor as the node and the scales specify (QuantizeLinear)."""
     saturate = bool(node.integer("saturate", 1))
     node.integer("precision", 0)
     said = any_dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
@@ -45,14 +45,14 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> V
     steps = _spread(node, array, scale)
     levels = divided(array.astype(steps.dtype), steps)
     if is_narrow(dtype) and dtype not in FEW_BITS:
-        # Floats have no zero point but zero, and are rounded by the conversion.
+        # Floats have no zero point other than 0, and the conversion rounds them.
         return converted(fitted(levels, dtype, saturate=saturate), dtype)
     offset = None if zero is None else _spread(node, array, zero)
     return rounded(levels, offset, dtype)
 
 
 def rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
-    """Round to the levels of a datatype, shifted by the zero point and clipped."""
+    """Round to integers of a datatype, add the zero point, and clip."""
     if dtype.kind not in "iu" and dtype not in FEW_BITS:
         raise InvalidModel(f"quantisation to {dtype} is not implemented")
     limits = ml_dtypes.iinfo(dtype)
@@ -62,7 +62,7 @@ def rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax
 
 
 def dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
-    """Return the numbers that levels stand for."""
+    """Return the numbers that quantised values represent (DequantizeLinear)."""
     said = node.integer("output_dtype", 0)
     array = on_device(x)
     steps = _spread(node, array, scale)
@@ -74,15 +74,15 @@ def dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) ->
 
 
 def dynamic(_: Node, x: Value) -> tuple[Value, ...]:
-    """DynamicQuantizeLinear: quantise to 8 bits; return levels, scale and zero point."""
+    """Quantise to UINT8; return values, scale and zero point (DynamicQuantizeLinear)."""
     return dynamic_levels(on_device(x))
 
 
 def dynamic_levels(array: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Quantise a tensor to 8 bits dynamically; return levels, scale and zero point."""
+    """Quantise a tensor to UINT8 with a computed scale; return values, scale and zero point."""
     zero = jnp.zeros((), array.dtype)
     low, high = jnp.minimum(array.min(), zero), jnp.maximum(array.max(), zero)
-    # Of zeros alone the scale may be anything but zero; onnxruntime has 1.
+    # For a tensor of zeros any scale except 0 works; onnxruntime uses 1.
     scale = jnp.where(high > low, divided(high - low, jnp.asarray(255, array.dtype)), 1)
     point = jnp.clip(jnp.rint(-low / scale), 0, 255)
     level = jnp.clip(jnp.rint(array / scale) + point, 0, 255)
@@ -131,7 +131,7 @@ def quantised_conv(
     y_zero: Value,
     bias: Value | None = None,
 ) -> Value:
-    """Convolve quantised inputs, and requantise the result."""
+    """Convolve quantised tensors and requantise the result."""
     total = convolved_levels(node, x, x_zero, w, w_zero)
     if bias is not None:
         total = total + per_channel(bias, total.ndim)

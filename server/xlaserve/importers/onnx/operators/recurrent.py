@@ -1,6 +1,6 @@
-"""Recurrent layers: LSTM, GRU and the plain one, as a scan over time."""
+"""Recurrent layers (LSTM, GRU, RNN) as scans over time."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -40,15 +40,15 @@ _LSTM_ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
 _DIRECTIONS: MappingProxyType[str, tuple[bool, ...]] = MappingProxyType(
     {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 )
-"""Whether each direction runs backwards, by the attribute."""
+"""Whether each direction runs backwards, by the attribute `direction`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
     inputs: jax.Array
-    """[gates * hidden, input]."""
+    """Input weights [gates * hidden, input]."""
     recurrent: jax.Array
-    """[gates * hidden, hidden]."""
+    """Recurrent weights [gates * hidden, hidden]."""
     input_bias: jax.Array
     recurrent_bias: jax.Array
     peepholes: tuple[jax.Array, ...]
@@ -56,13 +56,12 @@ class _Weights:
     activations: tuple[Activation, ...]
     linear_before_reset: bool
     scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
-    """Scales of the input weights and of the recurrent weights where these are quantised to 8 bits;
-    activations are then quantised too.
-    """
+    """Scales of the input and recurrent weights if these are quantised to 8 bits; activations are
+    then quantised dynamically."""
 
 
 _Step: TypeAlias = Callable[[_Weights, States, jax.Array], States]
-"""Maps the states and the inputs of the gates at one time to the next states."""
+"""Computes the next states from the weights, the states, and one time step's gate inputs."""
 
 
 def _plain_step(weights: _Weights, states: States, x: jax.Array) -> States:
@@ -102,7 +101,7 @@ def _lstm_step(weights: _Weights, states: States, x: jax.Array) -> States:
 
 
 def _product(x: jax.Array, weights: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Return x @ weights.T, of levels with the scale of all of x where the weights are levels."""
+    """Return x @ weights.T; with a scale, the weights are quantised, and x is quantised first."""
     if scale is None:
         return x @ weights.T
     level, step, zero = dynamic_levels(x)
@@ -112,7 +111,7 @@ def _product(x: jax.Array, weights: jax.Array, scale: jax.Array | None) -> jax.A
 
 
 def recurrent(step: _Step, gates: int, states: int, activations: Sequence[str]) -> Operation:
-    """Return the operation of a layer with this many gates and states."""
+    """Return the operation for a layer type with this many gates and states."""
 
     def compute(
         node: Node,
@@ -174,7 +173,7 @@ def _quantised_lstm(
     r_scale: Value,
     r_zero: Value,
 ) -> tuple[Value, ...]:
-    """Run an LSTM whose weights are levels of 8 bits, [direction, input, gates * hidden]."""
+    """Run an LSTM with 8-bit weights [direction, input, gates * hidden]."""
     if lengths is not None:
         raise InvalidModel("sequence_lens is not implemented")
     _check_attributes(node, _LSTM_GATES)
@@ -193,7 +192,7 @@ def _quantised_lstm(
 
 
 def _centred(levels: Value, zero: Value, dtype: "np.dtype[Any]") -> jax.Array:
-    """Return levels less their zero points, one for each direction or column, as an LSTM's."""
+    """Subtract zero points (per direction or column) and transpose to the layout of an LSTM."""
     array, point = on_device(levels).astype(dtype), on_device(zero).astype(dtype)
     return jnp.swapaxes(array - point.reshape(len(array), 1, -1), 1, 2)
 
@@ -251,7 +250,7 @@ def _initial(
 def _run(
     step: _Step, weights: _Weights, first: States, x: jax.Array, *, backward: bool
 ) -> tuple[jax.Array, States]:
-    """Return the hidden state at every time, and the last states."""
+    """Return the hidden states of all time steps, and the final states."""
     gates = _product(x, weights.inputs, weights.scales[0]) + weights.input_bias[None, :, :]
 
     def body(states: States, gate: jax.Array) -> tuple[States, jax.Array]:

@@ -1,6 +1,6 @@
-"""Operators that reduce along axes: sums, extremes and where they are, running sums."""
+"""Reductions along axes: sums, extremes and their positions, cumulative sums."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _Reduce = Callable[[ModuleType, Value, tuple[int, ...], bool], Value]
 
 
 def reduction(reduce: _Reduce) -> Operation:
-    """Return the operation that reduces along the axes of its attribute or second input."""
+    """Return an operation that reduces along the axes of the attribute or the second input."""
 
     def compute(node: Node, x: Value, given: Value | None = None) -> Value:
         listed = node.integers("axes") if given is None else integers_of(given)
@@ -37,7 +37,7 @@ def reduction(reduce: _Reduce) -> Operation:
 def _called(name: str) -> _Reduce:
     def reduce(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
         reduced: Value = getattr(module, name)(x, axis=axes, keepdims=keep)
-        # numpy and jax.numpy would widen small integers.
+        # numpy and jax.numpy widen small integers.
         return reduced.astype(x.dtype)
 
     return reduce
@@ -55,7 +55,7 @@ def _extreme(name: str, *, is_greatest: bool) -> _Reduce:
 
 
 def _of_nothing(x: Value, axes: tuple[int, ...], keep: bool, *, is_greatest: bool) -> Value:
-    """Return the extreme value of the datatype, the reduction of nothing."""
+    """Reduce axes without elements: return the datatype's lowest value for max, highest for min."""
     sizes = [
         1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes
     ]
@@ -135,7 +135,7 @@ def _shifted(x: jax.Array, axis: int, *, backwards: bool, fill: int) -> jax.Arra
 def _top_k(node: Node, x: Value, count: Value) -> tuple[Value, Value]:
     axis = axis_of(node.integer("axis", -1), x.ndim)
     largest = node.integer("largest", 1)
-    node.integer("sorted", 1)  # the order is free otherwise
+    node.integer("sorted", 1)  # with 0 any order is valid
     if x.dtype.kind == "u" and not largest:
         raise InvalidModel("the smallest unsigned integers are not implemented")
     moved = jnp.moveaxis(on_device(x), axis, -1)
@@ -158,7 +158,7 @@ _REDUCTIONS: dict[str, _Reduce] = {
 }
 
 REDUCTION: Family = {
-    # The axes became an input with opset 13 (ReduceSum) and 18.
+    # The axes became an input in opset 13 (ReduceSum) or 18 (others).
     **{name: operator(reduction(reduce), 1) for name, reduce in _REDUCTIONS.items()},
     "ArgMax": operator(_where_extreme("argmax")),
     "ArgMin": operator(_where_extreme("argmin")),

@@ -1,6 +1,6 @@
-"""Resize: every output is a weighted sum of a few inputs, axis by axis."""
+"""Resize: each output is a weighted sum of a few inputs, axis by axis."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -26,7 +26,7 @@ from xlaserve.importers.onnx.values import (
 from xlaserve.tensors import Tensor
 
 _MAX_SIZE = 2**20
-"""Largest size of a resized axis, whose sources are calculated while a model is converted."""
+"""Largest size of a resized axis, because its source positions are computed during conversion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Axis:
     scale: np.float32
     start: float
     end: float
-    """The region of interest, in parts of the axis."""
+    """`start` and `end` are the region of interest, as fractions of the axis."""
 
 
 def _half_pixel(x: Tensor, axis: _Axis) -> Tensor:
@@ -53,7 +53,7 @@ def _pytorch_half_pixel(x: Tensor, axis: _Axis) -> Tensor:
 
 
 def _align_corners(x: Tensor, axis: _Axis) -> Tensor:
-    # Whole numbers, as onnxruntime and PyTorch have it; the cases of onnx take size * scale.
+    # Use the integer sizes, like onnxruntime and PyTorch; onnx's test cases use size * scale.
     return x * (axis.size - 1) / (axis.output - 1) if axis.output != 1 else np.zeros_like(x)
 
 
@@ -78,7 +78,7 @@ _COORDINATES: MappingProxyType[str, Callable[[Tensor, _Axis], Tensor]] = Mapping
         "tf_crop_and_resize": _crop_and_resize,
     }
 )
-"""Functions from an output's position to the input's, by coordinate_transformation_mode."""
+"""Functions from output to input positions, by coordinate_transformation_mode."""
 
 _NEAREST: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -107,12 +107,12 @@ def _cubic(distance: Tensor, a: float) -> Tensor:
 _KERNELS: MappingProxyType[str, tuple[Callable[[Tensor, float], Tensor], int]] = MappingProxyType(
     {"linear": (_linear, 1), "cubic": (_cubic, 2)}
 )
-"""Kernels by mode: the weight of an input by its distance, and how far it reaches."""
+"""Kernels by mode: a function from distance to weight, and the kernel's radius."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """The attributes of a node."""
+    """The attributes of a Resize node."""
 
     mode: str
     coordinates: Callable[[Tensor, _Axis], Tensor]
@@ -121,7 +121,7 @@ class _Method:
     exclude_outside: bool
     antialias: bool
     outside: float | None
-    """Value of outputs outside of the input; None to clamp."""
+    """Value of outputs outside the input; None to clamp."""
 
 
 def _method(node: Node) -> _Method:
@@ -199,14 +199,14 @@ def _steps(
 
 
 def _scaled(size: int, factor: np.float32) -> int:
-    # With 32 bits 10 * 0.7 is 7, with more of them it is less; the model says 32.
+    # In FP32 10 * 0.7 is 7, in FP64 it is less; the model's scales are FP32.
     return size if factor == 1 else math.floor(np.float32(size) * factor)
 
 
 def _fitted(
     sizes: list[int], outputs: list[int], policy: str
 ) -> tuple[list[int], list[np.float32]]:
-    """Return the sizes and scales that a policy derives from the requested ones."""
+    """Apply keep_aspect_ratio_policy to the requested sizes; return sizes and scales."""
     if policy == "stretch":
         return outputs, [
             np.float32(output / size) if is_concrete([size, output]) else np.float32(1)
@@ -238,7 +238,7 @@ def _along(x: jax.Array, axis: int, step: _Axis, method: _Method) -> jax.Array:
 def _repeated(x: jax.Array, axis: int, picked: Tensor) -> jax.Array:
     size, times = x.shape[axis], len(picked) // x.shape[axis]
     if times and np.array_equal(picked, np.repeat(np.arange(size), times)):
-        # Cheaper than looking up every element.
+        # Broadcasting is cheaper than a gather.
         spread = jnp.expand_dims(x, axis + 1)
         shape = (*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
         return jnp.broadcast_to(spread, shape).reshape(
@@ -248,7 +248,7 @@ def _repeated(x: jax.Array, axis: int, picked: Tensor) -> jax.Array:
 
 
 def _taps(where: Tensor, step: _Axis, method: _Method) -> tuple[Tensor, Tensor]:
-    """Return the input positions and weights of each output."""
+    """Return the input positions and weights for each output position."""
     kernel, reach = _KERNELS[method.mode]
     shrink = min(float(step.scale), 1.0) if method.antialias else 1.0
     span = math.ceil(reach / shrink)

@@ -1,6 +1,6 @@
-"""Images that are read between their pixels: grids, deformed convolutions, regions."""
+"""Sampling between pixels: grids, deformable convolutions, regions of interest."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import itertools
@@ -20,10 +20,10 @@ from xlaserve.importers.onnx.operators.windows import window_of
 from xlaserve.importers.onnx.values import Value, integers_of, on_device
 
 Taps: TypeAlias = list[tuple[jax.Array, jax.Array | None]]
-"""Positions along one axis, with the weight of each; None is 1."""
+"""Positions along one axis with their weights; None is a weight of 1."""
 
 _A = -0.75
-"""The coefficient of the cubic convolution."""
+"""Coefficient of the cubic kernel."""
 
 
 def _linear_taps(x: jax.Array) -> Taps:
@@ -57,7 +57,7 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _reflected(x: jax.Array, low: float, high: float) -> jax.Array:
-    """Return positions mirrored at both bounds until they lie between them."""
+    """Mirror positions at both bounds until they lie between them."""
     extent = high - low
     if extent <= 0:
         return jnp.full_like(x, low)
@@ -68,7 +68,7 @@ def _reflected(x: jax.Array, low: float, high: float) -> jax.Array:
 
 
 def _pixels(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
-    """Read [C, ...] at whole positions [Q] along each axis; outside of it there are zeros."""
+    """Read pixels of an image [C, ...] at integer positions [Q] per axis; 0 outside the image."""
     sizes = image.shape[1:]
     inside = jnp.ones(positions[0].shape, jnp.bool_)
     flat = jnp.zeros(positions[0].shape, jnp.int64)
@@ -80,7 +80,7 @@ def _pixels(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
 
 
 def _blended(image: jax.Array, along: Sequence[Taps]) -> jax.Array:
-    """Return the weighted sum of all axes' taps."""
+    """Interpolate: sum the pixels at all combinations of the axes' taps, weighted."""
     total = None
     for taps in itertools.product(*along):
         part = _pixels(image, [position for position, _ in taps])
@@ -140,7 +140,7 @@ def _affine_grid(node: Node, theta: Value, size: Value) -> Value:
         raise InvalidModel(f"theta {list(matrices.shape)} for {len(sizes)} spatial dimensions")
     corners = bool(node.integer("align_corners", 0))
     lines = [_line(count, matrices.dtype, corners=corners) for count in sizes]
-    # Coordinates are listed from the innermost dimension on.
+    # Coordinates are ordered from the innermost dimension outwards.
     places = jnp.stack([*jnp.meshgrid(*lines, indexing="ij")[::-1]], axis=-1)
     turned = jnp.einsum("...c,nrc->n...r", places, matrices[:, :, :-1])
     shift = matrices[:, :, -1].reshape((-1,) + (1,) * len(sizes) + (len(sizes),))
@@ -197,7 +197,7 @@ def _deformed_convolution(
     return with_bias(product.reshape((batch, filters.shape[0], *outputs)), bias)
 
 
-# --- regions -----------------------------------------------------------------------------------
+# --- Regions of interest -----------------------------------------------------------------------
 
 
 def _roi_align(node: Node, x: Value, rois: Value, batch_indices: Value) -> Value:
@@ -237,7 +237,7 @@ def _roi_align(node: Node, x: Value, rois: Value, batch_indices: Value) -> Value
 
 
 def _samples(low: jax.Array, high: jax.Array, count: int, points: int) -> jax.Array:
-    """Return the positions of this many points in each of `count` equal parts."""
+    """Return the positions of `points` samples in each of `count` equal bins."""
     steps = np.arange(count * points) + 0.5
     return (low + jnp.asarray(steps, low.dtype) * ((high - low) / (count * points))).reshape(-1)
 
@@ -249,7 +249,7 @@ def _pooled_samples(
     points: int,
     mode: str,
 ) -> jax.Array:
-    """Read an image bilinearly and reduce the samples of each bin; beyond its edge it is 0."""
+    """Sample an image bilinearly and reduce the samples of each bin; 0 outside the image."""
     inside = jnp.ones(places[0].shape, jnp.bool_)
     along = []
     for place, size in zip(places, image.shape[1:], strict=True):
@@ -263,7 +263,7 @@ def _pooled_samples(
     if mode == "avg":
         found = jnp.where(inside[None, :], parts[0] + parts[1] + parts[2] + parts[3], 0)
         return jnp.mean(found.reshape(shape), axis=(2, 4)).astype(image.dtype)
-    # As the specification's own code has it: the largest weighted pixel, not the largest sample.
+    # Like the specification's code, take the largest weighted pixel, not the largest sample.
     largest = jnp.maximum(jnp.maximum(parts[0], parts[1]), jnp.maximum(parts[2], parts[3]))
     found = jnp.where(inside[None, :], largest, 0)
     return jnp.max(found.reshape(shape), axis=(2, 4)).astype(image.dtype)
@@ -289,10 +289,10 @@ def _max_roi_pool(node: Node, x: Value, rois: Value) -> Value:
 def _pooled_bins(
     x: jax.Array, axis: int, bounds: tuple[jax.Array, jax.Array], count: int
 ) -> jax.Array:
-    """Replace an axis by so many bins between two pixels; an empty bin is 0."""
+    """Max-pool an axis into `count` bins between two positions; an empty bin is 0."""
     low, high = bounds
     size = x.shape[axis]
-    # In integers: rounded floats would move the end of a bin by a pixel.
+    # Compute in integers: rounded floats would move the end of a bin by a pixel.
     extent = jnp.maximum(high - low + 1, 1)
     bins = jnp.arange(count)
     begin = jnp.clip(bins * extent // count + low, 0, size)[:, None]

@@ -1,6 +1,6 @@
-"""Operators with data-dependent row counts: computed to a bound, with a count."""
+"""Operators with a data-dependent number of result rows: padded to a bound, with a count."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from xlaserve.importers.onnx.values import (
 )
 
 _Box: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""The least and the largest x of boxes, then of y."""
+"""Minimum and maximum x of boxes, then minimum and maximum y."""
 
 _BOX_RANK = 3
 
@@ -39,7 +39,7 @@ def _check_closed(*values: Value) -> None:
 
 
 def _first(is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the indices of true elements, first and in order, and their count."""
+    """Return a permutation that moves true elements to the front, and their number."""
     return jnp.argsort(~is_real, stable=True), jnp.sum(is_real, dtype=jnp.int64)
 
 
@@ -60,7 +60,7 @@ def _non_zero(_: Node, x: Value) -> AnyValue:
 def _compress(node: Node, x: Value, condition: Value) -> AnyValue:
     flat = on_device(x).reshape(-1) if not node.has("axis") else on_device(x)
     axis = axis_of(node.integer("axis", 0), flat.ndim)
-    # There may be fewer conditions than elements, which leaves out those beyond, or more.
+    # A shorter condition drops the elements beyond it; a longer one is cut.
     chosen = condition[: flat.shape[axis]]
     if is_host(chosen):
         return jnp.take(flat, np.flatnonzero(np.asarray(chosen)), axis)
@@ -112,9 +112,10 @@ def _non_max_suppression(
     overlap: Value | None = None,
     least: Value | None = None,
 ) -> AnyValue:
-    """Take boxes by their scores, and of those that overlap too much the first (onnxruntime).
+    """Select boxes by descending score, skipping those that overlap a selected one too much.
 
-    Of equal scores the lower index is first; rows are in the order of batches, classes, scores.
+    Of boxes with equal scores the lower index comes first, as in onnxruntime. Rows are ordered by
+    batch, class and score.
     """
     is_centred = bool(node.integer("center_point_box", 0))
     _check_closed(boxes, scores)
@@ -156,7 +157,7 @@ def _sides(boxes: jax.Array, *, is_centred: bool) -> _Box:
 
 
 def _along(box: Sequence[jax.Array], places: jax.Array) -> _Box:
-    """Gather boxes at these positions, for each batch and class."""
+    """Gather boxes at these positions, per batch and class."""
     shape = (*places.shape[:2], box[0].shape[-1])
     left, right, low, high = (
         jnp.take_along_axis(jnp.broadcast_to(side, shape), places, axis=-1) for side in box
@@ -165,7 +166,7 @@ def _along(box: Sequence[jax.Array], places: jax.Array) -> _Box:
 
 
 def _picked(is_left: jax.Array, boxes: _Box, each: int, limit: jax.Array) -> jax.Array:
-    """Return the places of the boxes that stay, at most `each` of a class, then -1."""
+    """Return the indices of the selected boxes, at most `each` per class, padded with -1."""
     place = jax.lax.broadcasted_iota(jnp.int64, is_left.shape, 2)
 
     def goes_on(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -187,9 +188,9 @@ def _picked(is_left: jax.Array, boxes: _Box, each: int, limit: jax.Array) -> jax
 
 
 def _overlaps(one: _Box, other: _Box, limit: jax.Array) -> jax.Array:
-    """Tell which boxes share more of their union than the limit; one without an area shares none.
+    """Tell which boxes have an intersection over union above the limit; empty boxes have none.
 
-    The order of the sums is that of onnxruntime, whose last bit decides at the limit.
+    The order of operations is that of onnxruntime, because the last bit decides at the limit.
     """
     width = jnp.minimum(one[1], other[1]) - jnp.maximum(one[0], other[0])
     height = jnp.minimum(one[3], other[3]) - jnp.maximum(one[2], other[2])

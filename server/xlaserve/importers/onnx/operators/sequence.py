@@ -1,4 +1,4 @@
-"""Operators on sequences of tensors, and on optionals, whose lengths are known."""
+"""Operators on sequences of tensors and on optionals; sequence lengths are known."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -29,7 +29,7 @@ def _items(value: AnyValue) -> tuple[Value, ...]:
 
 
 def _position(value: Value, last: int) -> int:
-    """Return a position from the front, of `last` at most."""
+    """Return a non-negative position; raises InvalidModel if it is beyond `last`."""
     position = scalar_of(value)
     count = last + 1
     if is_open(position) or not -count <= position <= last:
@@ -55,7 +55,7 @@ def _insert(
     _: Node, sequence: AnyValue, tensor: AnyValue, position: Value | None = None
 ) -> AnyValue:
     items = _items(sequence)
-    # A negative position counts from the end of what is there, not of what will be.
+    # A negative position counts from the end of the sequence before the insertion.
     place = len(items) if position is None else scalar_of(position)
     if is_open(place) or not -len(items) <= place <= len(items):
         raise InvalidModel(f"position {place} is not in a sequence of {len(items)}")
@@ -97,7 +97,7 @@ def _split(node: Node, x: Value, split: Value | None = None) -> AnyValue:
         raise InvalidModel("it splits an open dimension, and how many tensors that makes is open")
     bounds = _bounds(size, split)
     parts = [x[(slice(None),) * axis + (slice(*bound),)] for bound in bounds]
-    # The attribute says nothing of parts whose sizes are given.
+    # `keepdims` applies only without `split`.
     if split is None and not keeps:
         parts = [part.reshape(x.shape[:axis] + x.shape[axis + 1 :]) for part in parts]
     return Sequenced(tuple(parts))

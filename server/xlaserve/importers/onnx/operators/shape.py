@@ -1,6 +1,6 @@
-"""Operators that tell or change a shape, and leave the elements as they are."""
+"""Operators that return or change a shape and keep the elements."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -49,9 +49,9 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
 
 
 def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool) -> Dimensions:
-    """Return what Reshape makes of a shape: 0 copies a size unless `keep_zeros`, -1 is the rest.
+    """Return the result shape of Reshape: 0 copies a size unless `keep_zeros`, -1 is inferred.
 
-    Raises InvalidModel where the elements do not fill it.
+    Raises InvalidModel if the numbers of elements differ.
     """
     sizes = list(asked)
     for index, size in enumerate(sizes):
@@ -71,7 +71,7 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
 
 
 def is_for_one_row(shape: Sequence[int], asked: Sequence[int]) -> bool:
-    """Tell whether a Reshape was written for a batch of 1, and would fit if it kept the batch."""
+    """Tell whether a Reshape was exported for a batch of 1 and would fit with an open batch."""
     if not shape or not asked or not is_open(shape[0]) or asked[0] != 1 or not is_concrete(asked):
         return False
     return min(asked) > 0 and bool(math.prod(asked) * shape[0] == math.prod(shape))
@@ -82,9 +82,10 @@ def _is(size: int, special: int) -> bool:
 
 
 def _rest(shape: Sequence[int], known: Sequence[int]) -> int:
-    """Return the elements of a shape divided by known sizes, those in both left out first.
+    """Return the size that -1 stands for: the elements of the shape divided by the known sizes.
 
-    A quotient of symbolic dimensions need not come out even, or not be seen to.
+    Sizes that occur in both are cancelled first, because JAX may not be able to divide symbolic
+    dimensions exactly.
     """
     left, divisors = list(shape), []
     for size in known:
@@ -166,7 +167,7 @@ def _space_to_depth(node: Node, x: Value) -> Value:
 
 
 _BLOCKS_LAST = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
-"""The order of batch, channels, rows, rows of a block, columns, and columns of a block."""
+"""Permutations of batch, channels, rows, block rows, columns and block columns, by mode."""
 
 
 def _trilu(node: Node, x: Value, offset: Value | None = None) -> Value:

@@ -1,6 +1,6 @@
-"""Signals: Fourier transforms, windows, and the mel scale."""
+"""Signal processing: Fourier transforms, windows, and the mel scale."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -19,11 +19,11 @@ from xlaserve.tensors import Tensor
 
 _FLOAT = 1
 _AXIS_IS_INPUT = 20
-"""The opset from which the axis of a DFT is an input."""
+"""Opset since which the axis of a DFT is an input."""
 
 
 def _complex(x: jax.Array) -> jax.Array:
-    """Turn a last dimension of 1, real, or 2, real and imaginary, into complex numbers."""
+    """Convert a last dimension of size 1 (real) or 2 (real, imaginary) to complex numbers."""
     if x.shape[-1] not in (1, 2):
         raise InvalidModel(f"its last dimension: expected 1 or 2, got {x.shape[-1]}")
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -91,7 +91,7 @@ def _extent(total: int, window: Value | None, length: Value | None) -> int:
 
 
 def _window(*weights: float) -> Operation:
-    """Return the operation of a cosine-sum window with these weights."""
+    """Return the operation that makes a cosine-sum window with these weights."""
 
     def compute(node: Node, size: Value) -> Value:
         count = scalar_of(size)
@@ -101,7 +101,7 @@ def _window(*weights: float) -> Operation:
             raise InvalidModel(f"its size: expected 0 to {HOST_ELEMENTS}, got {count}")
         angle = 2 * math.pi * np.arange(count) / max(last, 1)
         terms = [weight * np.cos(order * angle) for order, weight in enumerate(weights)]
-        # One sample alone is the peak.
+        # A window of one sample is 1.
         samples = np.sum(terms, axis=0) if last > 0 else np.ones(count)
         return np.asarray(samples, dtype)
 
@@ -130,7 +130,7 @@ def _mel_weights(node: Node, *inputs: Value) -> Value:
 
 
 def _edges(bands: int, length: int, rate: int, ends: Sequence[float]) -> Tensor:
-    """Return the lines of the spectrum where the bands begin, peak and end."""
+    """Return the frequency bins where the mel bands begin, peak and end."""
     steps = np.arange(bands + 2) * ((ends[1] - ends[0]) / (bands + 2)) + ends[0]
     hertz = 700 * (np.power(10.0, steps / 2595) - 1)
     return np.asarray((length + 1) * hertz // rate, np.int64)

@@ -1,9 +1,10 @@
 """Support vector machines (SVMClassifier, SVMRegressor).
 
-What no document says follows onnxruntime, as what scikit-learn writes does too.
+Behaviour that ONNX does not specify follows onnxruntime, as models exported from scikit-learn
+expect.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from xlaserve.importers.onnx.values import Value, on_device
 from xlaserve.tensors import Tensor
 
 _TABLES = ("vectors", "coefficients")
-"""Inputs that a node takes in place of attributes."""
+"""Names of the inputs that replace attributes."""
 
 _ROUNDS = 100
 _LEAST_PROBABILITY = 1e-7
@@ -54,7 +55,7 @@ def _poly(x: jax.Array, vectors: jax.Array, numbers: _Numbers) -> jax.Array:
 
 
 def _rbf(x: jax.Array, vectors: jax.Array, numbers: _Numbers) -> jax.Array:
-    # Not by products of matrices: what is near a vector would lose most of its digits.
+    # Subtract directly: with a matrix product, points close to a vector would lose most digits.
     gaps = x[:, None, :] - vectors[None, :, :]
     return jnp.exp(-numbers.gamma * jnp.sum(gaps * gaps, axis=-1))
 
@@ -91,9 +92,9 @@ def _kernel(node: Node, x: Value, vectors: Value) -> jax.Array:
 
 
 def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
-    """Return a node that takes its vectors as inputs, and these by name; raises InvalidModel.
+    """Turn a node's vectors into inputs; return the node, and the vectors by input name.
 
-    `wide` is without effect: it calculates in FP32, whatever its input is.
+    Raises InvalidModel. `wide` has no effect, because the kernels always use FP32.
     """
     del wide
     coefficients = np.asarray(node.reals("coefficients"), np.float32)
@@ -133,7 +134,7 @@ def _classes(node: Node) -> int:
 
 
 def _of_pairs(coefficients: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the weight of each vector for each pair of classes: 0 where it is of neither."""
+    """Return the weight of each vector for each pair of classes; 0 if it belongs to neither."""
     classes, count = len(sizes), sum(sizes)
     if len(coefficients) != (classes - 1) * count:
         raise InvalidModel(
@@ -172,7 +173,7 @@ def _regressor(node: Node, x: Value, *tables: Value) -> Value:
     node, vectors, weights = _prepared(node, tables)
     one_class, count = node.integer("one_class", 0), node.integer("vectors")
     node.integer("n_supports", 0)
-    node.text("post_transform", "NONE")  # onnxruntime leaves it out, whichever it is
+    node.text("post_transform", "NONE")  # onnxruntime ignores the attribute too
     rho = _rho(node, 1)
     scores = _machine(node, x, vectors, weights, rho) if count else _linear(node, x, vectors, rho)
     _all_obeyed(node)
@@ -182,7 +183,7 @@ def _regressor(node: Node, x: Value, *tables: Value) -> Value:
 
 
 def _machine(node: Node, x: Value, vectors: Value, weights: Value, rho: Tensor) -> jax.Array:
-    """Return the weighted kernels of all vectors, added up in FP64."""
+    """Return the weighted sums of the kernels, in FP64, plus rho."""
     kernels = _kernel(node, x, vectors).astype(jnp.float64)
     table = on_device(weights).astype(jnp.float64)
     return jnp.matmul(kernels, table) + rho.astype(np.float64)[None, :]
@@ -239,7 +240,7 @@ def _classifier(node: Node, x: Value, *tables: Value) -> tuple[Value, Value]:
 
 
 def _votes(scores: jax.Array, classes: int) -> jax.Array:
-    """Return by class how many pairs it wins."""
+    """Return how many pairs each class wins."""
     table = np.zeros((2, scores.shape[-1], classes), np.int64)
     for at, (one, other) in enumerate(combinations(range(classes), 2)):
         table[0, at, one] = table[1, at, other] = 1
@@ -267,7 +268,7 @@ def _probabilities(scores: jax.Array, classes: int, platt: Sequence[Tensor]) -> 
 
 
 def _coupled(matrix: jax.Array) -> jax.Array:
-    """Return the probabilities p of least p' Q p for one row, as far as libsvm looks for them."""
+    """Return the probabilities p that minimise p' Q p for one row, with libsvm's stopping rule."""
     classes = matrix.shape[0]
     enough = 0.005 / classes
 

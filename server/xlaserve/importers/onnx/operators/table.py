@@ -1,4 +1,4 @@
-"""The rows of the table of operators."""
+"""The entry types of the operator tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TypeAlias
 from xlaserve.importers.onnx.sequences import AnyValue
 
 Operation: TypeAlias = Callable[..., AnyValue | Sequence[AnyValue]]
-"""Called as `operation(node, *inputs)`, with None for an input that is left out."""
+"""Called as `operation(node, *inputs)`, with None for an omitted input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,11 @@ class Operator:
 
     operation: Operation
     static: frozenset[int] = frozenset()
-    """The positions of inputs that must be known while the graph is traced: shapes, axes."""
+    """Positions of inputs that must be known during tracing, such as shapes and axes."""
     preferred: frozenset[int] = frozenset()
-    """Inputs used as known values of any size, if known."""
+    """Positions of inputs that are passed as host arrays if they are known, regardless of size."""
     takes_sequences: bool = False
-    """Whether it takes sequences and optionals; else it gets tensors only."""
+    """Whether inputs may be sequences or optionals."""
 
 
 Family: TypeAlias = Mapping[str, Operator]
@@ -28,5 +28,5 @@ Family: TypeAlias = Mapping[str, Operator]
 
 
 def operator(operation: Operation, *static: int) -> Operator:
-    """Return a row; `static` are the positions of inputs that must be known."""
+    """Return a table entry; `static` are positions of inputs that must be known."""
     return Operator(operation, frozenset(static))

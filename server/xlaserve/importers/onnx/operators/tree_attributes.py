@@ -1,4 +1,4 @@
-"""Attributes of tree ensembles, in both layouts of ai.onnx.ml."""
+"""Reads the attributes of tree ensembles, in both layouts of ai.onnx.ml."""
 
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ _MAX_TABLE = 2**31 - 1
 
 
 def numbers(node: Node, name: str) -> Tensor:
-    """Return an attribute that is a list of FP32, or a tensor with the suffix `_as_tensor`."""
+    """Return a list of floats as FP32, or the tensor of the attribute's `_as_tensor` variant."""
     if node.has(f"{name}_as_tensor"):
         return node.tensor(f"{name}_as_tensor").reshape(-1)
     return np.asarray(node.reals(name), np.float32)
@@ -60,9 +60,9 @@ def _missing(node: Node, count: int) -> Integers:
 
 
 def listed(node: Node, prefix: str, targets: int) -> Trees:
-    """Read all nodes, inner ones and leaves, numbered within their trees; raises InvalidModel.
+    """Read nodes and leaves that are numbered within each tree; raises InvalidModel.
 
-    `prefix` is that of the weights: class or target.
+    `prefix` is the prefix of the weight attributes: class or target.
     """
     tree = _integers(node, "nodes_treeids")
     count = len(tree)
@@ -87,7 +87,7 @@ def listed(node: Node, prefix: str, targets: int) -> Trees:
     _expect(f"{prefix}_weights", weights, len(at))
     target = _integers(node, f"{prefix}_ids", len(at))
     _within(f"{prefix}_ids", target, targets)
-    is_leaf = ~inner[at]  # what an inner node would add is never added
+    is_leaf = ~inner[at]  # weights of inner nodes are ignored
     leaf = places[at] - inner.sum()
     first = np.flatnonzero(np.diff(tree, prepend=tree[0] - 1))
     return Trees(
@@ -116,7 +116,7 @@ def _modes(node: Node, count: int) -> Integers:
 
 
 class _Numbering:
-    """The places of nodes by the numbers of their trees and their own."""
+    """Maps tree and node ids to positions."""
 
     def __init__(self, tree: Integers, number: Integers) -> None:
         self._order = np.lexsort((number, tree))
@@ -127,9 +127,9 @@ class _Numbering:
             raise InvalidModel(f"tree {self._tree[at]} has two nodes {self._number[at]}")
 
     def places(self, name: str, tree: Integers, number: Integers) -> Integers:
-        """Return the positions of nodes; raises InvalidModel for a missing one."""
+        """Return the positions of nodes; raises InvalidModel for an unknown node."""
         _expect(name, number, len(tree))
-        # Trees and numbers together are in order, so that they can be looked up as one number.
+        # Combine tree and node ids into one sorted key, so that one search finds a node.
         numbers_, inverse = np.unique(self._number, return_inverse=True)
         trees_, of = np.unique(self._tree, return_inverse=True)
         keys = of * len(numbers_) + inverse
@@ -147,7 +147,7 @@ class _Numbering:
 
 
 def numbered(node: Node) -> Trees:
-    """Read nodes and leaves that are numbered through all trees; raises InvalidModel."""
+    """Read nodes and leaves that are numbered across all trees; raises InvalidModel."""
     modes = node.tensor("nodes_modes").reshape(-1).astype(np.int64)
     count = len(modes)
     _within("nodes_modes", modes, MEMBER + 1)
@@ -190,7 +190,7 @@ def _children(node: Node, kind: str, count: int, leaves: int) -> Integers:
 
 
 def _sets(node: Node, count: int, dtype: "np.dtype[np.generic]") -> tuple[Tensor, ...]:
-    """Return the values of each set; NaN ends one."""
+    """Split membership_values into sets, each of which ends with NaN."""
     values = node.tensor("membership_values", np.empty(0, dtype)).reshape(-1).astype(dtype)
     parts = np.split(values, np.flatnonzero(np.isnan(values)) + 1)
     found = tuple(part[~np.isnan(part)] for part in parts if part.size)

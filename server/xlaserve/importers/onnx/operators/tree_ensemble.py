@@ -1,11 +1,11 @@
 """Forests of decision trees (TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor).
 
-All trees are walked at once, for all rows: a loop of as many steps as the deepest tree has nodes on
-a way, in each of which every pair of row and tree goes one node down. What no document says follows
-onnxruntime, as what XGBoost, LightGBM and scikit-learn write does too.
+All trees are traversed at once for all rows: each iteration of a loop moves every pair of row and
+tree one node down, and the deepest tree sets the number of iterations. Behaviour that ONNX does not
+specify follows onnxruntime, as models exported from XGBoost, LightGBM and scikit-learn expect.
 """
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """Aggregate functions in TreeEnsemble's order."""
 
 _NAMES = "forest_tables"
-"""Attribute of a node whose tables are inputs: their names, in order."""
+"""Attribute with the names of a node's table inputs, in order."""
 
 
-# --- the walk ----------------------------------------------------------------------------------
+# --- Traversal ---------------------------------------------------------------------------------
 
 
 def _at(table: jax.Array, index: jax.Array) -> jax.Array:
@@ -39,7 +39,7 @@ def _at(table: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _keys(x: jax.Array, *, twice: bool) -> jax.Array:
-    """Return the integer keys of floats, as `forest.keys_of`."""
+    """Return the integer keys of floats, like `forest.keys_of`; with `twice`, two per column."""
     signed = np.dtype(f"int{8 * x.dtype.itemsize}")
     largest, smallest = (
         np.asarray(n, signed) for n in (np.iinfo(signed).max, np.iinfo(signed).min)
@@ -63,7 +63,7 @@ def _rows_of(x: Value) -> jax.Array:
 
 
 def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the leaf of each row in each tree."""
+    """Return the leaf that each row reaches in each tree."""
     is_wide = "thresholds" in tables
     if x.dtype == jnp.float64 and not is_wide:
         raise InvalidModel("its input is FP64, and its thresholds were read as FP32")
@@ -82,7 +82,7 @@ def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> ja
 
 
 def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Return the rows' next nodes, for children at any position."""
+    """Return the next node of each row and tree, from tables with both children of a node."""
     if "tests" in tables:
         test = _at(tables["tests"], nodes)
         column, threshold = (test >> 32).astype(jnp.int32), test.astype(jnp.int32)
@@ -90,17 +90,17 @@ def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) ->
         column, threshold = _at(tables["columns"], nodes), _at(tables["thresholds"], nodes)
     found = jnp.take_along_axis(keys, column, axis=1, mode="promise_in_bounds")
     children = _at(tables["children"], nodes)
-    # The upper half is the true branch, the lower one the other.
+    # The upper half is the true child, the lower half the false child.
     return jnp.where(found <= threshold, children >> 32, children).astype(jnp.int32)
 
 
 def _step_side_by_side(
     tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array
 ) -> jax.Array:
-    """Return the next nodes of the rows; a false child precedes its true sibling."""
+    """Return the next node of each row and tree; a false child follows its true sibling."""
     node = _at(tables["nodes"], nodes)
     bits = child_bits(tables["nodes"].shape[0])
-    # Of an index without a sign JAX does not ask whether it counts from the end.
+    # JAX does not check unsigned indices for negative values.
     below = node.astype(jnp.uint32)
     found = jnp.take_along_axis(keys, below >> bits, axis=1, mode="promise_in_bounds")
     child = (below & np.uint32((1 << bits) - 1)).astype(jnp.int32)
@@ -110,9 +110,9 @@ def _step_side_by_side(
 def _scores(
     forest: Forest, x: Value, tables: Mapping[str, jax.Array], aggregate: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Return what the trees add to each target, as FP64, and whether anything does.
+    """Return each target's aggregated score in FP64, and whether any tree contributes to it.
 
-    The sum of many FP32 is exact in FP64, or nearly so: no order of the trees breaks a tie.
+    Sums of FP32 weights are exact in FP64, or nearly, so that the order of trees breaks no ties.
     """
     leaves = _leaves(forest, _rows_of(x), tables)
     rows = leaves.shape[0]
@@ -140,7 +140,7 @@ def _averaged(total: jax.Array, forest: Forest, aggregate: str) -> jax.Array:
     return total / forest.trees if aggregate == "AVERAGE" else total
 
 
-# --- tables as inputs --------------------------------------------------------------------------
+# --- Tables as inputs --------------------------------------------------------------------------
 
 
 def _trees(node: Node) -> Trees:
@@ -153,7 +153,7 @@ def _trees(node: Node) -> Trees:
 
 
 def _labels(node: Node) -> Sequence[int]:
-    """Return the classes; texts are refused where they are asked for."""
+    """Return the class labels; raises InvalidModel if text labels are needed."""
     names = node.texts("classlabels_strings")
     if names and node.needs(0):
         raise InvalidModel("its labels are texts; keep the other outputs alone")
@@ -161,14 +161,14 @@ def _labels(node: Node) -> Sequence[int]:
 
 
 def _sums(node: Node) -> bool:
-    """Tell whether the trees of a node are added up, in whatever order."""
+    """Tell whether the trees are summed or averaged, so that their order does not matter."""
     return node.attributes.get("aggregate_function", "SUM") in ("SUM", "AVERAGE", 0, 1)
 
 
 def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
-    """Return a node that takes its tables as inputs, and these tables by name; raises InvalidModel.
+    """Turn a node's tables into inputs; return the node, and the tables by input name.
 
-    With `wide` its thresholds are FP64, whatever dtype they have.
+    Raises InvalidModel. With `wide`, thresholds become FP64.
     """
     read = _trees(node)
     unknown = [name for name in node.unread() if name not in _KEPT]
@@ -198,7 +198,7 @@ def with_tables(node: Node, *, wide: bool) -> tuple[Node, dict[str, Tensor]]:
         **{
             name: value
             for name, value in node.attributes.items()
-            if name in _KEPT  # the others are in the tables
+            if name in _KEPT  # the tables hold the other attributes
         },
     }
     prefix = next(filter(None, node.outputs), node.name)
@@ -218,7 +218,7 @@ _KEPT = frozenset(
 def _prepared(
     node: Node, x: Value, tables: Sequence[Value]
 ) -> tuple[Node, Forest, dict[str, jax.Array]]:
-    """Return a node, its forest and its tables, whether these are inputs or attributes."""
+    """Return a node, its forest and its tables, which may be inputs or still attributes."""
     if not node.has(_NAMES):
         made, found = with_tables(node, wide=x.dtype == np.float64)
         node.obeyed(_KEPT)
@@ -263,13 +263,13 @@ def _regressor(node: Node, x: Value, *tables: Value) -> Value:
     if len(base):
         scores = scores + base.astype(np.float64)[None, :]
     if forest.targets > 1:
-        # As onnxruntime has it: a target that no leaf adds to has no base value.
+        # As in onnxruntime, a target without a contributing leaf has no base value.
         scores = jnp.where(scored, scores, 0.0)
     return _regressed(forest, scores, post_transform.name_of(node))
 
 
 def _regressed(forest: Forest, scores: jax.Array, transform: str) -> jax.Array:
-    # onnxruntime transforms a single target by PROBIT alone.
+    # A single target gets no transform except PROBIT, as in onnxruntime.
     if forest.targets == 1 and transform != "PROBIT":
         return scores.astype(jnp.float32)
     return post_transform.NAMES[transform](scores.astype(jnp.float32))
@@ -319,13 +319,13 @@ def _of_two(
     known: tuple[Tensor, Tensor],
     transform: str,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return labels and scores of two classes, if trees score one alone."""
+    """Return labels and scores for two classes, of which the trees may score only one."""
     (scores, scored), (labels, base) = given, known
     is_binary, is_positive = (bool(node.integer(name)) for name in ("is_binary", "is_positive"))
     first, second = scored[:, 0], scored[:, 1]
     one, other = scores[:, 0], scores[:, 1]
     if len(base) == 2:
-        # As onnxruntime has it: the second base value, to the score of the first class.
+        # As in onnxruntime, the second base value is added to the first class's score.
         one, other = (
             jnp.where(second, -(one + base[1]), one + base[0]),
             jnp.where(second, one + base[1], 0.0),
@@ -336,7 +336,7 @@ def _of_two(
     one, other = jnp.where(first, one, 0), jnp.where(second, other, 0)
     winning = jnp.where(second, other, one)
     is_second = winning > (0.5 if is_binary and is_positive else 0.0)
-    # Labels that are no classes, where both classes have scores: as onnxruntime has it.
+    # As in onnxruntime, the labels are 0 and 1 if trees score both classes.
     chosen = labels if is_binary else np.asarray([0, 1])
     label = jnp.where(is_second, chosen[1], chosen[0])
     both = post_transform.NAMES[transform](jnp.stack([one, other], axis=-1))

@@ -1,4 +1,4 @@
-"""Windows that move over an image: strides, dilations and padding of convolution and pooling."""
+"""Sliding windows of convolution and pooling: strides, dilations and padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from xlaserve.importers.onnx.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window, with one entry for each spatial dimension."""
+    """A sliding window, with one entry per spatial dimension."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[tuple[int, int], ...]
-    """Before and after."""
+    """Padding before and after each dimension."""
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Return its extent, dilation included."""
+        """Return the sizes of the window including dilation."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
 def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
-    """Read the window of a node over an image of these sizes; raises InvalidModel."""
+    """Read the window of a node for an image of these sizes; raises InvalidModel."""
     rank = len(sizes)
     strides = node.integers("strides", (1,) * rank)
     dilations = node.integers("dilations", (1,) * rank)
@@ -47,25 +47,25 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
 
 
 _AUTOMATIC = {"NOTSET": None, "VALID": None, "SAME_UPPER": True, "SAME_LOWER": False}
-"""The values of auto_pad, and for SAME whether the odd row of padding is behind."""
+"""Values of auto_pad; for SAME, whether the extra row of odd padding is at the end."""
 
 
 def same_padding(size: int, extent: int, stride: int) -> int:
-    """Return the padding of SAME: one window per stride."""
+    """Return the total padding for SAME, which places a window at every stride."""
     outputs = -(-size // stride)
     return max((outputs - 1) * stride + extent - size, 0)
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Split padding into its front and back."""
+    """Split padding into front and back; `more_behind` puts an odd row at the back."""
     small, large = total // 2, total - total // 2
     return (small, large) if more_behind else (large, small)
 
 
 def rounded_up(window: Window, sizes: Sequence[int]) -> Window:
-    """Return the window with the padding behind that its last, incomplete position needs.
+    """Extend the padding so that the last, incomplete window fits (`ceil_mode`).
 
-    A position that would begin behind the image and its padding in front does not count.
+    A window that would begin beyond the image and its front padding is dropped.
     """
     pads = []
     for size, extent, stride, (low, high) in zip(

@@ -1,4 +1,4 @@
-"""Every operator that is converted, by its name, and why some never are."""
+"""Table of the supported operators, and why others are not supported."""
 
 import difflib
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ OPERATORS: Family = MappingProxyType(
         **SHAPE,
     }
 )
-"""ATen operators, by name or by name and overload; those of `aliasing.py` are missing."""
+"""ATen operators by name, or by name and overload; in-place variants use the entry without `_`."""
 
 _RANDOM = "it draws random numbers, and equal requests should have equal answers"
 _COUNTED = "the shape of its result depends on the data, and XLA must know every shape before"
@@ -61,7 +61,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "_unique2": _COUNTED,
     }
 )
-"""Operators that will not be there, and why."""
+"""Operators that are unsupported by design, with the reason."""
 
 ATEN = "aten."
 _NEARBY = 5
@@ -70,7 +70,7 @@ _NEARBY = 5
 def find(target: str) -> Operation:
     """Return the operation of a target such as `aten.add.Tensor`.
 
-    Raises InvalidModel that names what is nearby.
+    Raises InvalidModel that suggests similar names if there is none.
     """
     if target.startswith(ATEN):
         overload = target.removeprefix(ATEN)

@@ -1,6 +1,6 @@
-"""Activation functions, and operators without effect outside training."""
+"""Activation functions, and operators that have no effect in inference."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable

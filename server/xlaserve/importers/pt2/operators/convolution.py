@@ -1,6 +1,6 @@
-"""Convolutions, forwards and transposed."""
+"""Convolutions, forward and transposed."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _transposed(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> jax.Array:
-    """Convolve with gaps between the elements, as the gradient of a convolution does."""
+    """Convolve the input with gaps between its elements, like the gradient of a convolution."""
     count = weight.ndim - 2
     is_one = input.ndim == count + 1
     x = input[None] if is_one else input
@@ -115,7 +115,7 @@ def _transposed(
 
 
 def _turned(weight: jax.Array, groups: int) -> jax.Array:
-    """Return the kernel [in,out/groups,...] as one [out,in/groups,...], mirrored."""
+    """Flip a kernel [in,out/groups,...] and return it as [out,in/groups,...]."""
     inputs, outputs, *kernel = weight.shape
     weight = jnp.flip(weight, tuple(range(2, weight.ndim)))
     weight = weight.reshape(groups, inputs // groups, outputs, *kernel)

@@ -1,6 +1,6 @@
 """Elementwise operators."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _MOST_INTEGER_POWER = 8
 
 
 def unary(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function that keeps the dtype."""
+    """Wrap a function as an operation that keeps the dtype."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(self)
@@ -35,7 +35,7 @@ def unary(function: Callable[[jax.Array], jax.Array]) -> Operation:
 
 
 def real(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function that makes floats of integers."""
+    """Wrap a function as an operation that converts integers to floats."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(fractional(self)[0])
@@ -44,7 +44,7 @@ def real(function: Callable[[jax.Array], jax.Array]) -> Operation:
 
 
 def binary(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function of two operands of one dtype."""
+    """Wrap a function of two arrays as an operation that promotes both to one dtype."""
 
     def compute(self: Operand, other: Operand) -> jax.Array:
         return function(*promoted(self, other))
@@ -53,7 +53,7 @@ def binary(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Operation:
 
 
 def _integral(function: Callable[[jax.Array], jax.Array]) -> Operation:
-    """Return the operation of a function that integers do not need."""
+    """Wrap a rounding function as an operation that leaves integers unchanged."""
 
     def compute(self: jax.Array) -> jax.Array:
         return function(self) if is_floating(self.dtype) else self
@@ -139,7 +139,7 @@ def _masked_fill(self: jax.Array, mask: jax.Array, value: Operand) -> jax.Array:
 
 
 def clamp(self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
-    """Limit each element; NaN stays NaN."""
+    """Limit each element to a range; NaN stays NaN."""
     bounds = [bound for bound in (min, max) if bound is not None]
     dtype = common_dtype(self, *bounds)
     x = as_array(self, dtype)

@@ -1,6 +1,6 @@
-"""Parts of tensors by place, and tensors with other parts in their places."""
+"""Operators that read or replace parts of tensors by index."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from xlaserve.importers.pt2.values import Number, as_array, axis_of, is_open
 
 _ENDLESS = 2**63 - 1
 _READ = "fill"
-"""Mode of a gather outside of the tensor: NaN or the lowest integer, where PyTorch has an error."""
+"""Gather mode in which out-of-bounds reads give NaN or the lowest integer; PyTorch raises an error.
+"""
 
 
 def _bound(place: int | None, extent: int, default: int) -> int:
@@ -70,7 +71,7 @@ def _place(index: int, extent: int) -> int:
 def where_of(
     shape: Sequence[int], dim: int, start: int | None, end: int | None, step: int
 ) -> tuple[Any, ...]:
-    """Return the index of a slice along one dimension, for the `at` of an array."""
+    """Return the index of a slice along one dimension, for use with `array.at`."""
     axis = axis_of(dim, len(shape))
     first, last = bounds(shape, axis, start, end)
     return (*[slice(None)] * axis, slice(first, last, step))
@@ -146,7 +147,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    # The other three are of the backward pass.
+    # The other arguments affect only the backward pass.
     return jnp.take(weight, indices, axis=0, mode=_READ)
 
 
@@ -166,7 +167,7 @@ def _scatter_add(self: jax.Array, dim: int, index: jax.Array, src: jax.Array) ->
 
 
 def _places(index: jax.Array, axis: int) -> tuple[jax.Array, ...]:
-    """Return indices of all dimensions, given one dimension's."""
+    """Return indices for all dimensions, with `index` along `axis`."""
     return tuple(
         index if other == axis else jax.lax.broadcasted_iota(index.dtype, index.shape, other)
         for other in range(index.ndim)

@@ -1,6 +1,6 @@
-"""Products of matrices, and attention."""
+"""Matrix products and attention."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -17,7 +17,7 @@ from xlaserve.importers.pt2.values import NOT_COMPUTED, NotComputed, Number, ali
 
 
 def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
-    """Multiply vectors or matrices, with any dimensions before them, which are broadcast."""
+    """Multiply vectors or matrices; further dimensions are broadcast."""
     if min(self.ndim, other.ndim) > 1 and other.ndim not in (2, self.ndim):
         self, other = aligned(self, other)
     return jnp.matmul(self, other)
@@ -71,7 +71,7 @@ def _addmv(
 def _einsum(
     equation: str, tensors: Sequence[jax.Array], path: Sequence[int] | None = None
 ) -> jax.Array:
-    # The order of the products, `path`, changes how it is computed, and nothing else.
+    # `path` is the order of the products, which does not change the result.
     return jnp.einsum(equation, *tensors)
 
 
@@ -79,7 +79,7 @@ def _outer(self: jax.Array, vec2: jax.Array) -> jax.Array:
     return self[:, None] * vec2[None, :]
 
 
-# --- attention ---------------------------------------------------------------------------------
+# --- Attention ---------------------------------------------------------------------------------
 
 
 def _attention(
@@ -108,7 +108,7 @@ def _attention(
         scores = _masked(scores, columns <= rows)
     weights = jax.nn.softmax(scores, axis=-1)
     if attn_mask is not None and attn_mask.dtype == np.bool_:
-        # A row that sees nothing is 0, as PyTorch has it, and not NaN.
+        # A fully masked row gives zeros, as in PyTorch, not NaN.
         weights = jnp.where(jnp.isnan(weights), jnp.zeros_like(weights), weights)
     return matmul(weights, value)
 
@@ -129,7 +129,7 @@ def _flash_attention_on_cpu(
     attn_mask: jax.Array | None = None,
     scale: float | None = None,
 ) -> tuple[jax.Array, NotComputed]:
-    # The second result is of the backward pass alone.
+    # Only a backward pass uses the second result.
     return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale), NOT_COMPUTED
 
 

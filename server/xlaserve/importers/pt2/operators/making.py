@@ -1,6 +1,6 @@
-"""Tensors made from shapes and numbers."""
+"""Operators that create tensors from shapes and numbers."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math

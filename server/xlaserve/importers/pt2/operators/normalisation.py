@@ -1,6 +1,6 @@
-"""Normalisation by statistics, stored or of the data."""
+"""Normalisation by stored or computed statistics."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -33,7 +33,7 @@ def _by_channel(
     variance: jax.Array,
     eps: float,
 ) -> jax.Array:
-    """Normalise by statistics of each channel, whose four vectors make one scale and one shift."""
+    """Normalise each channel; the four vectors are folded into one scale and one shift."""
     wide = _wide(x.dtype)
     scale = jax.lax.rsqrt(variance.astype(wide) + as_array(eps, wide))
     if weight is not None:
@@ -70,7 +70,7 @@ def _batch_norm_of_inference(
     momentum: float,
     eps: float,
 ) -> tuple[jax.Array, NotComputed, NotComputed]:
-    # The others are what training would save.
+    # Only training uses the other results.
     return (
         _by_channel(input, weight, bias, running_mean, running_var, eps),
         NOT_COMPUTED,
@@ -81,7 +81,7 @@ def _batch_norm_of_inference(
 def _normalised(
     x: jax.Array, axes: tuple[int, ...], eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalise over these axes; return the result, means and reciprocal deviations."""
+    """Normalise over axes; return the result, the mean and the reciprocal standard deviation."""
     wide = x.astype(_wide(x.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
     centred = wide - mean
@@ -103,7 +103,7 @@ def _native_layer_norm(
         if values is not None:
             wide = aligned(found, values.astype(found.dtype))[1]
             found = found * wide if is_scale else found + wide
-    # PyTorch has the statistics in the datatype of the input on CPUs, and in FP32 on GPUs.
+    # PyTorch returns the statistics in the input's dtype on CPUs, in FP32 on GPUs.
     return found.astype(input.dtype), mean.astype(input.dtype), inverse.astype(input.dtype)
 
 

@@ -1,6 +1,6 @@
-"""Pooling: the maximum or the mean of windows."""
+"""Pooling operators."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def _windows(
     dilation: tuple[int, ...],
     ceil_mode: bool,
 ) -> list[tuple[int, int]]:
-    """Return front and back padding per dimension, `ceil_mode` included."""
+    """Return the padding before and after each dimension, including that for `ceil_mode`."""
     found = []
     for size, step, pad, gap, extent in zip(
         sizes, steps, pads, dilation, x.shape[-count:], strict=True
@@ -47,7 +47,7 @@ def _windows(
             if is_open(extent):
                 raise InvalidModel("ceil_mode over an open dimension: give it a size with --dim")
             places = -(-(extent + 2 * pad - reach) // step) + 1
-            # The last window has to begin within the tensor or the padding in front of it.
+            # The last window must begin within the tensor or the padding before it.
             places -= (places - 1) * step >= extent + pad
             extra = max(0, (places - 1) * step + reach - extent - 2 * pad)
         found.append((pad, pad + extra))
@@ -113,7 +113,7 @@ def _max_pool_with_places(count: int) -> Operation:
         dilation: Sizes = 1,
         ceil_mode: bool = False,
     ) -> tuple[jax.Array, NotComputed]:
-        # The places are for the backward pass and for unpooling; what reads them is refused.
+        # Only backward passes and unpooling use the indices; `NOT_COMPUTED` rejects their readers.
         return pooled(self, kernel_size, stride, padding, dilation, ceil_mode), NOT_COMPUTED
 
     return compute
@@ -139,7 +139,7 @@ def _avg_pool(count: int) -> Operation:
             return total / as_array(divisor_override, total.dtype)
         counted = jnp.ones((1,) * (self.ndim - count) + self.shape[-count:], self.dtype)
         if count_include_pad:
-            # What `ceil_mode` adds behind the padding is counted never.
+            # Padding for `ceil_mode` never counts towards the mean.
             inside = [(0, 0)] * (self.ndim - count) + [(pad, pad) for pad in pads]
             counted = jnp.pad(counted, inside, constant_values=1)
             around = [(0, behind - pad) for pad, (_, behind) in zip(pads, around, strict=True)]
@@ -149,7 +149,7 @@ def _avg_pool(count: int) -> Operation:
 
 
 def _parts(extent: int, wanted: int) -> list[tuple[int, int]]:
-    """Return the windows of an adaptive pooling along one dimension."""
+    """Return the start and end of each window of an adaptive pooling along one dimension."""
     if wanted > _MOST_WINDOWS:
         raise InvalidModel(f"{wanted} windows of unequal sizes are more than {_MOST_WINDOWS}")
     return [(i * extent // wanted, -(-(i + 1) * extent // wanted)) for i in range(wanted)]
@@ -158,7 +158,7 @@ def _parts(extent: int, wanted: int) -> list[tuple[int, int]]:
 def _adaptive(
     x: jax.Array, sizes: Sizes, count: int, function: Callable[..., jax.Array]
 ) -> jax.Array:
-    """Reduce each dimension to a number of windows, whose sizes differ by one at most."""
+    """Reduce each dimension to the requested number of windows, whose sizes differ by at most 1."""
     for place, wanted in enumerate(spread(sizes, count)):
         axis = x.ndim - count + place
         extent = x.shape[axis]

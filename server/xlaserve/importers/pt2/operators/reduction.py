@@ -1,6 +1,6 @@
-"""Reductions, cumulative sums, and orders."""
+"""Reductions, cumulative sums, and sorting."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Dims = int | Sequence[int] | None
 
 
 def _summed(function: Callable[..., jax.Array]) -> Operation:
-    """Return a reduction that makes INT64 of integers."""
+    """Wrap a reduction as an operation that converts integers to INT64."""
 
     def compute(
         self: jax.Array, dim: Dims = None, keepdim: bool = False, dtype: Dtype | None = None
@@ -95,7 +95,7 @@ def _correction(unbiased: bool | None, correction: Number | None) -> Number:
 
 
 def _spread(result: Callable[[jax.Array, jax.Array], Any]) -> Operation:
-    """Return a result of the variance and the mean."""
+    """Wrap a function of variance and mean as an operation."""
 
     def compute(
         self: jax.Array,
@@ -125,7 +125,7 @@ def _cumulative(function: Callable[..., jax.Array]) -> Operation:
 def _sorted(
     self: jax.Array, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    # PyTorch promises no order of equal elements where it is not stable; this one always is.
+    # Always stable; PyTorch guarantees no order of equal elements otherwise.
     axis = axis_of(dim, self.ndim)
     order = jnp.argsort(self, axis, stable=True, descending=descending)
     return jnp.take_along_axis(self, order, axis), order.astype(np.int64)

@@ -1,6 +1,6 @@
-"""Images of another size: nearest, bilinear, bicubic."""
+"""Image resizing: nearest, bilinear, bicubic."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from xlaserve.importers.pt2.values import FLOAT, is_open
 from xlaserve.tensors import Tensor
 
 _CUBIC = -0.75
-"""The coefficient of PyTorch's bicubic kernel."""
+"""Coefficient of PyTorch's bicubic kernel."""
 
 
 _MOST_WEIGHTS = 2**26
-"""Most elements of the matrix that resizes one dimension."""
+"""Limit on the elements of the matrix that resizes one dimension."""
 
 
 def _sizes(
@@ -47,7 +47,7 @@ def _bounded(extents: Sequence[int], sizes: Sequence[int]) -> list[int]:
 
 
 def _scale(extent: int, wanted: int, factor: float | None, align_corners: bool) -> float:
-    """Return the step in the input for one step in the output."""
+    """Return the distance in the input between the sources of adjacent outputs."""
     if align_corners:
         return (extent - 1) / (wanted - 1) if wanted > 1 else 0.0
     return 1 / factor if factor else extent / wanted
@@ -74,7 +74,7 @@ def _nearest(count: int, *, is_exact: bool = False) -> Operation:
 
 
 def _with_factors(count: int, resize: Callable[..., jax.Array]) -> Operation:
-    """Return the operation of both overloads: sizes and one scale each, or a list of factors."""
+    """Wrap a resize function for both overloads: a scale per dimension, or a list of factors."""
 
     def compute(
         input: jax.Array | None = None,
@@ -135,7 +135,7 @@ def _sources(wanted: int, step: float, align_corners: bool) -> Tensor:
 
 
 def _linear_matrix(extent: int, wanted: int, step: float, align_corners: bool) -> Tensor:
-    """Return the weights [extent,wanted] of the two neighbours of each place."""
+    """Return the weights [extent,wanted] of the two inputs next to each output's source."""
     at = np.maximum(_sources(wanted, step, align_corners), 0)
     low = np.minimum(np.floor(at).astype(np.int64), extent - 1)
     part = at - low
@@ -147,7 +147,7 @@ def _linear_matrix(extent: int, wanted: int, step: float, align_corners: bool) -
 
 
 def _cubic_matrix(extent: int, wanted: int, step: float, align_corners: bool) -> Tensor:
-    """Return the weights [extent,wanted] of the four neighbours of each place."""
+    """Return the weights [extent,wanted] of the four inputs nearest to each output's source."""
     at = _sources(wanted, step, align_corners)
     low = np.floor(at).astype(np.int64)
     weights = np.zeros((extent, wanted))

@@ -1,6 +1,6 @@
-"""Shapes, dtypes and orders of dimensions; joining and splitting."""
+"""Operators on shapes, dtypes and dimension order; joining and splitting."""
 
-# Much of jax is typed, but not all that is called here.
+# Some of the JAX functions called here are untyped.
 # mypy: disallow-untyped-calls=False
 
 import math
@@ -130,7 +130,7 @@ def _repeat_interleave(
 
 
 def _cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
-    # PyTorch leaves out an empty vector among tensors of more dimensions.
+    # PyTorch ignores empty vectors among tensors with more dimensions.
     kept = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
     common = promoted(*(x.reshape(-1)[:0] for x in kept))[0].dtype
     arrays = [as_array(x, common) for x in kept]
@@ -240,7 +240,7 @@ def _pad(
     pairs = [(pad[place], pad[place + 1]) for place in range(0, len(pad), 2)]
     around = [(0, 0)] * (self.ndim - len(pairs)) + pairs[::-1]
     for axis, (before, after) in enumerate(around):
-        # A padding of less than nothing cuts.
+        # Negative padding crops.
         self = jax.lax.slice_in_dim(
             self, max(0, -before), self.shape[axis] - max(0, -after), axis=axis
         )
