@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 Subject = TypeVar("Subject")
 
 Row: TypeAlias = tuple[str, str, float]
-"""A suffix of the name, labels that follow those of the subject, and the value."""
+"""Name suffix, labels that follow the subject's labels, and value."""
 
 
 @dataclass(frozen=True, slots=True)
