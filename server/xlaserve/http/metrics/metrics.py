@@ -92,10 +92,10 @@ class Metrics:
         now_ns: Callable[[], int] = time.perf_counter_ns,
         others: Others = NOBODY,
     ) -> None:
-        """`of_code` are those that the code of models reports, `programs` those by their place.
+        """`of_code` has the metrics of model code, `programs` those of the compilation caches.
 
-        So many versions have series of their own, and so many models; the others share one.
-        `now_ns` is the clock of the stations.
+        At most `max_versions` versions, and as many models, have series of their own; the remaining
+        versions share one. `now_ns` is the clock of the stations.
         """
         self._now_ns = now_ns
         self._fetching = fetching

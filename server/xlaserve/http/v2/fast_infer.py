@@ -119,7 +119,7 @@ class FastInferCall(InferCall):
 
     @property
     def method(self) -> str:  # type: ignore[override]
-        """Return the request line, which few observers read."""
+        """Return the request line; computed on demand, because few observers read it."""
         return _OF_VERSION if self.version else _OF_MODEL
 
     def __init__(

@@ -28,7 +28,7 @@ def health_response(
 
 
 class HealthRoutes:
-    """Answers where HTTP is served, and where metrics are alone: a probe has no certificate."""
+    """The health handlers; the metrics port serves them too, for probes without a certificate."""
 
     def __init__(self, follower: RepositoryFollower, *, bodies: bool = True) -> None:
         """Without `bodies`, only the status tells the result, as in Triton."""

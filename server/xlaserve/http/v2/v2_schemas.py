@@ -1,4 +1,4 @@
-"""The JSON messages of the V2 protocol as types, for encoding and for the OpenAPI document."""
+"""The JSON messages of the V2 protocol, for encoding and for the OpenAPI document."""
 
 from typing import Annotated, Any
 
