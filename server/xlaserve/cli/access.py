@@ -49,7 +49,7 @@ def check(
     ] = None,
     model: Annotated[str, typer.Option(help="Only what may be done with this model.")] = "",
 ) -> None:
-    """Check a file of access rules, and show what a caller may do; exit with 1 for nothing."""
+    """Check an access rules file and show a caller's permissions; exit with 1 if there are none."""
     rules = read_rules(path)
     found = _chosen(rules, caller, token_file)
     rows = [

@@ -1,4 +1,4 @@
-"""The table of commands, and the group that imports a command only when it is run."""
+"""The table of commands, and the group that imports each on demand."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

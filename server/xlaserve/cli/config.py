@@ -32,7 +32,7 @@ def config() -> typer.Typer:
 
 
 def check(path: File) -> None:
-    """Exit with 0 where a server could start with the settings of a file and the environment."""
+    """Check that a server could start with the settings in a file and the environment."""
     _settings(path)
     typer.echo(f"{path}: {len(read_file(path))} settings")
 
@@ -42,7 +42,7 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Also those at their default.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the value of each setting, and whether the file or the environment gives it."""
+    """Show each setting's value and whether the file, the environment or a default provides it."""
     settings = _settings(path)
     given = {} if path is None else read_file(path)
     rows = [

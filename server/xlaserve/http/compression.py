@@ -21,7 +21,7 @@ class UnsupportedEncoding(Unsupported):
 
 
 def inflate(coding: str, body: Buffer, limit_bytes: int) -> memoryview:
-    """Decompress a body; raises InvalidBody, or TooLarge before it exceeds the limit."""
+    """Decompress a body; raises InvalidBody, or TooLarge before the output exceeds the limit."""
     with _refusing(coding, limit_bytes):
         return compression.inflate(coding, body, limit_bytes)
 

@@ -103,7 +103,7 @@ class EventCall(InferCall):
             self.outcome = error
             (self.refuse if self.has_ended else self.fail)(error)
             return
-        # `events`, or the gates of the parent call, report the end of this call later.
+        # The sender reports the end of this call: `events`, or the gates of the request.
         self.is_told_later = last and self.parent is None
         self._waiting.append(_Answer(response, last, size))
         self._waiting_bytes += size

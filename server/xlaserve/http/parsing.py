@@ -11,9 +11,9 @@ from xlaserve.runtime.loaded import ModelInfo
 from xlaserve.tensors import BYTES
 
 _COPIES = 3
-"""Maximum number of copies of a text during parsing, not counting the body and strings."""
+"""Maximum number of copies of a text that exist while a text without strings is parsed."""
 _COPIES_OF_STRINGS = 5
-"""Maximum number of copies of a text with strings: as str and as bytes."""
+"""The same for a text with strings, which also exist as str and as bytes."""
 _NUMBER_BYTES = 8
 _STRING_BYTES = 128
 """Overhead of the str and bytes objects of each string, including references."""

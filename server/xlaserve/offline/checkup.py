@@ -183,7 +183,7 @@ class Checkup:
 
 def unused_fields(config: ModelConfig) -> tuple[str, ...]:
     """Return the configuration fields that have no effect."""
-    kinds = ("platform (", "backend (")  # of ONNX models, which are converted
+    kinds = ("platform (", "backend (")  # for ONNX models, which are converted to JAX
     return tuple(name for name in config.without_effect if not name.startswith(kinds))
 
 

@@ -148,7 +148,7 @@ class _Home:
             try:
                 config = read_config(directory)
             except InvalidModel as error:
-                # The configuration file is still compared as a whole.
+                # The fields cannot be compared, but the hash of the whole file is.
                 notes[f"{directory}: {error}"] = None
             for path, value in config_paths(config).items():
                 found.add("configuration", path, value)

@@ -113,7 +113,7 @@ def _add_parameters(path: Path, roots: Roots, found: Contents) -> None:
         for entry, sha256 in weights.hashes(path.parent, path.name, roots):
             found.add("parameter", entry.name, describe(entry.dtype.name, entry.shape), sha256)
     except InvalidModel as error:
-        # The file is still compared as a whole.
+        # The parameters cannot be listed, but the hash of the whole file is still compared.
         found.notes.append(str(error))
 
 

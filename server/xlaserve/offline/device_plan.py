@@ -70,7 +70,7 @@ class DevicePlan:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why a directory is not a valid model, by its name."""
     ensembles: tuple[str, ...] = ()
-    """Ensembles: composed of other models, nothing to compile."""
+    """Names of ensembles, which have nothing to compile."""
     loads: tuple[PlannedLoad, ...] = ()
     resident: tuple[str, ...] = ()
     """Models loaded at the end, in the order of their eviction."""

@@ -52,7 +52,7 @@ def changes(
 
 
 def number(value: object) -> int:
-    """Return an integer from proto-JSON, which writes 64-bit integers as strings."""
+    """Return an integer from proto-JSON, possibly written as a string; 0 if it is missing."""
     return int(value) if isinstance(value, int | str) and str(value).isdecimal() else 0
 
 

@@ -149,7 +149,7 @@ def _run(settings: Settings, *, in_terminal: bool, opens_page: bool) -> None:
             display = page.PageOpener(display, is_tls=page.is_tls(settings))
         left = uvloop.run(run(settings, display, systemd))
     if left:
-        # Otherwise the interpreter would wait for hung threads, or crash them at shutdown.
+        # The interpreter would wait for threads that never end, or shut down while they run.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()

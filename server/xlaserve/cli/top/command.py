@@ -84,7 +84,7 @@ class _Looks:
         self._before, self._looked = await self.client.statistics(), _now()
 
     async def again(self) -> None:
-        """Poll again, and update the view with the rates since then; raises like `begin`."""
+        """Poll again, and update the view with the rates in between; raises like `begin`."""
         after, now = await self.client.statistics(), _now()
         rows = list(rates(self._before, after, now - self._looked))
         self._before, self._looked = after, now

@@ -35,10 +35,10 @@ class Origins:
 
     @classmethod
     def of(cls, settings: Settings) -> "Origins":
-        """Return what the settings say; raises InvalidSettings for what is no name, or no origin.
+        """Create the rules from the settings; raises InvalidSettings for an invalid name or origin.
 
-        A server that others than this machine reach is known by the name of the machine too, and
-        one of SageMaker by whatever the platform calls it.
+        The names include this machine's host name. On SageMaker, every host is accepted unless
+        `allowed_host` is set.
         """
         hosts = [*settings.allowed_host, settings.host, socket.gethostname()]
         if settings.sagemaker and not settings.allowed_host:

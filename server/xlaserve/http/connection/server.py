@@ -225,8 +225,8 @@ class HttpServer:
                 await self._stream(request, call, answer)
                 return None
             if match.route.prepare is None:
-                # Only here: the fast path does not write this header, and caches do not store POST
-                # answers.
+                # Not for routes with a fast path: those are POST routes, whose answers caches do
+                # not store by default, and the fast path does not write the header.
                 answer = _not_kept(answer)
             return await self._begun(call, request, answer)
 
@@ -260,7 +260,10 @@ class HttpServer:
         )
 
     def _exchange(self, request: Request, headers: Headers) -> Exchange:
-        """Return the other protocol's request; raises WrongHost or an error of the origin."""
+        """Return the other protocol's request after checking its host and origin.
+
+        Raises WrongHost, WrongOrigin or CrossSiteRequest.
+        """
         connection = request.connection
         peer = self._gates.client_of(connection.peer, headers)
         origin = self._origins.check(headers, peer)

@@ -85,7 +85,7 @@ class EventRoutes:
         sees = models_told(self._permits, request.call)
         is_limited = sees is not everything
         seen = visible(kept.events, sees, cut(request.call.owner, MAX_NAME))
-        # Real numbers would reveal how many events are hidden from the caller.
+        # The actual counts would reveal how many events are hidden from the caller.
         dropped = 0 if is_limited else kept.dropped
         found = chosen(
             [event for event in seen if event.number > after],

@@ -91,7 +91,7 @@ class Interval(msgspec.Struct):
 
 
 class HourOfServer(msgspec.Struct):
-    """The last hour."""
+    """The server's activity in the last hour."""
 
     now_seconds: Annotated[float, msgspec.Meta(description="Since the start of the server.")]
     bounds_ns: Buckets
@@ -235,8 +235,8 @@ def quantile(
 ) -> float | None:
     """Return the estimated value at a quantile (`share`), or None if there are no samples.
 
-    In the unit of the bucket bounds, by default nanoseconds of request durations, and interpolated
-    linearly within a bucket, as the status page does.
+    The result has the unit of the bucket bounds, by default nanoseconds of request durations. It is
+    interpolated linearly within a bucket, as on the status page.
     """
     left = share * sum(buckets)
     if not left:

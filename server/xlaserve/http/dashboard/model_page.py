@@ -38,7 +38,7 @@ class Permissions(msgspec.Struct):
 
 
 class VersionOfPage(msgspec.Struct):
-    """One version of the model."""
+    """One version of a model, as on the model's page."""
 
     version: str
     state: str
@@ -61,7 +61,7 @@ class VersionOfPage(msgspec.Struct):
 
 
 class ModelOfPage(msgspec.Struct):
-    """One model."""
+    """One model with its versions, as on its page."""
 
     name: str
     may: Permissions

@@ -1,4 +1,4 @@
-"""The server status as JSON, written in steps between which requests are served."""
+"""The server status as JSON, serialized in steps so that requests are served in between."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ _NO_ROWS = b"[]}"
 
 
 class Server(msgspec.Struct):
-    """The server."""
+    """The server-wide part of the status."""
 
     name: str
     version: str
@@ -57,7 +57,7 @@ class Server(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """Memory for models."""
+    """Memory available to models, and its use."""
 
     used_bytes: int
     total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
@@ -114,7 +114,7 @@ class Status(msgspec.Struct):
 
 
 class _Written(NamedTuple):
-    """A serialized status for one client."""
+    """A serialized status, as sent to a client."""
 
     reading: Reading
     manages: Sees

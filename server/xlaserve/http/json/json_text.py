@@ -76,8 +76,9 @@ def check_members(text: Buffer) -> None:
 def check_elements(text: Buffer) -> None:
     """Raise InvalidBody if there are more than MOST_ELEMENTS elements or MOST_ARRAYS arrays.
 
-    For text whose parser creates an object per element and holds the GIL meanwhile. Exact for valid
-    JSON; commas and brackets are counted first, since most texts have too few even in strings.
+    For text that a parser turns into an object per element while it holds the GIL. The counts are
+    exact for valid JSON. As a shortcut, commas and brackets are first counted including those in
+    strings: most texts have few enough even so.
     """
     if _may_have_too_many(text):
         _check_counts(_unquoted(bytes(text), _NO_ELEMENTS))
@@ -101,7 +102,7 @@ def _may_have_too_many(text: Buffer) -> bool:
 
 
 def _check_counts(plain: npt.NDArray[np.uint8]) -> None:
-    """Check the counts in text without strings; it may be reduced to the relevant bytes."""
+    """Check the number of elements and arrays in JSON whose strings were removed."""
     elements = int(np.count_nonzero(plain == _COMMA)) + 1
     arrays = int(np.count_nonzero(plain == _BRACKET))
     for most, what, found in (

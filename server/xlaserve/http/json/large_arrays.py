@@ -10,9 +10,9 @@ array is cut out of a string, the marker ends that string, and the document beco
 array counts only if its marker is the value that the reader finds. The array itself is checked as
 follows:
 
-1. its brackets and commas alone are nested regularly; 2. the byte after each `[` and before each
-`]` belongs to a number or is another such bracket; 3. with its brackets replaced by blanks, it is a
-list of as many numbers as (1) implies.
+1. its brackets and commas alone are nested regularly;
+2. the byte after each `[` and before each `]` belongs to a number or is another such bracket;
+3. with its brackets replaced by blanks, it is a list of as many numbers as (1) implies.
 
 For a flat list, (3) is sufficient. Otherwise, by (3), there is exactly one number between
 consecutive commas, and by (2) each innermost list begins and ends with a number. Each innermost

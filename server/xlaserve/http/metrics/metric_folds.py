@@ -134,7 +134,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "process_max_fds": Fold.EACH,
     }
 )
-"""The rule for each of the server's families."""
+"""The merging rule of each metric family of the server."""
 
 OF_CODE: Mapping[str, Fold] = MappingProxyType(
     {"counter": Fold.SUM, "histogram": Fold.SUM, "gauge": Fold.EACH}
@@ -148,7 +148,7 @@ _COMBINE: Mapping[Fold, Callable[[float, float], float]] = MappingProxyType(
 
 @dataclass(slots=True)
 class _Folded:
-    """One family merged so far."""
+    """One family with the rows merged so far."""
 
     head: list[str]
     rule: Fold

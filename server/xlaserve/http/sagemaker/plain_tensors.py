@@ -1,4 +1,4 @@
-"""Bare tensors as bodies: JSON, JSON lines, CSV, .npy files and images."""
+"""Plain tensors as request and response bodies: JSON, JSON lines, CSV, .npy and images."""
 
 import codecs
 import csv

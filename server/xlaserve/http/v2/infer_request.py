@@ -161,7 +161,7 @@ def read_infer_request(
     try:
         message = _decode(text)
     except InvalidBody:
-        # If the cause is a NaN in a tensor, decoding it as a string yields an error with its name.
+        # A NaN in a tensor may be the cause: quote it, so that the reader's error names the tensor.
         finite = quote_not_finite(bytes(text))
         if finite is not None:
             reader.read(_decode(finite))

@@ -45,7 +45,7 @@ class LogSettings(msgspec.Struct):
 
 
 class RuntimeSettingsRoutes:
-    """The handlers of both extensions."""
+    """The handlers of the trace and logging extensions."""
 
     def __init__(
         self,

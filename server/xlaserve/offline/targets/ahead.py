@@ -81,7 +81,7 @@ class Ahead:
             version.signature,
             version.config,
             Prover(copies[0].site, Compilation()),
-            # It records the dimensions to be tried, and reports no difference.
+            # The prover's stand-in: collects the dimensions to try, and reports no difference.
             tried.append,
         )
         executables = Executables(lease, parameters.packing, compilation)
