@@ -96,7 +96,7 @@ def page_routes(
     """Return the routes of the pages; the description covers the other `routes` and these.
 
     `permits` determines what a page offers to a client. gRPC examples use the setting
-    `grpc_endpoint`. `platform` is what decides which models are loaded.
+    `grpc_endpoint`. `platform` names the system that controls loading.
     """
     status = StatusRoutes(board, description, others, permits, platform)
     rows = [
